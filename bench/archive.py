@@ -28,17 +28,17 @@ from bench.measure import scratch
 from bench.messages import EVENTS, TOPIC, fill
 from bench.rates import Rate, against, contest
 from tests.servers import kafka
+from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.home import Home, create_home, open_home
-from tidelog.model.archive import Archive, Making
-from tidelog.pipeline.archive import create_archive, open_pipeline
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.spark import SparkWorkers, open_spark
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import Settings
+from tidelog.spark.workers import SparkWorkers, open_spark
 
 MAKINGS = {
-    "verbatim": Making(),
-    "dated": Making(parser="json:timestamp"),
-    "transformed": Making(transform="bench.transforms:kept"),
+    "verbatim": ArchiveFormat(),
+    "dated": ArchiveFormat(parser="json:timestamp"),
+    "transformed": ArchiveFormat(transform="bench.transforms:kept"),
 }
 COLD_ROUNDS = 2
 PARTITIONS = (1, 100, 1_000)
@@ -74,9 +74,9 @@ class Ours:
     def run(self, source: str, shape: str) -> float:
         """Events a second of one archive, from the driver's start to its last commit."""
         archive = new_archive(self._home, source, MAKINGS[shape])
-        pipeline = open_pipeline(self._home, archive, self._workers)
+        pipeline = open_pipeline(self._home.context, archive, self._workers)
         began = time.perf_counter()
-        events = Driver(self._home.log, pipeline, Driving()).run()
+        events = Driver(self._home.context, pipeline, DriverOptions()).run()
         seconds = time.perf_counter() - began
         if events != EVENTS:
             raise RuntimeError(f"{events} events were archived, not {EVENTS}")
@@ -87,7 +87,7 @@ class Ours:
         """Seconds of single cycles over a topic with so many partitions."""
         topic = Cycles(self._home, kind, servers, partitions)
         archive = new_archive(self._home, topic.source, MAKINGS["verbatim"])
-        return topic.run(open_pipeline(self._home, archive, self._workers))
+        return topic.run(open_pipeline(self._home.context, archive, self._workers))
 
     def close(self) -> None:
         self._home.close()
@@ -113,13 +113,13 @@ class Peer:
         self._spark.stop()
 
 
-def new_archive(home: Home, source: str, making: Making) -> Archive:
+def new_archive(home: Home, source: str, making: ArchiveFormat) -> Archive:
     name = uuid.uuid4().hex
     return create_archive(
-        home,
+        home.context,
         Archive(
             name=name,
-            incarnation=home.log.ids.new(),
+            incarnation=home.context.ids.new(),
             source=source,
             kind="partition" if making.parser else "backup",
             store=home.store.url,

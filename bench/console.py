@@ -22,10 +22,10 @@ from bench.rates import Rate
 from bench.serve import SERVE, process
 from tidelog.catalog.base import Put
 from tidelog.home import Home, create_home
-from tidelog.log.lease import Lease
+from tidelog.log.consumer.leases import Lease
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import encode_row
+from tidelog.model.partition_rows import encode_row
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 
@@ -126,13 +126,13 @@ def table(numbers: np.ndarray) -> pa.Table:
 
 def consume(home: Home, topic: Topic, name: str) -> None:
     """A consumer that has left, its cursors at the start."""
-    log = home.log
+    context = home.context
     row = layout.consumer_row(topic.incarnation, name)
-    home.catalog.write(layout.REGISTRY, Put(row, name.encode()), write_id=log.ids.new())
+    home.catalog.write(layout.REGISTRY, Put(row, name.encode()), write_id=context.ids.new())
     for partition in range(topic.partitions):
         where = layout.lease_partition(topic.incarnation, name, partition)
         lease = encode_row(Lease("", 1, 0))
-        home.catalog.write(where, Put("lease", lease), write_id=log.ids.new())
+        home.catalog.write(where, Put("lease", lease), write_id=context.ids.new())
 
 
 def warm_up(client: httpx.Client) -> None:

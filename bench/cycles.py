@@ -10,8 +10,8 @@ from tidelog import Event
 from tidelog.home import Home
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import CycleReport
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.policy import FilePolicy
 
 _CYCLES = 5
 _BUSY = 3  # partitions that get an event before each cycle
@@ -39,8 +39,10 @@ class Cycles:
     def run(self, pipeline: Pipeline) -> list[float]:
         """Seconds of each cycle; the first, which takes the partitions over, is not counted."""
         self._feed()
-        how = Driving(follow=True, policy=Policy(max_bytes=1), stop=self._stop, on_cycle=self._note)
-        Driver(self._home.log, pipeline, how).run()
+        how = DriverOptions(
+            follow=True, policy=FilePolicy(max_bytes=1), stop=self._stop, on_cycle=self._note
+        )
+        Driver(self._home.context, pipeline, how).run()
         return self._seconds[1:]
 
     def _note(self, report: CycleReport) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.measure import Result, beside, measure, scratch
-from tests.opening import a_catalog, a_store
 from tests.servers import cassandra, dynamodb, s3
+from tests.support.homes import a_catalog, a_store
 from tidelog.catalog.base import Catalog, Put
 from tidelog.clock import RandomIds
 from tidelog.store.base import Store

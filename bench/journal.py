@@ -92,7 +92,7 @@ def put(home: Home, scale: float) -> float:
 
 def press(home: Home) -> float:
     """1,000 events that came in 100 flushes."""
-    name = f"press-{home.log.ids.new()[:8]}"
+    name = f"press-{home.context.ids.new()[:8]}"
     home.create_topic(name)
     for first in range(0, 1_000, 10):
         ids = range(first, first + 10)

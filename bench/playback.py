@@ -21,14 +21,14 @@ import pyarrow as pa
 from bench.measure import scratch
 from bench.rates import Rate, against, show_rates
 from tidelog import Home
+from tidelog.connectors.playback_sinks import NullSink
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.event import to_iso
-from tidelog.model.run import Run, decode_row
-from tidelog.playback.asked import Asked, pin_asked
-from tidelog.playback.outlets import NullOutlet
-from tidelog.playback.run import Playback, run_playback
-from tidelog.playback.windows import READERS
+from tidelog.model.partition_rows import Run, decode_row
+from tidelog.playback.merge import READERS
+from tidelog.playback.play import Playback, run_playback
+from tidelog.playback.request import PlaybackRequest, pin_asked
 from tidelog.settings import load_settings
 
 EVENTS = 10_000_000
@@ -148,9 +148,9 @@ def throughput(where: str) -> Rate:
 def play(home: Home, start_ms: int, end_ms: int) -> tuple[float, int]:
     began = time.perf_counter()
     with ThreadPoolExecutor(READERS) as pool:
-        asked = Asked("t", "null:", to_iso(start_ms), to_iso(end_ms))
-        topic, pin = pin_asked(home.log, asked, pool)
-        played = run_playback(Playback(home.log, topic, pin, pool), NullOutlet())
+        asked = PlaybackRequest("t", "null:", to_iso(start_ms), to_iso(end_ms))
+        topic, pin = pin_asked(home.context, asked, pool)
+        played = run_playback(Playback(home.context, topic, pin, pool), NullSink())
     return time.perf_counter() - began, played.events
 
 

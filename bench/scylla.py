@@ -28,19 +28,17 @@ from cassandra.query import BatchStatement, BatchType
 from bench.rates import Rate, against, contest
 from tests.servers import cassandra
 from tests.servers.scylla_play import Play, Row
+from tidelog.connectors.scylla.session import close_sessions
+from tidelog.connectors.scylla.streams import ChangePosition, group_of, queries_of
+from tidelog.connectors.sink import RangeWriter, Written
+from tidelog.connectors.sources import SourceRange, open_source
 from tidelog.home import World, create_home
 from tidelog.model.pipeline import Manifest
-from tidelog.pipeline.base import Task
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.base import LocalWorkers, Task
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import create_pipeline, open_named
-from tidelog.pipeline.spark import SparkWorkers, open_spark
-from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
-from tidelog.sinks.base import RangeWriter, Written
-from tidelog.sources import Range, open_source
-from tidelog.sources.scylla_position import Place
-from tidelog.sources.scylla_session import close_sessions
-from tidelog.sources.scylla_streams import group_of, queries_of
+from tidelog.spark.workers import SparkWorkers, open_spark
 
 CHANGES = 200_000
 STREAMS = 64
@@ -129,14 +127,14 @@ def _reading(play: Play, start_ms: int) -> list[Rate]:
                 chunk.batch.num_rows
                 for start, limit in windows
                 for each in partitions
-                for chunk in source.read(Range(each, start, limit))
+                for chunk in source.read(SourceRange(each, start, limit))
             )
         )
 
     def spark() -> float:
         whole = (_text(start_ms, start_ms), _limit(start_ms, start_ms + SPAN_MS))
         tasks = [
-            Task(source.reader(Range(each, *whole)), Counting(), "")  # type: ignore[arg-type]
+            Task(source.reader(SourceRange(each, *whole)), Counting(), "")  # type: ignore[arg-type]
             for each in partitions
         ]
         return _timed(
@@ -204,8 +202,10 @@ def _pumped(play: Play, folder: Path) -> float:
         home.create_topic("changes", 4)
         began = time.perf_counter()
         url = play.url(groups=16)
-        named = create_pipeline(home, uuid.uuid4().hex, url, "topic:changes")
-        events = Driver(home.log, open_named(home, named, LocalWorkers()), Driving()).run()
+        named = create_pipeline(home.context, uuid.uuid4().hex, url, "topic:changes")
+        events = Driver(
+            home.context, open_named(home.context, named, LocalWorkers()), DriverOptions()
+        ).run()
         seconds = time.perf_counter() - began
     if events != 3:
         raise RuntimeError(f"{events} changes came of 3")
@@ -213,11 +213,11 @@ def _pumped(play: Play, folder: Path) -> float:
 
 
 def _text(generation_ms: int, time_ms: int) -> str:
-    return Place(generation_ms, time_ms).text
+    return ChangePosition(generation_ms, time_ms).text
 
 
 def _limit(generation_ms: int, time_ms: int) -> str:
-    return Place(generation_ms, time_ms).limit().text
+    return ChangePosition(generation_ms, time_ms).limit().text
 
 
 def _timed(read: Any) -> float:

@@ -12,9 +12,9 @@ from bench.log import VALUES
 from bench.measure import scratch
 from bench.rates import Rate, against, contest
 from tidelog.home import create_home
-from tidelog.pipeline.spark import open_spark
 from tidelog.settings import Settings
 from tidelog.spark import register
+from tidelog.spark.workers import open_spark
 
 EVENTS = 2_000_000
 PARTITIONS = 4
@@ -47,7 +47,7 @@ def run() -> list[Rate]:
                 "spark.read of the topic": lambda: timed(topic.load),
             }
         )
-        files, log = rates.values()
-        against(log, files, 1.0)
+        files, context = rates.values()
+        against(context, files, 1.0)
     spark.stop()
-    return [files, log]
+    return [files, context]

@@ -21,10 +21,10 @@ from mkdocs.structure.pages import Page
 
 import tidelog
 from tidelog.cli.main import cli
-from tidelog.log.consumer import Consumer
-from tidelog.log.producer import Producer
-from tidelog.model.kinds import OBJECTS, ROWS
-from tidelog.server.openapi import description
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.producer.producer import Producer
+from tidelog.model.schema import OBJECTS, ROWS
+from tidelog.server.api.openapi import description
 from tidelog.server.options import ServeOptions
 from tidelog.settings import Settings
 

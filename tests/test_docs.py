@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import run_here
+from tests.support.cli_run import run_here
 from tidelog.cli.main import cli
-from tidelog.model.kinds import OBJECTS, ROWS, Kind
+from tidelog.model.schema import OBJECTS, ROWS, Kind
 from tidelog.settings import Settings
 
 ROOT = Path(__file__).parent.parent

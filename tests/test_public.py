@@ -8,7 +8,7 @@ import pytest
 
 import tidelog
 from tidelog import errors
-from tidelog.cli.exit_codes import exit_code
+from tidelog.cli.output import exit_code
 
 
 def test_the_public_names_are_these() -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tidelog.cli.main import cli
-from tidelog.model.kinds import OBJECTS, ROWS
+from tidelog.model.schema import OBJECTS, ROWS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

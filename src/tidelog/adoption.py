@@ -18,36 +18,36 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tidelog.catalog.base import Catalog
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import decode_archive, is_outside
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.identity import (
     Identity,
+    Location,
     adopt_identity,
     lost_catalog,
     newest_half,
     read_catalog,
     read_store,
 )
-from tidelog.location import Location
-from tidelog.log.archives import decode_archive, is_outside
-from tidelog.log.base import Log
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
+from tidelog.model.home import HomeIdentity
+from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.playback import Pinned
-from tidelog.model.run import decode_row
-from tidelog.model.standing import Standing
-from tidelog.settings import load_settings
-from tidelog.store import Store
-from tidelog.store.meter import Meter
-from tidelog.substrates import (
+from tidelog.model.playback import PlaybackPin
+from tidelog.opening import (
     World,
+    context_of,
     location_of,
-    log_of,
     open_catalog_of,
     open_store_of,
     real_world,
 )
+from tidelog.settings import load_settings
+from tidelog.store import Store
+from tidelog.store.wrappers import Meter
 
 __all__ = ["Adoption", "adopt_home"]
 
@@ -91,8 +91,8 @@ def adopt_home(
         if moved:
             _check_gone(store, catalog, found, world.machine)
         old, new = adopt_identity(store, catalog, world.ids, found, moved=moved)
-        log = log_of(settings, world, store, catalog, Standing(new.id))
-        detached = tuple(_detached(log)) if new.id != old.id else ()
+        context = context_of(settings, world, store, catalog, HomeIdentity(new.id))
+        detached = tuple(_detached(context)) if new.id != old.id else ()
     finally:
         catalog.close()
     return Adoption(new.id, old.id, str(old.location), detached)
@@ -149,15 +149,15 @@ def _is_of(stored: bytes, home_id: str) -> bool:
         return True
 
 
-def _detached(log: Log) -> Iterator[str]:
+def _detached(context: Context) -> Iterator[str]:
     """What reaches outside, and belongs to another home than this one."""
-    own = log.standing
-    for topic in list_topics(log):
+    own = context.standing
+    for topic in list_topics(context):
         if topic.notify and not own.owns(topic.home):
             yield f"topic `{topic.name}`: does not notify {', '.join(topic.notify)}"
-    for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
-        archive = decode_archive(log, row)
-        if is_outside(log, archive):
+    for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+        archive = decode_archive(context, row)
+        if is_outside(context, archive):
             yield (
                 f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`: to go "
                 f"on here, run `tidelog archive create NAME --source {archive.source} --kind "
@@ -166,17 +166,17 @@ def _detached(log: Log) -> Iterator[str]:
         for table in archive.tables:
             if table != "delta":
                 yield f"archive `{archive.name}`: no longer changes table `{table}`"
-    for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if parse_address(named.sink).scheme != "topic":
             yield (
                 f"pipeline `{named.name}`: does not run, into `{named.sink}`: to run it here, run "
                 f"`tidelog pipeline delete {named.name}`, and make it again"
             )
-    for row in log.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
         name = row.row.partition("/")[2]
-        pin = log.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
+        pin = context.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
         if pin is not None:
-            pinned = decode_row(pin.value, Pinned, f"playback `{name}`")
+            pinned = decode_row(pin.value, PlaybackPin, f"playback `{name}`")
             if pinned.home and pinned.home != own.id:
                 yield f"playback `{name}`: is not resumed, to `{pinned.sink}`"

@@ -29,11 +29,24 @@ A store that has another id belongs to another home and is refused. One that has
 catalog has none has lost its catalog. A catalog that is ``ready`` while its store has no
 ``home.json`` is refused too: the store is the wrong one, or was emptied. Step 1 is
 ``home.create_home``'s; the others are here.
+
+Where the two halves of a home are, in words that tell a copy from the original.
+
+A folder and a SQLite file are named by their path without links and by their machine, since SQLite
+works on one machine only. A bucket and a table are named without what may differ between clients:
+options, and the hosts of a cluster. A folder beside a catalog on a server has no name: machines may
+mount it at different paths. Memory has none either.
+
+Not told apart: a disk image that runs on a second machine with the same machine id, and a CQL
+keyspace of the same name on another cluster. An archive outside has a second check, its ``_owner``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -47,17 +60,19 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
 )
-from tidelog.location import Location
 from tidelog.model import layout
-from tidelog.model.decoding import Persisted, decode_json, remedy
-from tidelog.model.sealed import open_json, seal_json
+from tidelog.model.address import parse_address
+from tidelog.model.decoding import Persisted, decode_json, open_json, remedy, seal_json
 from tidelog.store import Store
 
 __all__ = [
     "Identity",
+    "Location",
     "adopt_identity",
     "create_identity",
+    "locate",
     "lost_catalog",
+    "machine_id",
     "newest_half",
     "other_catalog",
     "read_catalog",
@@ -392,3 +407,41 @@ def other_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidErr
         f"store `{store.url}`: belongs to home `{found.id}`, and catalog `{catalog_url}` is not "
         "that home's: give its own catalog, or another store"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Names of a store's and a catalog's place; empty where there is nothing to tell apart."""
+
+    store: str = ""
+    catalog: str = ""
+
+    def __str__(self) -> str:
+        return " and ".join(filter(None, (self.store, self.catalog))) or "memory"
+
+
+def locate(store_url: str, catalog_url: str, machine: str) -> Location:
+    """The places of a home's halves, from their URLs."""
+    store, catalog = parse_address(store_url), parse_address(catalog_url)
+    if catalog.scheme == "memory":
+        return Location()
+    here = f" on machine {machine}" if machine else ""
+    if catalog.scheme == "sqlite":
+        catalog_place = f"sqlite:{os.path.realpath(catalog.path)}{here}"
+    elif catalog.scheme == "cql":
+        catalog_place = f"cql:{catalog.path}"
+    else:
+        catalog_place = f"{catalog.scheme}://{catalog.host}{catalog.path}"
+    if store.scheme != "file":
+        return Location(f"{store.scheme}://{store.host}{store.path}", catalog_place)
+    if catalog.scheme != "sqlite":
+        return Location("", catalog_place)
+    return Location(f"file:{os.path.realpath(store.path)}{here}", catalog_place)
+
+
+def machine_id() -> str:
+    """The id of this installation; empty where there is none, as in many containers."""
+    try:
+        return Path("/etc/machine-id").read_text().strip()[:64]
+    except (OSError, UnicodeDecodeError):
+        return ""

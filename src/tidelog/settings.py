@@ -18,11 +18,18 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.base import LogSettings
+from tidelog.model import limits
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.backoff import Backoff
 
-__all__ = ["DEFAULT_FOLDER", "FILE_NAME", "Settings", "config_string", "load_settings"]
+__all__ = [
+    "DEFAULT_FOLDER",
+    "FILE_NAME",
+    "LogSettings",
+    "Settings",
+    "config_string",
+    "load_settings",
+]
 
 DEFAULT_FOLDER = "tidelog-data"
 FILE_NAME = "tidelog.toml"
@@ -38,6 +45,33 @@ _SECRETS = (  # read by their backends, from the environment alone
     "KAFKA_SSL_KEY_PASSWORD",
     "KAFKA_SSL_KEY_PEM",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How the log behaves; plain values."""
+
+    linger_ms: int = 5  # how long a producer collects events before it flushes
+    segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
+    buffer_bytes: int = 64 << 20  # what a producer holds at most; a full one blocks
+    event_bytes_max: int = limits.EVENT_BYTES_MAX  # larger events are refused
+    lease_ttl_ms: int = 10_000  # a consumer that is silent this long loses its leases
+    max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < (0 if name == "linger_ms" else 1):
+                raise InvalidError(f"setting {name}: is {getattr(self, name)}: give more than that")
+        if self.segment_bytes > self.buffer_bytes:
+            raise InvalidError(
+                f"settings segment_bytes {self.segment_bytes} and buffer_bytes {self.buffer_bytes} "
+                "contradict each other: a buffer holds at least one segment"
+            )
+        if self.event_bytes_max > min(self.buffer_bytes, limits.EVENT_BYTES_CEILING):
+            raise InvalidError(
+                f"setting event_bytes_max: is {self.event_bytes_max}: at most buffer_bytes, "
+                f"and at most {limits.EVENT_BYTES_CEILING}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.person import Person
-from tests.server.serving import Served, serving
+from tests.support.serving import Served, serving
 from tidelog import Event, Home
-from tidelog.log.tokens import create_token
-from tidelog.model.archive import Archive, Making
+from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
+from tidelog.coordination.tokens import create_token
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import to_iso
-from tidelog.pipeline.archive import committed_files, create_archive, find_archive, open_pipeline
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 HOSTILE = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='x'</script>"
 HOUR_MS = 3_600_000
@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 def fill(home: Home) -> None:
     """Traffic of a few hours, a consumer on its way, an archive with dead letters, and a pump."""
     chance = random.Random(7)
-    now_ms = home.log.clock.now_ms()
+    now_ms = home.context.clock.now_ms()
     for name, partitions in (("orders", 4), ("clicks", 2), ("orders-again", 4), ("hostile", 1)):
         home.create_topic(name, partitions)
     times = sorted(now_ms - int(abs(chance.gauss(0, 1.2)) * 2 * HOUR_MS) for _ in range(4_000))
@@ -49,21 +49,21 @@ def fill(home: Home) -> None:
             consumer.commit()
     wanted = Archive(
         "daily",
-        home.log.ids.new(),
+        home.context.ids.new(),
         "topic:orders",
         "partition",
         home.store.url,
         "archives/daily",
         now_ms,
-        {1: Making(parser="iso8601:at")},
+        {1: ArchiveFormat(parser="iso8601:at")},
         dead_share_max=1.0,
     )
-    create_archive(home, wanted)
+    create_archive(home.context, wanted)
     home.append("orders", [Event(b'{"made": "2026-11-15T10:00:00Z"}') for _ in range(12)])
-    pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers())
-    Driver(home.log, pipeline, Driving()).run()
-    pump = open_pump(home, Pumping("topic:clicks", "t", "copying"), LocalWorkers())
-    Driver(home.log, pump, Driving()).run()
+    pipeline = open_pipeline(home.context, find_archive(home.context, "daily"), LocalWorkers())
+    Driver(home.context, pipeline, DriverOptions()).run()
+    pump = open_pump(home.context, PumpOptions("topic:clicks", "t", "copying"), LocalWorkers())
+    Driver(home.context, pump, DriverOptions()).run()
 
 
 def order(number: int, at_ms: int) -> Event:
@@ -189,7 +189,7 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     person.clicks("a.button", "Follow the tail")
     person.finds("#tail-says", "Waiting for events")
     for number in range(5):
-        served.home.append("orders", [order(90_000 + number, served.home.log.clock.now_ms())])
+        served.home.append("orders", [order(90_000 + number, served.home.context.clock.now_ms())])
         person.finds("#tail-rows tr", f'"order": {90_000 + number}')
     served.home.append("orders", [Event(HOSTILE.encode(), key=b"\xff\xfe"), Event(None)])
     person.finds("#tail-rows tr", HOSTILE)
@@ -243,8 +243,8 @@ def test_dead_letters_are_replayed(served: Served, person: Person) -> None:
     person.takes_a_picture("replayed")
     person.opens(f"{served.url}/console/archives/daily/dead")
     person.sees("There are none")
-    archive = find_archive(served.home, "daily")
-    assert sum(file.events for _, file in committed_files(served.home, archive)) == 4_011
+    archive = find_archive(served.home.context, "daily")
+    assert sum(file.events for _, file in committed_files(served.home.context, archive)) == 4_011
 
 
 def test_a_person_is_erased_and_the_proof_is_seen(served: Served, person: Person) -> None:
@@ -349,7 +349,7 @@ def test_the_first_token_is_made_and_used(person: Person, tmp_path: Path) -> Non
         cookies = {each["name"]: each for each in person.driver.get_cookies()}
         assert cookies["tidelog_console"]["httpOnly"]
         assert cookies["tidelog_console"]["sameSite"] == "Strict"
-        _, reads = create_token(served.home.log, ["read"], "only looks")
+        _, reads = create_token(served.home.context, ["read"], "only looks")
         person.clicks("button", "Log out")
         person.types('input[name="token"]', reads)
         person.clicks("main button", "Log in")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.opening import a_catalog
-from tests.pipeline.looking import a_home
+from tests.support.archive_look import a_home
+from tests.support.homes import a_catalog
 from tidelog import Event
-from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put
 from tidelog.catalog.deleted_rows import clear_deleted_rows
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.proof import prove_erased
+from tidelog.catalog.sqlite import catalog as sqlite_module
+from tidelog.erasure.proof import prove_erased
+from tidelog.maintenance.erase import carry_out
 
 SECRET = b"a value that was erased"
 
@@ -79,9 +79,9 @@ def test_value_of_an_update_is_in_no_file_after_a_clean_proof(tmp_path: Path) ->
         home.append("t", [Event(b"first", id="gone"), Event(b"other", id="stays")])
         home.update("t", "gone", SECRET)
         home.delete("t", ["gone"])
-        carry_out(home, home.topic("t"), 0)
+        carry_out(home.context, home.topic("t"), 0)
         assert files_with(tmp_path, SECRET) == []
-        assert prove_erased(home, home.topic("t"), ["gone"]).is_erased
+        assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
         assert files_with(tmp_path, SECRET) == []
 
 
@@ -97,11 +97,11 @@ def test_proof_is_not_clean_while_the_log_has_deleted_rows(
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM rows").fetchall()
         home.delete("t", ["gone"])
-        carry_out(home, home.topic("t"), 0)
-        (trace,) = prove_erased(home, home.topic("t"), ["gone"]).traces
+        carry_out(home.context, home.topic("t"), 0)
+        (trace,) = prove_erased(home.context, home.topic("t"), ["gone"]).traces
         assert (trace.object, trace.what) == (
             home.catalog.url,
             "its log holds rows that were deleted",
         )
         reader.close()
-        assert prove_erased(home, home.topic("t"), ["gone"]).is_erased
+        assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased

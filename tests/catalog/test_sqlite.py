@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.opening import a_catalog
-from tidelog.catalog import sqlite as sqlite_module
+from tests.support.homes import a_catalog
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.sqlite import catalog as sqlite_module
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 
 
@@ -107,7 +107,7 @@ def test_a_forked_child_works_on_its_own(url: str) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.opening import a_catalog
+from tests.support.homes import a_catalog
 from tidelog.catalog.base import Put
 catalog = a_catalog(sys.argv[1])
 number = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Run, run_here
+from tests.support.cli_run import Run, run_here
 from tidelog import Home
 from tidelog.home import create_home, open_home
 from tidelog.settings import load_settings

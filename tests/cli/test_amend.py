@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli.running import Run
-from tidelog.codec.id_lines import id_line, ids_of_lines
+from tests.support.cli_run import Run
+from tidelog.codec.event_json import id_line, ids_of_lines
 from tidelog.journal.audit import id_mark
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Done, Run, finish, start
 from tests.servers.base import free_port
 from tests.servers.s3 import S3
-from tidelog.sources.kafka import KafkaSource
+from tests.support.cli_run import Done, Run, finish, start
+from tidelog.connectors.kafka.source import KafkaSource
 
 MIB = 1 << 20
 CREATE = ["archive", "create", "a", "--source", "topic:t"]

@@ -7,12 +7,12 @@ import json
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run
+from tests.support.cli_run import Run
 from tidelog import Event
-from tidelog.log.trim import ToOffsets
+from tidelog.archive import generations
+from tidelog.archive.coverage import MissingRange
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import limits
-from tidelog.pipeline import generations
-from tidelog.pipeline.coverage import MissingRange
 
 NO_VALUE = ("--schema", "n INT", "--drop-value")
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run
-from tests.pipeline.looking import AT, AT_OR_WHEN, fill, value
-from tidelog.cli.archive import archive
-from tidelog.cli.archive_look import cat, dead, find, verify
-from tidelog.pipeline.archive import committed_files, find_archive
+from tests.support.archive_look import AT, AT_OR_WHEN, fill, value
+from tests.support.cli_run import Run
+from tidelog.archive.archive import committed_files, find_archive
+from tidelog.cli.commands.archive import archive
+from tidelog.cli.commands.archive_look import cat, dead, find, verify
 
 for command in (find, cat, verify, dead):
     archive.add_command(command)
 
 TIDELOG = """
-from tidelog.cli.archive import archive
-from tidelog.cli.archive_look import cat
+from tidelog.cli.commands.archive import archive
+from tidelog.cli.commands.archive_look import cat
 from tidelog.cli.main import main
 archive.add_command(cat)
 main()
@@ -84,7 +84,9 @@ def test_cat(run: Run, tmp_path: Path) -> None:
     assert sorted(row["offset"] for row in few) == [10, 11, 13, 16, 17, 19]
     assert len(run("archive", "cat", "daily", "--limit", "3").rows()) == 3
     with library.open() as home:
-        files = [file for _, file in committed_files(home, find_archive(home, "daily"))]
+        files = [
+            file for _, file in committed_files(home.context, find_archive(home.context, "daily"))
+        ]
         root = home.store.url.removeprefix("file://")
     for file in files:
         one = run("archive", "cat", "daily", file.target)

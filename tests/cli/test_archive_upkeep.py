@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run
-from tests.log.test_targets import answering
-from tests.pipeline.iceberg_rest import serving
+from tests.log.notify.test_targets import answering
+from tests.support.cli_run import Run
+from tests.support.iceberg_rest import serving
 from tidelog import Event
+from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.model import layout
+from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Aside
-from tidelog.model.run import encode_row
-from tidelog.pipeline.archive import find_archive
 
 DAY_S = 86_400
 NOW_S = int(time.time()) // DAY_S * DAY_S  # the beginning of today
@@ -115,11 +115,11 @@ def test_status_lists_ranges_that_were_set_aside(tidelog: Run) -> None:
     run(tidelog)
     assert tidelog("archive", "status", "daily", "--json").rows()[0]["aside"] == []
     with library.open() as home:
-        own = find_archive(home, "daily").pipeline()
+        own = find_archive(home.context, "daily").pipeline()
         gone = Aside("t/0", "5", "9", 4, ("archives/daily/_aside/x/a.parquet",), 1_794_700_800_000)
         change = Put(layout.aside_row("x"), encode_row(gone))
         where = layout.pipeline_partition(own, "t/0")
-        home.catalog.write(where, change, write_id=home.log.ids.new())
+        home.catalog.write(where, change, write_id=home.context.ids.new())
     rows = tidelog("archive", "status", "daily", "--json").rows()
     (shown,) = rows[0]["aside"]
     assert (shown["start"], shown["end"], shown["events"]) == ("5", "9", 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.running import Run
+from tests.support.cli_run import Run
 from tidelog.cli.main import cli
 
 BAD = os.fsdecode(b"x\xff")

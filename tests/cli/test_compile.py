@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.beating import beaten_between_takes
-from tests.cli.running import Run, finish, start
+from tests.support.cli_run import Run, finish, start
+from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.home import create_home
-from tidelog.journal.compile import Compiling
-from tidelog.journal.policy import Policy
-from tidelog.journal.tickets import Rate, Tickets
+from tidelog.journal.compile.compile import PartitionCompile
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.scribe import Rate, Tickets
 from tidelog.model.event import from_iso
 from tidelog.settings import Settings
 
@@ -106,7 +106,7 @@ def test_wrong_words_change_nothing(tidelog: Run, home: Home, words: list[str]) 
 def test_a_partition_that_another_process_compiles_is_told(tidelog: Run, home: Home) -> None:
     topic = home.topic("orders")
     partition = next(state.partition for state in home.partitions("orders") if state.events)
-    other = Compiling(home.log, topic, partition, Policy.everything())
+    other = PartitionCompile(home.context, topic, partition, CompilePolicy.everything())
     assert other.holding.try_take()
     with other.holding.beating(), beaten_between_takes():
         done = tidelog("--home", home.config, "compile", "orders", "--json")
@@ -153,7 +153,7 @@ def test_of_two_scribes_one_works_and_a_signal_ends_both_well(home: Home) -> Non
     # Nobody dies here: who stalls for less than the time to live must not be taken for dead.
     more: dict[str, Any] = {"env": {**os.environ, "TIDELOG_LEASE_TTL_MS": "60000"}, "bufsize": 0}
     scribes = [start(*words, "--min-events", "1", **more) for _ in range(2)]
-    tickets = Tickets(home.log, Rate(every_ms=1_000, discard_ms=5_000))
+    tickets = Tickets(home.context, Rate(every_ms=1_000, discard_ms=5_000))
     try:
         started = [json.loads(each.stdout.readline()) for each in scribes]
         until = time.monotonic() + 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.cli.running import Done, Run
+from tests.support.cli_run import Done, Run
 
 
 def test_advice_about_an_archive_of_the_original_can_be_followed(

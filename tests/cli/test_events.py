@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog import Event, InvalidError
+from tidelog.codec.event_batch import STORED_SCHEMA, events_of, one_batch, table_of, with_position
 from tidelog.codec.event_json import event_lines, event_of_line
-from tidelog.codec.events import STORED_SCHEMA, events_of, one_batch, table_of, with_position
 from tidelog.codec.fields import FieldPaths, FieldTaker, JsonLines
 from tidelog.model import limits
 

@@ -16,9 +16,9 @@ from tidelog.cli.interruption import Interruption
 from tidelog.cli.main import cli
 from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe
-from tidelog.log.consumer import Consumer
+from tidelog.log.consumer.consumer import Consumer
 from tidelog.pipeline.driver import Driver
-from tidelog.playback.run import Playback
+from tidelog.playback.play import Playback
 from tidelog.settings import load_settings
 
 Run = Callable[..., Result]

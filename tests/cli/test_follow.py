@@ -12,26 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import start
-from tests.cli.upping import SECONDS_MAX, archived, eventually, is_gone, tidelog
-from tests.pipeline.test_archive import an_archive
+from tests.archive.test_archive import an_archive
+from tests.support.cli_run import start
+from tests.support.up_run import SECONDS_MAX, archived, eventually, is_gone, tidelog
 from tidelog import Event, Home
-from tidelog.log.keepers import Part
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.ending import end_archive
-from tidelog.pipeline.follower import Follower
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.archive.archive import find_archive
+from tidelog.archive.delete import end_archive
+from tidelog.coordination.supervisors import SupervisedPart
+from tidelog.maintenance.follower import Follower
+from tidelog.pipeline.base import LocalWorkers
 
 
 @contextlib.contextmanager
-def following(home: Home) -> Iterator[dict[str, Part]]:
+def following(home: Home) -> Iterator[dict[str, SupervisedPart]]:
     """The newest report of each part."""
     stop, parts = threading.Event(), {}
 
-    def report(part: Part) -> None:
+    def report(part: SupervisedPart) -> None:
         parts[part.name] = part
 
-    follower = Follower(home, lambda: LocalWorkers(1), report, stop)
+    follower = Follower(home.context, lambda: LocalWorkers(1), report, stop)
     thread = threading.Thread(target=follower.run)
     thread.start()
     try:
@@ -49,7 +49,7 @@ def test_a_promoted_generation_is_gone_over_to(home: Home, place: Path) -> None:
         eventually("it follows", lambda: archived(home, "raw") == 2)
         tidelog(place, "archive", "backfill", "raw", "--no-spark", "--format", "jsonlines")
         tidelog(place, "archive", "promote", "raw")
-        assert find_archive(home, "raw").generation == 2
+        assert find_archive(home.context, "raw").generation == 2
         home.append("orders", [Event(b"three")])
         eventually("the new generation is followed", lambda: archived(home, "raw") == 3)
         eventually("and said so", lambda: parts["archive raw"].state == "running")
@@ -61,7 +61,10 @@ def test_a_deleted_pump_is_left(home: Home, place: Path) -> None:
     pumping = ("pump", "topic:orders", "--topic", "copy", "--name", "copier", "--no-spark")
     tidelog(place, *pumping)
     with following(home) as parts:
-        eventually("it runs", lambda: parts.get("pump copier", Part("", "", 0)).state == "running")
+        eventually(
+            "it runs",
+            lambda: parts.get("pump copier", SupervisedPart("", "", 0)).state == "running",
+        )
         home.append("orders", [Event(b"one")])
         eventually("it pumps", lambda: len(list(home.read("copy"))) == 1)
     tidelog(place, "pipeline", "delete", "copier", "--yes")
@@ -80,7 +83,7 @@ def test_ended_archive_is_left_and_not_followed_again(home: Home) -> None:
     home.append("orders", [Event(b"one"), Event(b"two")])
     with following(home) as parts:
         eventually("both follow", lambda: archived(home, "new") == archived(home, "old") == 2)
-        end_archive(home, "old")
+        end_archive(home.context, "old")
         eventually("it stops", lambda: parts["archive old"].state == "stopped")
         home.append("orders", [Event(b"three")])
         eventually("the other goes on", lambda: archived(home, "new") == 3)

@@ -9,8 +9,8 @@ import click
 import pytest
 
 import tidelog as library
-from tests.beating import beaten_between_looks
-from tests.cli.running import Run
+from tests.support.cli_run import Run
+from tests.support.heartbeats import beaten_between_looks
 from tidelog import Event
 from tidelog.cli.main import cli
 
@@ -72,11 +72,11 @@ def test_a_person_is_asked_before_a_topic_goes(tidelog: Run) -> None:
 def test_a_topic_whose_creation_was_cut_short_is_listed_and_can_go(tidelog: Run) -> None:
     from tidelog.catalog import Put
     from tidelog.model import layout
-    from tidelog.model.run import encode_row
+    from tidelog.model.partition_rows import encode_row
     from tidelog.model.topic import Topic
 
     with library.open() as home:
-        half = Topic("half", home.log.ids.new(), 2, created_ms=0)
+        half = Topic("half", home.context.ids.new(), 2, created_ms=0)
         home.catalog.write(
             layout.REGISTRY, Put(layout.topic_row("half"), encode_row(half)), write_id="w"
         )
@@ -255,7 +255,7 @@ def test_a_store_that_fails_midway_is_told_with_what_is_stored(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tidelog.errors import UnavailableError
-    from tidelog.log.append import Appender
+    from tidelog.log.producer.append import Appender
 
     monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 4)
     monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 4)
@@ -295,7 +295,7 @@ def test_max_moves_the_cursor_exactly_so_far(tidelog: Run) -> None:
 def test_a_new_consumer_begins_where_it_is_told(tidelog: Run) -> None:
     with library.open() as home:
         home.create_topic("t")
-        now_ms = home.log.clock.now_ms()
+        now_ms = home.context.clock.now_ms()
         times = [now_ms - 3_600_000, now_ms - 1_800_000, now_ms]
         home.append("t", [Event(b"%d" % n, timestamp=each) for n, each in enumerate(times)])
     iso = "2020-01-01T00:00:00Z"

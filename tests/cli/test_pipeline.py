@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import tidelog as library
-from tests.cli.running import Run
 from tests.cli.test_home import run
+from tests.support.cli_run import Run
 from tidelog import Event
 
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run, finish, start
+from tests.support.cli_run import Run, finish, start
 
 
 def fill() -> None:

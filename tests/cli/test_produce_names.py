@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Run
-from tidelog.log.producer import Producer
+from tests.support.cli_run import Run
+from tidelog.log.producer.producer import Producer
 from tidelog.model.topic import partition_for
 
 REFUSED = "are not those that were stored under this name"
@@ -48,7 +48,7 @@ def test_lines_that_a_crash_left_out_are_stored_for_the_same_input_only(
     """One partition is behind the other: nothing is stored there before all lines agree."""
     monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 12)
     monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 12)
-    monkeypatch.setattr("tidelog.cli.append._HELD_BYTES", 8)
+    monkeypatch.setattr("tidelog.cli.append_lines._HELD_BYTES", 8)
     tidelog("topic", "create", "t", "--partitions", "2")
     lines = b"".join(b"%d\n" % n for n in range(20, 40))
     assert tidelog("produce", "t", "--name", "n", stdin=lines[:12]).code == 0  # 20 to 23
@@ -116,12 +116,12 @@ def test_blank_lines_and_a_fixed_line_go_on_under_a_name(tidelog: Run) -> None:
 
 
 def test_held_events_keep_all_their_fields(tidelog: Run) -> None:
-    from tidelog.cli.append import _Held, _Line
+    from tidelog.cli.append_lines import _PendingLine, _WaitingLines
     from tidelog.model.event import Event
 
-    held = _Held()
+    held = _WaitingLines()
     event = Event(None, b"\xff", "id", 5, "type", (("h", None), ("h", b"\0")))
-    lines = [_Line(1, event, b"m"), _Line(3, Event(b""), b"n")]
+    lines = [_PendingLine(1, event, b"m"), _PendingLine(3, Event(b""), b"n")]
     for line in lines:
         held.add(line)
     assert list(held.take()) == lines

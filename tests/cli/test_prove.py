@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run
-from tests.pipeline.looking import an_archive, drive
+from tests.support.archive_look import an_archive, drive
+from tests.support.cli_run import Run
 from tidelog import Event
-from tidelog.log.trim import ToOffsets
-from tidelog.pipeline.find import find_event
-from tidelog.pipeline.sought import Sought
+from tidelog.archive.read import find_event
+from tidelog.erasure.matcher import ErasedEvents
+from tidelog.log.maintenance.trim import ToOffsets
 
 
 def fill() -> None:
@@ -97,7 +97,7 @@ def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
     (turn,) = done.rows()
     assert [turn["scribe"], len(turn["errors"])] == ["turn", 1]
     with library.open() as home:
-        assert find_event(home, archives[1], "t/0", 4).status == "erased"
+        assert find_event(home.context, archives[1], "t/0", 4).status == "erased"
         assert stray not in {info.key for info in home.store.list("staging/")}
 
 
@@ -108,7 +108,7 @@ def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(
     with library.open() as home:
         drive(home, an_archive(home))
         home.trim("t", ToOffsets({0: 9, 1: 9}))
-    monkeypatch.setattr(Sought, "hidden", lambda *_: ["id"])
+    monkeypatch.setattr(ErasedEvents, "hidden", lambda *_: ["id"])
     done = tidelog("delete", "t", "0-4", "--prove", "--json")
     assert done.code == 1
     rows = done.rows()

@@ -7,7 +7,7 @@ import shlex
 import click
 import pytest
 
-from tests.cli.running import Run
+from tests.support.cli_run import Run
 
 NEW = b'{"k": "k", "is": "new"}\n'
 

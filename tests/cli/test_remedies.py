@@ -21,21 +21,21 @@ import msgspec
 import pytest
 
 import tidelog as library
-from tests.cli.running import TIDELOG, Run
-from tests.waiting import until
+from tests.support.cli_run import TIDELOG, Run
+from tests.support.waiting import until
 from tidelog import Event
+from tidelog.archive.archive import find_archive
+from tidelog.archive.delete import end_archive
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.connectors.source import SourcePartition
+from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.errors import UnavailableError
-from tidelog.log.archives import change_archive
-from tidelog.log.trim import ToOffsets
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
 from tidelog.model.pipeline import Intent, Progress
-from tidelog.model.run import HeldRow, decode_row, encode_row
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.ending import end_archive
-from tidelog.pipeline.failures import Failures
-from tidelog.sources.base import SourcePartition
+from tidelog.pipeline.failures import PipelineFailures
 
 LATE = b'{"at": 1794700800}'
 
@@ -120,10 +120,10 @@ def silent(place: Place) -> None:
     place.send()
     place.drive()
     with library.open() as home:
-        where = layout.pipeline_shards(find_archive(home, "daily").pipeline())
+        where = layout.pipeline_shards(find_archive(home.context, "daily").pipeline())
         (row,) = home.catalog.scan(where, "shard/", "shard0")
         gone = Put(row.row, encode_row(HeldRow("other", 1_000, 1, "", 1)), row.version)
-        home.catalog.write(where, gone, write_id=home.log.ids.new())
+        home.catalog.write(where, gone, write_id=home.context.ids.new())
 
 
 def stuck(place: Place) -> None:
@@ -131,11 +131,11 @@ def stuck(place: Place) -> None:
     place.drive()
     place.send()
     with library.open() as home:
-        where = layout.pipeline_partition(find_archive(home, "daily").pipeline(), "t/0")
+        where = layout.pipeline_partition(find_archive(home.context, "daily").pipeline(), "t/0")
         topic = home.topic("t")
         intent = Intent("10", "20", (), began_ms=1, incarnation=topic.incarnation)
         put = Put("intent", encode_row(intent), ABSENT)
-        home.catalog.write(where, put, write_id=home.log.ids.new())
+        home.catalog.write(where, put, write_id=home.context.ids.new())
 
 
 def failing(place: Place) -> None:
@@ -143,7 +143,7 @@ def failing(place: Place) -> None:
     place.drive()
     place.send()
     with library.open() as home:
-        failures = Failures(home.log, find_archive(home, "daily").pipeline())
+        failures = PipelineFailures(home.context, find_archive(home.context, "daily").pipeline())
         error = UnavailableError("broker: away: try again")
         failures.add([(SourcePartition("t", "0"), error)])
 
@@ -159,22 +159,22 @@ def ending(place: Place) -> None:
     place.send()
     place.drive()
     with library.open() as home, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tidelog.pipeline.ending.freeze_heads", _die)
+        patch.setattr("tidelog.archive.delete.freeze_heads", _die)
         with contextlib.suppress(KeyboardInterrupt):
-            end_archive(home, "daily")
+            end_archive(home.context, "daily")
 
 
 def removing(place: Place) -> None:
     place.send()
     place.drive()
     with library.open() as home:
-        end_archive(home, "daily")
+        end_archive(home.context, "daily")
 
         def edit(found: Archive) -> Archive:
             ended = msgspec.structs.replace(found.ended, removing=True)
             return msgspec.structs.replace(found, ended=ended)
 
-        change_archive(home.log, "daily", edit)
+        change_archive(home.context, "daily", edit)
 
 
 def _die(*_: object) -> None:
@@ -287,13 +287,15 @@ def test_outage_that_a_driver_reports_ends_when_the_source_answers(place: Place)
     place.send()
     place.drive()
     with library.open() as home:
-        pipeline = find_archive(home, "daily").pipeline()
-        Failures(home.log, pipeline).add_whole(UnavailableError("broker: away: try again"))
+        pipeline = find_archive(home.context, "daily").pipeline()
+        PipelineFailures(home.context, pipeline).add_whole(
+            UnavailableError("broker: away: try again")
+        )
         where = layout.pipeline_shards(pipeline)
         (row,) = home.catalog.scan(where, "shard/", "shard0")
-        beats = HeldRow("other", 1_000, 1, "", home.log.clock.now_ms())
+        beats = HeldRow("other", 1_000, 1, "", home.context.clock.now_ms())
         change = Put(row.row, encode_row(beats), row.version)
-        home.catalog.write(where, change, write_id=home.log.ids.new())
+        home.catalog.write(where, change, write_id=home.context.ids.new())
     assert any("its driver cannot reach the source since" in each for each in place.check())
     place.drive("--take-over")
     assert place.check() == []
@@ -306,19 +308,19 @@ def test_account_that_does_not_add_up_is_named_by_verify_and_ends_with_the_right
     place.send()
     place.drive()
     with library.open() as home:
-        where = layout.pipeline_partition(find_archive(home, "daily").pipeline(), "t/0")
+        where = layout.pipeline_partition(find_archive(home.context, "daily").pipeline(), "t/0")
         right = home.catalog.get(where, "head")
         assert right is not None
         head = decode_row(right.value, Progress, "head")
         totals = msgspec.structs.replace(head.totals, absent=head.totals.absent + 3)
         wrong = encode_row(msgspec.structs.replace(head, totals=totals))
-        home.catalog.write(where, Put("head", wrong), write_id=home.log.ids.new())
+        home.catalog.write(where, Put("head", wrong), write_id=home.context.ids.new())
     (said,) = [each for each in place.check() if "does not add up" in each]
     (command,) = re.findall(r"`tidelog ([^`]+)`", said)
     verified = place.tidelog(*shlex.split(command), "--deep")
     assert verified.code == 1
     with library.open() as home:
-        home.catalog.write(where, Put("head", right.value), write_id=home.log.ids.new())
+        home.catalog.write(where, Put("head", right.value), write_id=home.context.ids.new())
     assert place.check() == []
 
 

@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.cli.upping import is_gone
+from tests.support.up_run import is_gone
+from tidelog.cli.child_supervisor import Program, ProgramState, Supervisor
 from tidelog.clock import SystemClock
-from tidelog.pipeline.supervisor import Program, Running, Supervisor
 
 
 class NotingClock(SystemClock):
@@ -27,7 +27,7 @@ class Kept:
     """A supervisor of one program, and what it told."""
 
     def __init__(self, script: str, grace_s: float = 60.0) -> None:
-        self.changes: list[tuple[float, Running]] = []
+        self.changes: list[tuple[float, ProgramState]] = []
         self.lines: list[tuple[str, bool]] = []
         clock = NotingClock()
         self.supervisor = Supervisor(

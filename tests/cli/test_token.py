@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.running import Run
+from tests.support.cli_run import Run
 
 
 def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:

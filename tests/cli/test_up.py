@@ -15,12 +15,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.cli.running import TIDELOG, finish, start
-from tests.cli.upping import SECONDS_MAX, archived, eventually, is_gone, post, tidelog, upped
+from tests.support.cli_run import TIDELOG, finish, start
+from tests.support.up_run import SECONDS_MAX, archived, eventually, is_gone, post, tidelog, upped
 from tidelog import Event, Home
+from tidelog.coordination.supervisors import Keepers
 from tidelog.home import open_home
-from tidelog.log.keepers import Keepers
-from tidelog.log.producer import Producer
+from tidelog.log.producer.producer import Producer
 from tidelog.model.event import from_iso
 
 
@@ -47,14 +47,14 @@ def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_l
         eventually("the archive follows", lambda: archived(home, "raw") == 5)
         eventually("the pump follows", lambda: len(values(home, "copy")) == 5)
         eventually("the scribe has had a turn", figures.exists)
-        [keeper] = Keepers(home.log).list()
+        [keeper] = Keepers(home.context).list()
         assert keeper.url == url
         assert {"serve", "follow"} <= {part.name for part in keeper.parts}
         eventually(
             "the home knows its parts",
             lambda: (
                 {"archive raw", "pump copier"}
-                <= {part.name for part in Keepers(home.log).list()[0].parts}
+                <= {part.name for part in Keepers(home.context).list()[0].parts}
             ),
         )
         answered: list[str] = []
@@ -64,7 +64,7 @@ def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_l
         assert up.end() == 0
         posting.join()
         assert all(is_gone(pid) for pid in up.pids())
-        assert Keepers(home.log).list() == []
+        assert Keepers(home.context).list() == []
     assert "tidelog_scribe_last_turn_timestamp_seconds" in figures.read_text()
     kept = [value.decode() for value in values(home, "orders")][5:]
     assert set(answered) <= set(kept)
@@ -115,7 +115,7 @@ def test_a_killed_keeper_leaves_nobody_behind(home: Home, place: Path) -> None:
         assert len(pids) >= 2
         assert up.end(signal.SIGKILL) == -signal.SIGKILL
         eventually("its programs die with it", lambda: all(is_gone(pid) for pid in pids))
-    assert Keepers(home.log).list() == []  # its process is known to be dead
+    assert Keepers(home.context).list() == []  # its process is known to be dead
 
 
 def test_an_address_that_is_taken_is_one_clear_line(place: Path) -> None:
@@ -144,7 +144,7 @@ def test_of_two_on_one_home_the_second_stands_by_and_takes_over(home: Home, plac
         with upped(place) as second:
             second.part("archive raw", "standing by")
             assert second.url != first.url
-            eventually("both are known", lambda: len(Keepers(home.log).list()) == 2)
+            eventually("both are known", lambda: len(Keepers(home.context).list()) == 2)
             for number in range(3):
                 post(second.url, "orders", str(number))
             eventually("the first one archives", lambda: archived(home, "raw") == 3)
@@ -190,7 +190,7 @@ def test_notifications_that_a_dead_process_owed_are_sent(home: Home, place: Path
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hook = f"http://127.0.0.1:{server.server_address[1]}/hook"
         topic = home.create_topic("orders", notify=[hook])
-        with Producer(home.log, topic) as silent:  # commits, and tells nobody
+        with Producer(home.context, topic) as silent:  # commits, and tells nobody
             silent.send(b"one").result(60)
         with upped(place) as up:
             eventually("it is told", lambda: told)
@@ -209,7 +209,7 @@ def test_the_demo_brings_events_can_be_gone_on_with_and_ends_by_itself(tmp_path:
         with open_home(folder) as home:
             eventually(
                 "events come through",
-                lambda: any(p.events for each in Keepers(home.log).list() for p in each.parts),
+                lambda: any(p.events for each in Keepers(home.context).list() for p in each.parts),
             )
             eventually("the pump follows", lambda: values(home, "clicks-by-user", 2))
             eventually("the archive follows", lambda: archived(home, "hourly") >= 100_001)
@@ -262,7 +262,7 @@ def test_on_a_terminal_it_shows_a_table_and_ctrl_c_ends_it(place: Path) -> None:
 
 def test_without_a_parent_a_leashed_process_ends_at_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tidelog.cli.leashed", "1", "topic", "list"],
+        [sys.executable, "-m", "tidelog.cli.child_process", "1", "topic", "list"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run
+from tests.support.cli_run import Run
 from tidelog import Event
 from tidelog.errors import InvalidError
 from tidelog.store.local import LocalStore

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
+from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
 from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker, JsonLines
 from tidelog.errors import InvalidError
 from tidelog.model.event import Event

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidelog.codec.events import STORED_SCHEMA, batch_bytes, batch_of, joined_batches, one_batch
+from tidelog.codec.event_batch import (
+    STORED_SCHEMA,
+    batch_bytes,
+    batch_of,
+    joined_batches,
+    one_batch,
+)
 from tidelog.errors import InternalError
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.codec.test_ids import blocks_with, hash_id
-from tidelog.codec.events import batch_of
-from tidelog.codec.ids import decode_index
-from tidelog.codec.journal import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
+from tests.codec.test_id_index import blocks_with, hash_id
+from tidelog.codec.event_batch import batch_of
+from tidelog.codec.id_index import decode_index
+from tidelog.codec.journal_file import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
 from tidelog.errors import CorruptError
 
 pytestmark = pytest.mark.unit

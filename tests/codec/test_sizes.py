@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidelog.codec import journal
-from tidelog.codec.events import table_of
+from tidelog.codec import journal_file as journal
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.sizes import fitting_rows, row_sizes, slices
-from tidelog.log.producer import Producer
+from tidelog.connectors.playback_sinks import lot_pieces
+from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event
-from tidelog.playback.outlets import lot_pieces
+from tidelog.server.api.by_time import _fitting
 from tidelog.server.console.search import _some
-from tidelog.server.lookup import _fitting
 
 LARGE = 50_000
 
@@ -58,8 +58,8 @@ def test_segments_and_row_groups_are_small_where_sizes_are_uneven(
 ) -> None:
     table = pa.Table.from_batches([uneven()])
 
-    log = SimpleNamespace(settings=SimpleNamespace(segment_bytes=4 * LARGE))
-    producer: Any = SimpleNamespace(_log=log)
+    context = SimpleNamespace(settings=SimpleNamespace(segment_bytes=4 * LARGE))
+    producer: Any = SimpleNamespace(_context=context)
     parts = Producer._slices(producer, table, whole=False)
     assert pa.concat_tables(parts).equals(table)
     assert max(int(row_sizes(part).sum()) for part in parts) <= 4 * LARGE

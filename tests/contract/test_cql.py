@@ -21,13 +21,15 @@ from cassandra.connection import ConnectionShutdown
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import BatchStatement, BatchType
 
-from tests.contract.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
 from tests.support.proxy import LossyProxy, cut, lossy_proxy
-from tidelog.catalog import cql, cql_session, cql_table
+from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tidelog.catalog.base import ABSENT, Catalog, Check, Put, Row
-from tidelog.catalog.cql import CqlCatalog, open_cql
+from tidelog.catalog.cql import catalog as cql
+from tidelog.catalog.cql import session as cql_session
+from tidelog.catalog.cql import table as cql_table
+from tidelog.catalog.cql.catalog import CqlCatalog, open_cql
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
@@ -359,7 +361,7 @@ def test_without_the_driver_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['cassandra'] = None\n"
         "from tidelog.errors import InvalidError\n"
-        "try:\n    import tidelog.catalog.cql\n"
+        "try:\n    import tidelog.catalog.cql.catalog\n"
         "except InvalidError as exc:\n    print(exc)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

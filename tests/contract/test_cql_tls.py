@@ -11,23 +11,23 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.contract.remote_catalog import opened
 from tests.contract.test_cql import new_name, open_table, url_of
 from tests.servers.base import HOST
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Row
-from tests.sources import scylla_reading
-from tests.sources.scylla_reading import START_MS, a_play, at, identity, read_all
+from tests.support import scylla_reads as scylla_reading
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.faults import FaultPlan
 from tests.support.proxy import StreamProxy
+from tests.support.remote_catalog import opened
+from tests.support.scylla_reads import START_MS, a_play, at, identity, read_all
 from tidelog.catalog.base import Catalog
-from tidelog.catalog.cql import CqlCatalog
-from tidelog.catalog.cql_tls import parse_tls, tls_context
+from tidelog.catalog.cql.catalog import CqlCatalog
+from tidelog.catalog.cql.tls import parse_tls, tls_context
+from tidelog.connectors.scylla.address import format_scylla, parse_scylla
+from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
-from tidelog.sources.scylla_place import format_scylla, parse_scylla
-from tidelog.sources.scylla_session import close_sessions
 from tidelog.testing.catalog_contract import CatalogContract
 
 

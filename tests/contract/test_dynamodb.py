@@ -22,13 +22,13 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from tests.contract.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.dynamodb import DynamoDb
 from tests.support.proxy import lossy_proxy
-from tidelog.catalog import dynamodb_client
+from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
-from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
+from tidelog.catalog.dynamodb import client as dynamodb_client
+from tidelog.catalog.dynamodb.catalog import DynamoCatalog, open_dynamodb
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
@@ -305,7 +305,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None\n"
         "from tidelog.errors import InvalidError\n"
-        "try:\n    import tidelog.catalog.dynamodb\n"
+        "try:\n    import tidelog.catalog.dynamodb.catalog\n"
         "except InvalidError as exc:\n    print(exc)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.opening import a_catalog, a_store
+from tests.support.homes import a_catalog, a_store
 from tidelog.catalog.base import Catalog
 from tidelog.store.base import Store
 from tidelog.testing.catalog_contract import CatalogContract

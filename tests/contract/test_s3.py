@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.opening import a_store
 from tests.servers.s3 import S3
-from tests.waiting import until
+from tests.support.homes import a_store
+from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import SystemClock
+from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
-from tidelog.log.base import Log
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.store_contract import StoreContract
 
@@ -123,8 +123,8 @@ def test_sweep_aborts_uploads_that_lost_replies_left(s3_server: S3, url: str) ->
     client.create_multipart_upload(Bucket=bucket, Key="some/prefix/topics/x")
     # A clock ahead does not count: the store's own time is the earlier one.
     clock = FakeClock(SystemClock().now_ms() + 7_200_000)
-    log = Log(a_store(url), MemoryCatalog(), clock, seeded_ids(1), random.Random(1))
-    assert sweep_home(log, 3_600_000).uploads_aborted == 0
-    until(lambda: sweep_home(log, 0).uploads_aborted == 1)
-    assert sweep_home(log, 0).uploads_aborted == 0
+    context = Context(a_store(url), MemoryCatalog(), clock, seeded_ids(1), random.Random(1))
+    assert sweep_home(context, 3_600_000).uploads_aborted == 0
+    until(lambda: sweep_home(context, 0).uploads_aborted == 1)
+    assert sweep_home(context, 0).uploads_aborted == 0
     client.close()

@@ -22,9 +22,9 @@ from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.moto import Moto
 from tests.servers.s3 import S3
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.catalog import dynamodb
+from tidelog.catalog.dynamodb import catalog as dynamodb
 from tidelog.cli.main import cli
 from tidelog.errors import TidelogError
 from tidelog.home import create_home, open_home

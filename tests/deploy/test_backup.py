@@ -13,22 +13,22 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog import Event, Home
+from tidelog.archive.archive import create_archive, files_settings, find_archive, open_pipeline
+from tidelog.archive.finalize import FinalizeOptions, finalize
+from tidelog.archive.status import read_status
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.archive.sink import FilesSink
 from tidelog.home import create_home, open_home
-from tidelog.model.archive import Archive, Making
+from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Begin, Manifest
-from tidelog.pipeline.archive import create_archive, files_settings, find_archive, open_pipeline
+from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle, CycleReport
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.finalize import Finalizing, finalize
-from tidelog.pipeline.forgotten import read_aside
-from tidelog.pipeline.status import read_status
-from tidelog.pipeline.sweep import sweep_archives
-from tidelog.pipeline.verify import Verifying, verify_archive
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import load_settings
-from tidelog.sinks.files import FilesSink
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -114,15 +114,15 @@ class Backup:
 def _archive(home: Home, name: str, **making: object) -> Archive:
     wanted = Archive(
         name=name,
-        incarnation=home.log.ids.new(),
+        incarnation=home.context.ids.new(),
         source="topic:t",
         kind="partition" if "parser" in making else "backup",
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        makings={1: Making(**making)},  # type: ignore[arg-type]
+        makings={1: ArchiveFormat(**making)},  # type: ignore[arg-type]
     )
-    return create_archive(home, wanted)
+    return create_archive(home.context, wanted)
 
 
 def _append(home: Home, first: int, count: int, word: str = "before") -> None:
@@ -138,8 +138,8 @@ def _drive(home: Home, name: str) -> CycleReport:
     def note(report: CycleReport) -> None:
         all_of_it.aside.extend(report.aside)
 
-    pipeline = open_pipeline(home, find_archive(home, name), LocalWorkers(1))
-    Driver(home.log, pipeline, Driving(on_cycle=note)).run()
+    pipeline = open_pipeline(home.context, find_archive(home.context, name), LocalWorkers(1))
+    Driver(home.context, pipeline, DriverOptions(on_cycle=note)).run()
     return all_of_it
 
 
@@ -166,7 +166,7 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
             _append(home, first, 10)
             for name in ("raw", "daily"):
                 _drive(home, name)
-        finalize(home, find_archive(home, "daily"), Finalizing(delay_ms=0))
+        finalize(home.context, find_archive(home.context, "daily"), FinalizeOptions(delay_ms=0))
         backup.store()
         _append(home, 70, 10)
         _drive(home, "raw")
@@ -180,9 +180,9 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
                 ("50", "60", 10),
                 ("60", "70", 10),
             ]
-            recorded = read_aside(home.log, find_archive(home, name).pipeline())
+            recorded = read_aside(home.context, find_archive(home.context, name).pipeline())
             assert sorted(recorded, key=lambda each: each.start) == aside
-            status = read_status(home, find_archive(home, name))
+            status = read_status(home.context, find_archive(home.context, name))
             assert sorted(status.aside, key=lambda each: each.start) == aside
             for file in (file for each in aside for file in each.files):
                 assert f"archives/{name}/_aside/" in file
@@ -190,14 +190,16 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
             expected = Counter(event.value for event in home.read("t"))
             assert _listed(home, name) == expected
             assert sum(expected.values()) == 65
-            found = verify_archive(home, find_archive(home, name), Verifying(deep=True))
+            found = verify_archive(
+                home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True)
+            )
             assert (found.problem_count, found.events) == (0, 65), found.problems
         _append(home, 15, 5, "after")
         for name in ("raw", "daily"):
             assert _drive(home, name).aside == []
             assert sum(_listed(home, name).values()) == 70
-        finalize(home, find_archive(home, "daily"), Finalizing(delay_ms=0))
-        sweep_archives(home, 0)
+        finalize(home.context, find_archive(home.context, "daily"), FinalizeOptions(delay_ms=0))
+        sweep_archives(home.context, 0)
         report = home.verify("t")  # the store's copy has events that the catalog's does not know
         assert report.errors == report.proven_losses > 0
         assert home.sweep(0).objects_deleted == 0
@@ -212,7 +214,7 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
         home.create_topic("t")
         _append(home, 0, 20)
         archive = _archive(home, "raw")
-        pipeline = open_pipeline(home, archive, LocalWorkers(1))
+        pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
         real = pipeline.sink.publish
 
         def publish(manifest: Manifest) -> None:
@@ -221,7 +223,7 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline.sink, "publish", publish)
-            Driver(home.log, pipeline, Driving()).run()
+            Driver(home.context, pipeline, DriverOptions()).run()
         _append(home, 20, 10)
         _drive(home, "raw")
         backup.store()
@@ -233,7 +235,9 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
         aside = _drive(home, "raw").aside
         assert [(each.start, each.end) for each in aside] in ([("20", "30")], [])
         assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
-        found = verify_archive(home, find_archive(home, "raw"), Verifying(deep=True))
+        found = verify_archive(
+            home.context, find_archive(home.context, "raw"), ArchiveVerifyOptions(deep=True)
+        )
         assert found.problem_count == 0, found.problems
 
 
@@ -255,24 +259,24 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
     backup.restore(place)
     with open_home(place) as home:
         _append(home, 0, 3, "after")
-        pipeline = open_pipeline(home, find_archive(home, "raw"), LocalWorkers(1))
+        pipeline = open_pipeline(home.context, find_archive(home.context, "raw"), LocalWorkers(1))
         faults = Faults(crash_after_call=call)
-        log = replace(
-            home.log,
+        context = replace(
+            home.context,
             store=FaultyStore(home.store, faults),
             catalog=FaultyCatalog(home.catalog, faults),
         )
-        sink = FilesSink(files_settings(find_archive(home, "raw")))
+        sink = FilesSink(files_settings(find_archive(home.context, "raw")))
         store = FaultyStore(sink._store(), faults)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sink, "_store", lambda: store)
-            cycle = Cycle(log, replace(pipeline, sink=sink), 99)
+            cycle = Cycle(context, replace(pipeline, sink=sink), 99)
             with contextlib.suppress(Crash):
                 for partition in pipeline.source.partitions():
                     cycle.adopt(partition, Begin("0", "earliest"))
                 bounds = pipeline.source.bounds(pipeline.source.partitions())
                 cycle.run({each: held.end for each, held in bounds.items()}, bounds)
-        next_one = Cycle(home.log, pipeline, 100)
+        next_one = Cycle(home.context, pipeline, 100)
         for partition in pipeline.source.partitions():
             next_one.adopt(partition, Begin("0", "earliest"))
         for _ in range(3):
@@ -280,4 +284,4 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
             report = next_one.run({each: held.end for each, held in bounds.items()}, bounds)
             assert report.errors == {}
         assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
-        assert len(read_aside(home.log, find_archive(home, "raw").pipeline())) == 1
+        assert len(read_aside(home.context, find_archive(home.context, "raw").pipeline())) == 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.running import TIDELOG
 from tests.servers.spark import SparkCluster
+from tests.support.cli_run import TIDELOG
 from tidelog import Event, Home
 from tidelog.home import create_home
 from tidelog.settings import load_settings

@@ -9,25 +9,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.log.test_lost_commits import Past
+from tests.log.maintenance.test_lost_commits import Past
 from tidelog import Event, Home
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
+from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.erasure.proof import prove_erased
 from tidelog.home import create_home, open_home
-from tidelog.journal import marks
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.policy import Policy
-from tidelog.log.append import Appender, Stored
-from tidelog.log.copying import Copier, append_staged
-from tidelog.log.once import append_once
-from tidelog.log.staged import Staged
-from tidelog.log.sweep import sweep_home
-from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.pipeline.proof import prove_erased
-from tidelog.playback.outlet_topic import TopicOutlet
-from tidelog.playback.outlets import Lot
+from tidelog.journal.amend import amendment_writer as marks
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.ledger import Copier, append_staged
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.settings import load_settings
-from tidelog.store.fresh import put_fresh
+from tidelog.store.create import put_fresh
 
 SECRET = b"secret bytes " * 1_000
 
@@ -53,7 +53,7 @@ def holders(home: Home, topic: str) -> list[str]:
 
 
 def carry_out(home: Home, topic: str) -> None:
-    compile_topic(home.log, home.topic(topic), Policy.everything())
+    compile_topic(home.context, home.topic(topic), CompilePolicy.everything())
     assert home.sweep(0).objects_doubted == 0
     assert holders(home, topic) == []
 
@@ -81,7 +81,7 @@ def test_copy_that_meets_an_erasure_leaves_none_of_its_bytes(home: Home, others:
         more = [Event(b"another", id=f"k{n}") for n in range(1, 1 + others)]
         home.append("src", [Event(SECRET, id="u-7"), *more], partition=1)
         home.append("dst", [Event(SECRET, id="u-7")], partition=1)
-        outlet = TopicOutlet(home.log, home.topic("dst"), "drill", True)
+        outlet = TopicOutlet(home.context, home.topic("dst"), "drill", True)
         delete_before(home, outlet._appender, 1)
         table = pa.Table.from_batches(list(home.playback_arrow("src"))).combine_chunks()
         assert outlet.put(Lot(0, table.to_batches()[0])) == 1
@@ -97,14 +97,14 @@ def test_staged_copy_that_meets_an_erasure_leaves_none_of_its_bytes(
     with home:
         topic = home.create_topic("dst", 2)
         home.append("dst", [Event(SECRET, id="u-7")], partition=1)
-        now_ms = home.log.clock.now_ms()
+        now_ms = home.context.clock.now_ms()
         parts = [[Event(b"plain", id="k0")], [Event(SECRET, id="u-7"), Event(b"more", id="k1")]]
         tables = [(number, table_of(part, now_ms)) for number, part in enumerate(parts)]
         segment = encode_staged(tables)
         home.store.put("staging/p/0000000001/a/1/0", segment.data)
-        copier = Copier(home.log, topic, "pump")
+        copier = Copier(home.context, topic, "pump")
         delete_before(home, copier, partition)
-        staged = Staged("staging/p/0000000001/a/1/0", segment.pieces)
+        staged = StagedSegment("staging/p/0000000001/a/1/0", segment.pieces)
         assert append_staged(copier, [staged]) == 1
         assert [len(list(home.read("dst", number))) for number in range(2)] == [1, 1]
         carry_out(home, "dst")
@@ -115,7 +115,7 @@ def sweep_all(home: Home) -> None:
 
 
 def compile_all(home: Home) -> None:
-    compile_topic(home.log, home.topic("t"), Policy.everything())
+    compile_topic(home.context, home.topic("t"), CompilePolicy.everything())
 
 
 @pytest.mark.parametrize("beside", [sweep_all, compile_all])
@@ -146,39 +146,39 @@ def test_request_that_another_with_its_key_overtakes_leaves_no_stray(
     past = Past()
     topic = past.topic()
     upload = Appender.upload
-    uploads: list[Stored] = []
+    uploads: list[StoredSegment] = []
 
-    def overtaken(self: Appender, segment: Segment) -> Stored:
+    def overtaken(self: Appender, segment: Segment) -> StoredSegment:
         stored = upload(self, segment)
         uploads.append(stored)
         if len(uploads) == 1:
-            append_once(past.log, topic, "key", [Event(b"once")])
+            append_once(past.context, topic, "key", [Event(b"once")])
         return stored
 
     monkeypatch.setattr(Appender, "upload", overtaken)
-    append_once(past.log, topic, "key", [Event(b"once")])
+    append_once(past.context, topic, "key", [Event(b"once")])
     assert past.values(topic) == ["once"]
-    trim_topic(past.log, topic, ToOffsets({0: 1}))
-    assert sweep_home(past.log, 0).objects_doubted == 0
+    trim_topic(past.context, topic, ToOffsets({0: 1}))
+    assert sweep_home(past.context, 0).objects_doubted == 0
     assert past.objects() == set()
 
 
 def test_proof_names_a_partly_committed_upload_and_its_remedy_works(home: Home) -> None:
     with home:
         topic = home.create_topic("t", 2)
-        appender = Appender(home.log, topic, "~killed")
-        now_ms = home.log.clock.now_ms()
+        appender = Appender(home.context, topic, "~killed")
+        now_ms = home.context.clock.now_ms()
         parts = [(0, [Event(SECRET, id="u-7")]), (1, [Event(b"x", id="u-8")])]
         tables = [(number, table_of(part, now_ms)) for number, part in parts]
         segment = encode_segment(tables, appender.known([0, 1]))
         stored = appender.upload(segment)
         appender.commit(stored, segment.pieces[0])  # killed here
         home.delete("t", ["u-7"])
-        compile_topic(home.log, topic, Policy.everything())
+        compile_topic(home.context, topic, CompilePolicy.everything())
         assert home.sweep(0).objects_doubted == 1
-        [trace] = prove_erased(home, topic, ["u-7"]).traces
+        [trace] = prove_erased(home.context, topic, ["u-7"]).traces
         assert trace.object == stored.key
         assert "`tidelog sweep --accept-loss t`" in trace.do
         home.sweep(0, accept_loss=["t"])
-        assert prove_erased(home, topic, ["u-7"]).is_erased
+        assert prove_erased(home.context, topic, ["u-7"]).is_erased
         assert holders(home, "t") == []

@@ -12,38 +12,38 @@ from typing import TypeVar
 
 import pytest
 
-from tests.journal.compiling import Death, Press
-from tests.journal.test_amend_faults import amender
-from tests.sinks.ranges import batch_of, stage
+from tests.faults.test_amend_faults import amender
+from tests.support.compiled_journals import Death, Press
+from tests.support.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.codec.digest import Contents
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.segments import EventLimit
+from tidelog.connectors.topic.sink import TopicSettings, TopicSink
+from tidelog.context import Context
 from tidelog.home import Home, World, create_home
-from tidelog.log.base import Log
-from tidelog.log.copying import Copier
+from tidelog.log.ledger import Copier
 from tidelog.log.partitioner import partitions_for, split
-from tidelog.log.read import Reader
-from tidelog.log.staged import Staged
+from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.model import layout
 from tidelog.model.event import Event as Stored
 from tidelog.model.topic import Topic
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.playback.outlet_topic import TopicOutlet
-from tidelog.playback.outlets import Lot
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
-from tidelog.sinks.segments import Limit
-from tidelog.sinks.topic import TopicSettings, TopicSink
-from tidelog.spark.commit import Batch, Sink
+from tidelog.spark.commit import Batch, SparkSink
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 
 T = TypeVar("T")
 IDS = "axbyc"
 EVENTS = [Event(each.encode(), each.encode(), each, 5) for each in IDS]
-Run = Callable[[Log], None]
+Run = Callable[[Context], None]
 WAYS = ["sink", "playback", "spark"]
 
 
@@ -65,46 +65,46 @@ class At(Faults):
 def copying(press: Press, topic: Topic, way: str) -> Run:
     """Bring the events into the topic; the same again goes on after a death."""
     if way == "sink":
-        manifest = stage(_sink(press.log, topic), [batch_of(EVENTS)])
-        return lambda log: _publish(log, topic, manifest)
+        manifest = stage(_sink(press.context, topic), [batch_of(EVENTS)])
+        return lambda context: _publish(context, topic, manifest)
     if way == "playback":
-        return lambda log: _play(log, topic)
+        return lambda context: _play(context, topic)
     staged = _staged(press, topic)
-    return lambda log: Sink(log, topic, "s").commit(Batch("q", 1, staged, Contents()))
+    return lambda context: SparkSink(context, topic, "s").commit(Batch("q", 1, staged, Contents()))
 
 
-def _publish(log: Log, topic: Topic, manifest: object) -> None:
-    _sink(log, topic).publish(manifest)  # type: ignore[arg-type]
+def _publish(context: Context, topic: Topic, manifest: object) -> None:
+    _sink(context, topic).publish(manifest)  # type: ignore[arg-type]
 
 
-def _sink(log: Log, topic: Topic) -> TopicSink:
+def _sink(context: Context, topic: Topic) -> TopicSink:
     @contextlib.contextmanager
-    def open_log() -> Iterator[Log]:
-        yield log
+    def open_context() -> Iterator[Context]:
+        yield context
 
-    settings = TopicSettings(topic, "memory:", False, Limit(1 << 20))
-    return TopicSink(open_log, settings, lambda _: log.store)
+    settings = TopicSettings(topic, "memory:", False, EventLimit(1 << 20))
+    return TopicSink(open_context, settings, lambda _: context.store)
 
 
-def _play(log: Log, topic: Topic) -> None:
-    outlet = TopicOutlet(log, topic, "again", False)
+def _play(context: Context, topic: Topic) -> None:
+    outlet = TopicOutlet(context, topic, "again", False)
     outlet.put(Lot(0, batch_of(EVENTS)))
 
 
-def _staged(press: Press, topic: Topic) -> tuple[Staged, ...]:
+def _staged(press: Press, topic: Topic) -> tuple[StagedSegment, ...]:
     table = table_of(EVENTS, 0)
     places = partitions_for(table.column("key").combine_chunks(), topic.partitions, 0)
     segment = encode_staged([(p, part) for p, part, _ in split(table, places)])
     key = layout.sink_staged(topic.incarnation, "s", 1, 0, press.ids.new())
     press.store.put(key, segment.data)
-    return (Staged(key, segment.pieces),)
+    return (StagedSegment(key, segment.pieces),)
 
 
-def ids(log: Log, topic: Topic) -> list[str]:
+def ids(context: Context, topic: Topic) -> list[str]:
     return sorted(
         str(event.id)
         for partition in range(topic.partitions)
-        for stretch in Reader(log, topic, partition).stretches(0)
+        for stretch in Reader(context, topic, partition).stretches(0)
         for event in stretch.events()
     )
 
@@ -132,8 +132,8 @@ def test_delete_at_any_moment_of_a_copy_is_not_undone(way: str) -> None:
     for number in range(calls_of(way)):
         press, topic = world()
         run = copying(press, topic, way)
-        run(press.faulty(At(number, lambda p=press, t=topic: delete(p.log, t))))  # type: ignore[misc]
-        assert ids(press.log, topic) == sorted("abyc"), number
+        run(press.faulty(At(number, lambda p=press, t=topic: delete(p.context, t))))  # type: ignore[misc]
+        assert ids(press.context, topic) == sorted("abyc"), number
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -142,9 +142,9 @@ def test_copy_at_any_moment_of_a_delete_does_not_stay(way: str) -> None:
     for number in range(80):
         press, topic = world()
         run = copying(press, topic, way)
-        faults = At(number, lambda p=press, r=run: r(p.log))  # type: ignore[misc]
+        faults = At(number, lambda p=press, r=run: r(p.context))  # type: ignore[misc]
         delete(press.faulty(faults), topic)
-        assert "x" not in ids(press.log, topic), number
+        assert "x" not in ids(press.context, topic), number
         if faults.calls <= number:
             return
     pytest.fail("a delete takes more calls than that")
@@ -157,10 +157,10 @@ def test_copy_that_dies_anywhere_goes_on_without_what_was_deleted_since(way: str
         run = copying(press, topic, way)
         with contextlib.suppress(Crash):
             run(press.faulty(Death(number)))
-        delete(press.log, topic)
-        run(press.log)
-        run(press.log)
-        assert ids(press.log, topic) == sorted("abyc"), number
+        delete(press.context, topic)
+        run(press.context)
+        run(press.context)
+        assert ids(press.context, topic) == sorted("abyc"), number
 
 
 def test_delete_that_dies_anywhere_is_finished_by_the_next() -> None:
@@ -169,41 +169,41 @@ def test_delete_that_dies_anywhere_is_finished_by_the_next() -> None:
         run = copying(press, topic, "sink")
         with contextlib.suppress(Crash):
             delete(press.faulty(Death(number)), topic)
-        run(press.log)
-        delete(press.log, topic)
-        assert ids(press.log, topic) == sorted("abyc"), number
+        run(press.context)
+        delete(press.context, topic)
+        assert ids(press.context, topic) == sorted("abyc"), number
 
 
-def delete(log: Log, topic: Topic) -> None:
-    amender(log, topic).delete(["x"])
+def delete(context: Context, topic: Topic) -> None:
+    amender(context, topic).delete(["x"])
 
 
 def test_topic_without_copies_is_not_written_to_by_deletes_of_other_partitions() -> None:
     press, topic = world()
-    delete(press.log, topic)
+    delete(press.context, topic)
     assert [press.head(topic, each).erasures for each in (0, 1)] == [0, 0]
-    Copier(press.log, topic, "c").look()
-    amender(press.log, topic).update({})
+    Copier(press.context, topic, "c").look()
+    amender(press.context, topic).update({})
     before = press.head(topic, 1)
     assert before.copied
     segment = encode_staged([(0, table_of([Stored(b"new", id="z", timestamp=5)], 5))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
-    amender(press.log, topic).delete(["z"])
+    amender(press.context, topic).delete(["z"])
     assert [press.head(topic, each).erasures for each in (0, 1)] == [1, 1]
 
 
 def copied(press: Press, topic: Topic, *events: Stored) -> tuple[int, list[str]]:
     """What a playback of some events leaves out, and what the topic has then."""
-    outlet = TopicOutlet(press.log, topic, None, False)
+    outlet = TopicOutlet(press.context, topic, None, False)
     left_out = outlet.put(Lot(0, batch_of(events)))
     outlet.close()
-    return left_out, ids(press.log, topic)
+    return left_out, ids(press.context, topic)
 
 
 def test_event_of_a_later_time_is_a_new_one_and_others_are_counted() -> None:
     press, topic = world()
-    delete(press.log, topic)
+    delete(press.context, topic)
     now_ms = press.clock.now_ms()
     old, new = Stored(b"", id="x", timestamp=now_ms), Stored(b"", id="x", timestamp=now_ms + 1)
     assert copied(press, topic, old, replace_time(old, 5)) == (2, [])
@@ -214,7 +214,7 @@ def test_erased_event_from_the_future_does_not_come_back() -> None:
     press, topic = world()
     future = press.clock.now_ms() + 1_000_000
     assert copied(press, topic, Stored(b"", id="x", timestamp=future)) == (0, ["x", "x"])
-    delete(press.log, topic)
+    delete(press.context, topic)
     assert copied(press, topic, Stored(b"", id="x", timestamp=future)) == (1, [])
     assert copied(press, topic, Stored(b"", id="x", timestamp=future + 1)) == (0, ["x"])
 
@@ -223,10 +223,10 @@ def test_later_delete_keeps_the_latest_time_of_an_id() -> None:
     press, topic = world()
     future = press.clock.now_ms() + 1_000_000
     copied(press, topic, Stored(b"", id="x", timestamp=future))
-    delete(press.log, topic)
+    delete(press.context, topic)
     copied(press, topic, Stored(b"", id="x", timestamp=future + 1))
     press.clock.advance(1)
-    delete(press.log, topic)
+    delete(press.context, topic)
     assert copied(press, topic, Stored(b"", id="x", timestamp=future + 1)) == (1, [])
 
 
@@ -238,7 +238,7 @@ def test_events_without_ids_that_were_deleted_by_key_do_not_come_back() -> None:
     press, topic = world()
     old = Stored(b"", b"ada", None, 7)
     assert copied(press, topic, old, Stored(b"", b"bob", None, 7)) == (0, ["None", "None", "x"])
-    amender(press.log, topic).delete_key(b"ada", lambda _: None)
+    amender(press.context, topic).delete_key(b"ada", lambda _: None)
     assert copied(press, topic, old) == (1, ["None", "x"])
     later = replace_time(old, press.clock.now_ms() + 1)
     assert copied(press, topic, later) == (0, ["None", "None", "x"])
@@ -263,13 +263,13 @@ def test_pump_counts_what_it_leaves_out_and_brings_a_new_event_of_an_erased_id(
         def count(report: object) -> None:
             counts.extend((m.left_out, m.dropped) for m in report.committed.values())  # type: ignore[attr-defined]
 
-        pipeline = open_pump(home, Pumping("topic:from", "t", name), LocalWorkers(1))
-        Driver(home.log, pipeline, Driving(on_cycle=count)).run()
+        pipeline = open_pump(home.context, PumpOptions("topic:from", "t", name), LocalWorkers(1))
+        Driver(home.context, pipeline, DriverOptions(on_cycle=count)).run()
 
     pump("one")
     home.delete("t", "b")
     pump("two")
-    now_ms = home.log.clock.now_ms() + 10_000
+    now_ms = home.context.clock.now_ms() + 10_000
     home.append("from", [Event(b"new", id="b", timestamp=now_ms)])
     pump("two")
     assert counts == [(0, 0), (1, 0), (0, 0)]
@@ -279,7 +279,7 @@ def test_pump_counts_what_it_leaves_out_and_brings_a_new_event_of_an_erased_id(
 def test_driver_whose_segment_another_has_appended_and_deleted_reports_no_damage() -> None:
     """Both make a segment without what was erased; the other driver has not noted its batch yet."""
     press, topic = world()
-    delete(press.log, topic)
+    delete(press.context, topic)
     staged = _staged(press, topic)
     batch = Batch("q", 1, staged, Contents())
     copier = Copier.adopt
@@ -290,19 +290,19 @@ def test_driver_whose_segment_another_has_appended_and_deleted_reports_no_damage
     def finish_first(self: Copier, *given: object) -> object:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Copier, "adopt", copier)
-            write = Sink._write
+            write = SparkSink._write
 
-            def dies(sink: Sink, state: object, *others: object) -> None:
+            def dies(sink: SparkSink, state: object, *others: object) -> None:
                 if getattr(state, "done", False):
                     raise Dies
                 write(sink, state, *others)  # type: ignore[arg-type]
 
-            patch.setattr(Sink, "_write", dies)
+            patch.setattr(SparkSink, "_write", dies)
             with pytest.raises(Dies):
-                Sink(press.log, topic, "s").commit(batch)
+                SparkSink(press.context, topic, "s").commit(batch)
         return copier(self, *given)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Copier, "adopt", finish_first)
-        Sink(press.log, topic, "s").commit(batch)
-    assert ids(press.log, topic) == sorted(set(IDS) - {"x"})
+        SparkSink(press.context, topic, "s").commit(batch)
+    assert ids(press.context, topic) == sorted(set(IDS) - {"x"})

@@ -10,8 +10,8 @@ import pytest
 from tidelog import Event
 from tidelog.errors import AlreadyExistsError, NotFoundError
 from tidelog.home import Home, World, create_home
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.policy import Policy
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
 from tidelog.settings import Settings
 
 T0 = 1_700_000_000_000
@@ -26,7 +26,7 @@ def home() -> Iterator[Home]:
 
 
 def compile_all(home: Home) -> None:
-    compile_topic(home.log, home.topic("t"), Policy.everything())
+    compile_topic(home.context, home.topic("t"), CompilePolicy.everything())
 
 
 def put(home: Home, value: bytes, event_id: str, at_ms: int) -> None:

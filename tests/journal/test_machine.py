@@ -19,10 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.journal.compiling import Death
-from tests.log.upkeep import House
-from tidelog.codec.events import table_of
+from tests.support.compiled_journals import Death
+from tests.support.topic_upkeep import House
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -30,24 +31,23 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal.absent import append_absent
-from tidelog.journal.amend import Amender
+from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend.insert_if_absent import append_absent
 from tidelog.journal.audit import Why
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.lookup import Lookup
-from tidelog.journal.policy import Policy
-from tidelog.journal.replay import list_journals
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
-from tidelog.log.positions import Positions
-from tidelog.log.read import Reader
-from tidelog.log.sweep import sweep_home
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.listing import list_journals
+from tidelog.journal.lookup.lookup import Lookup
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.producer.append import Appender
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic
-from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import verify_topic
 from tidelog.model.event import Event
+from tidelog.model.positions import Positions
 from tidelog.model.topic import partition_for
-from tidelog.playback.play import play_events
+from tidelog.playback.merge import play_events
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -71,7 +71,7 @@ RATES = {Fault.LOSE_REPLY: 0.02, Fault.LOSE_REQUEST: 0.01, Fault.DUPLICATE: 0.02
 class Actor:
     """Somebody with a memory of its own, behind a network that loses replies."""
 
-    log: Log
+    context: Context
     lookup: Lookup
 
 
@@ -95,7 +95,9 @@ class JournalMachine(RuleBasedStateMachine):
         for partition in range(PARTITIONS):
             here = [e for e in events if partition_for(e.key or b"", PARTITIONS) == partition]
             if here:
-                self._attempt(who, death, lambda log, p=partition, h=here: _append(log, self, p, h))
+                self._attempt(
+                    who, death, lambda context, p=partition, h=here: _append(context, self, p, h)
+                )
                 self._take_in(partition, here)
 
     @rule(who=ACTORS, ids=st.lists(IDS, min_size=1, max_size=3, unique=True), value=VALUES)
@@ -106,11 +108,11 @@ class JournalMachine(RuleBasedStateMachine):
         refused: set[str] | None = None
 
         def append(given: Any, *, partition: int, expected_offset: int) -> Positions:
-            base = _append(actor.log, self, partition, given, expected_offset)
+            base = _append(actor.context, self, partition, given, expected_offset)
             return Positions("t", *_places(partition, base, len(given)))
 
         try:
-            positions = append_absent(actor.log, actor.lookup, events, append)
+            positions = append_absent(actor.context, actor.lookup, events, append)
         except AlreadyExistsError as exc:
             refused = set(exc.context["ids"])
         except (PartialAppendError, UnavailableError, UnknownOutcomeError):
@@ -127,7 +129,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(who=ACTORS, values=st.dictionaries(IDS, VALUES, min_size=1, max_size=3), death=DEATHS)
     def update(self, who: int, values: dict[str, bytes | None], death: int | None) -> None:
         missing = set(values) - {event.id for event in self.model.values()}
-        done = self._attempt(who, death, lambda log: self._amender(log, who).update(values))
+        done = self._attempt(who, death, lambda context: self._amender(context, who).update(values))
         assert set(done.missing) == missing
         for place, event in self.model.items():
             if event.id in values:
@@ -135,33 +137,37 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(who=ACTORS, ids=st.lists(IDS, min_size=1, max_size=3, unique=True), death=DEATHS)
     def delete(self, who: int, ids: list[str], death: int | None) -> None:
-        self._attempt(who, death, lambda log: self._amender(log, who).delete(ids))
+        self._attempt(who, death, lambda context: self._amender(context, who).delete(ids))
         self._forget(lambda event: event.id in ids)
 
     @rule(who=ACTORS, key=st.sampled_from([b"k", b"l", b"none"]), death=DEATHS)
     def delete_key(self, who: int, key: bytes, death: int | None) -> None:
         self._attempt(
-            who, death, lambda log: self._amender(log, who).delete_key(key, lambda done: None)
+            who,
+            death,
+            lambda context: self._amender(context, who).delete_key(key, lambda done: None),
         )
         self._forget(lambda event: event.key == key)
 
     @rule(who=ACTORS, death=DEATHS, few=st.booleans())
     def compile(self, who: int, death: int | None, few: bool) -> None:
         policy = (
-            Policy(min_events=1, min_amendments=1, max_events=3) if few else Policy.everything()
+            CompilePolicy(min_events=1, min_amendments=1, max_events=3)
+            if few
+            else CompilePolicy.everything()
         )
-        self._attempt(who, death, lambda log: compile_topic(log, self.topic, policy))
+        self._attempt(who, death, lambda context: compile_topic(context, self.topic, policy))
 
     @rule(who=ACTORS, death=DEATHS)
     def sweep(self, who: int, death: int | None) -> None:
         self.house.clock.advance(20)
-        self._attempt(who, death, lambda log: sweep_home(log, 0))
+        self._attempt(who, death, lambda context: sweep_home(context, 0))
 
     @rule(partition=st.integers(0, PARTITIONS - 1), share=st.integers(0, 4))
     def trim(self, partition: int, share: int) -> None:
         start = self.house.head(self.topic, partition).start
         to = start + (self.ends[partition] - start) * share // 10
-        trim_topic(self.house.log, self.topic, ToOffsets({partition: to}))
+        trim_topic(self.house.context, self.topic, ToOffsets({partition: to}))
         self.model = {
             p: event for p, event in self.model.items() if p[0] != partition or p[1] >= to
         }
@@ -193,7 +199,7 @@ class JournalMachine(RuleBasedStateMachine):
     def replay(self, who: int, start: int, end: int) -> None:
         if start > end:
             start, end = end, start
-        found = self._seen(who, lambda actor: list(play_events(actor.log, "t", start, end)))
+        found = self._seen(who, lambda actor: list(play_events(actor.context, "t", start, end)))
         expected = sorted(
             (event.timestamp, *place)
             for place, event in self.model.items()
@@ -205,7 +211,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(who=ACTORS)
     def list(self, who: int) -> None:
-        entries = self._seen(who, lambda actor: [*list_journals(actor.log, self.topic)])
+        entries = self._seen(who, lambda actor: [*list_journals(actor.context, self.topic)])
         for partition, offset in self.model:
             holders = [e for e in entries if e.partition == partition and e.base <= offset < e.end]
             assert len(holders) == 1
@@ -218,27 +224,28 @@ class JournalMachine(RuleBasedStateMachine):
         JournalMachine.steps += 1
         for partition in range(PARTITIONS):
             start = self.house.head(self.topic, partition).start
-            stretches = Reader(self.house.log, self.topic, partition).stretches(start)
+            stretches = Reader(self.house.context, self.topic, partition).stretches(start)
             found = {e.offset: (e.id, e.value) for s in stretches for e in s.events()}
             expected = {o: (e.id, e.value) for (p, o), e in self.model.items() if p == partition}
             assert found == expected
 
     def teardown(self) -> None:
         if hasattr(self, "model"):
-            report = verify_topic(self.house.log, self.topic)
+            report = verify_topic(self.house.context, self.topic)
             assert report.errors == 0, report.findings
 
     # Inside.
 
     def _actor(self, source: random.Random) -> Actor:
-        log = self._behind(Faults(source, RATES))
+        context = self._behind(Faults(source, RATES))
         return Actor(
-            log, Lookup(log, self.topic, bytes_max=PARTITIONS * source.choice([0, 60, 9999]))
+            context,
+            Lookup(context, self.topic, bytes_max=PARTITIONS * source.choice([0, 60, 9999])),
         )
 
-    def _behind(self, faults: Faults) -> Log:
+    def _behind(self, faults: Faults) -> Context:
         house = self.house
-        return Log(
+        return Context(
             FaultyStore(house.store, faults),
             FaultyCatalog(house.catalog, faults, house.clock),
             house.clock,
@@ -246,26 +253,30 @@ class JournalMachine(RuleBasedStateMachine):
             random.Random(7),
         )
 
-    def _attempt(self, who: int, death: int | None, run: Callable[[Log], Any]) -> Any:
+    def _attempt(self, who: int, death: int | None, run: Callable[[Context], Any]) -> Any:
         """Do it, dying on the way; after that, and when a reply is lost for good, once more."""
-        log = self.actors[who].log if death is None else self._behind(Death(death))
+        context = self.actors[who].context if death is None else self._behind(Death(death))
         try:
-            return run(log)
+            return run(context)
         except (UnavailableError, UnknownOutcomeError):
             pass
         except Crash:
             self.house.clock.advance(60)
-        return run(self.house.log)
+        return run(self.house.context)
 
     def _seen(self, who: int, look: Callable[[Actor], Any]) -> Any:
         try:
             return look(self.actors[who])
         except UnavailableError:
-            return look(Actor(self.house.log, Lookup(self.house.log, self.topic)))
+            return look(Actor(self.house.context, Lookup(self.house.context, self.topic)))
 
-    def _amender(self, log: Log, who: int) -> Amender:
-        lookup = self.actors[who].lookup if log is self.actors[who].log else Lookup(log, self.topic)
-        return Amender(log, lookup, Why("somebody"))
+    def _amender(self, context: Context, who: int) -> Amender:
+        lookup = (
+            self.actors[who].lookup
+            if context is self.actors[who].context
+            else Lookup(context, self.topic)
+        )
+        return Amender(context, lookup, Why("somebody"))
 
     def _take_in(self, partition: int, events: list[Event]) -> None:
         """What came to be there, once or, after a death, twice."""
@@ -282,10 +293,14 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def _append(
-    log: Log, machine: JournalMachine, partition: int, events: list[Event], expected: Any = None
+    context: Context,
+    machine: JournalMachine,
+    partition: int,
+    events: list[Event],
+    expected: Any = None,
 ) -> int:
     """One run, by a producer of its own; its first offset."""
-    appender = Appender(log, find_topic(log, "t"), f"~{machine.house.ids.new()}")
+    appender = Appender(context, find_topic(context, "t"), f"~{machine.house.ids.new()}")
     segment = encode_staged([(partition, table_of(events, T0))])
     base, _ = appender.commit(appender.upload(segment), segment.pieces[0], None, expected)
     return base

@@ -15,8 +15,8 @@ from tests.servers.s3 import S3
 from tidelog import Event
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.policy import Policy
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server
@@ -49,7 +49,7 @@ def test_events_are_found_amended_compiled_and_read_by_urls(
             assert home.get("t", "id-3").value == b"new" * 5_000
             with pytest.raises(NotFoundError):
                 home.get("t", "id-1")
-            compile_topic(home.log, home.topic("t"), Policy.everything())
+            compile_topic(home.context, home.topic("t"), CompilePolicy.everything())
             home.sweep(0)
         found = {}
         for entry in home.journals("t", presign="10m"):

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.journal.compiling import Death, Press
-from tests.journal.test_compile import filled, values
+from tests.journal.compile.test_compile import filled, values
+from tests.support.compiled_journals import Death, Press
 from tidelog import Event
+from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import create_home
-from tidelog.journal.policy import Policy
-from tidelog.journal.scribe import Scribe, Scribing, Turn
-from tidelog.journal.tickets import Place, Rate, Tickets
-from tidelog.log.base import Log
-from tidelog.log.process import NoProcesses
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.scribe import Rate, Scribe, ScribeOptions, Tickets, Turn, TurnPosition
 from tidelog.model import layout
 from tidelog.model.topic import Topic
+from tidelog.process import NoProcesses
 from tidelog.settings import Settings
 from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults
@@ -27,7 +26,7 @@ from tidelog.testing.scheduler import Crash
 
 MINUTE_S = 60
 RATE = Rate(10 * MINUTE_S * 1000, 60 * MINUTE_S * 1000)
-EAGER = Scribing(RATE, Policy.everything(), grace_ms=0, sweep_every_ms=0)
+EAGER = ScribeOptions(RATE, CompilePolicy.everything(), grace_ms=0, sweep_every_ms=0)
 
 
 @pytest.fixture
@@ -35,9 +34,11 @@ def press() -> Press:
     return Press()
 
 
-def scribe(press: Press, how: Scribing = EAGER, seed: int = 5) -> Scribe:
-    log = Log(press.store, press.catalog, press.clock, seeded_ids(seed), random.Random(seed))
-    return Scribe(log, how)
+def scribe(press: Press, how: ScribeOptions = EAGER, seed: int = 5) -> Scribe:
+    context = Context(
+        press.store, press.catalog, press.clock, seeded_ids(seed), random.Random(seed)
+    )
+    return Scribe(context, how)
 
 
 def some_topics(press: Press, *names: str) -> list[Topic]:
@@ -69,7 +70,7 @@ def test_there_is_one_turn_for_each_stretch_of_time(press: Press) -> None:
 
 
 def test_tickets_that_nobody_had_time_for_are_dropped(press: Press) -> None:
-    tickets = Tickets(press.log, RATE)
+    tickets = Tickets(press.context, RATE)
     seen: set[int] = set()
     for _ in range(200):
         waiting = tickets.issue().tickets
@@ -145,10 +146,10 @@ def test_the_turn_of_a_process_that_is_known_to_be_dead_is_had_at_once(press: Pr
     some_topics(press, "a")
     with pytest.raises(Crash):
         Scribe(press.faulty(Death(12)), EAGER).tick()
-    log = Log(
+    context = Context(
         press.store, press.catalog, press.clock, seeded_ids(3), random.Random(3), processes=Dead()
     )
-    assert Scribe(log, EAGER).tick() is not None
+    assert Scribe(context, EAGER).tick() is not None
 
 
 def test_a_scribe_may_die_after_every_call() -> None:
@@ -188,7 +189,9 @@ class Slow:
 def test_a_turn_that_runs_out_of_time_goes_on_where_it_was(press: Press) -> None:
     topics = some_topics(press, "a", "b", "c", "d", "e")
     Slow(press, 60)
-    how = Scribing(RATE, Policy.everything(), budget_ms=100_000, grace_ms=0, sweep_every_ms=0)
+    how = ScribeOptions(
+        RATE, CompilePolicy.everything(), budget_ms=100_000, grace_ms=0, sweep_every_ms=0
+    )
     worker = scribe(press, how)
     turns: list[Turn] = []
     for _ in range(3):
@@ -206,8 +209,8 @@ def test_a_partition_that_is_never_done_does_not_starve_the_others(press: Press)
     endless = filled(press, 40, name="a")
     other = filled(press, name="b")
     Slow(press, 60)
-    policy = Policy(min_events=1, max_events=4)
-    worker = scribe(press, Scribing(RATE, policy, budget_ms=150_000))
+    policy = CompilePolicy(min_events=1, max_events=4)
+    worker = scribe(press, ScribeOptions(RATE, policy, budget_ms=150_000))
     for _ in range(2):
         assert worker.tick() is not None
         press.clock.advance(600)
@@ -227,7 +230,7 @@ def test_told_to_stop_it_leaves_between_two_swaps(press: Press) -> None:
 
     press.store.__class__ = Stopping
     turns: list[Turn] = []
-    worker = Scribe(press.log, EAGER, stopped=stop.is_set)
+    worker = Scribe(press.context, EAGER, stopped=stop.is_set)
     worker.run(press.clock.sleep, turns.append, lambda _: None)
     assert [turn.compiled.journals for turn in turns] == [1]
     assert [len(press.journals(topic)) for topic in topics] == [1, 0, 0]
@@ -276,7 +279,7 @@ def test_a_function_can_call_it(tmp_path: Path) -> None:
         home.create_topic("t")
         for number in range(3):
             home.append("t", [Event(b"%d" % number)])
-        turn = home.scribe_once(Scribing(policy=Policy.everything()))
+        turn = home.scribe_once(ScribeOptions(policy=CompilePolicy.everything()))
         assert turn is not None
         assert (turn.compiled.events, turn.finished) == (3, True)
         assert [event.value for event in home.read("t")] == [b"0", b"1", b"2"]
@@ -284,10 +287,10 @@ def test_a_function_can_call_it(tmp_path: Path) -> None:
 
 def test_it_does_not_sweep_where_that_is_not_wanted_or_was_just_done(press: Press) -> None:
     some_topics(press, "a")
-    turn = scribe(press, Scribing(RATE, grace_ms=None)).tick()
+    turn = scribe(press, ScribeOptions(RATE, grace_ms=None)).tick()
     assert turn is not None
     assert turn.swept is None
-    worker = scribe(press, Scribing(RATE, sweep_every_ms=3_600_000))
+    worker = scribe(press, ScribeOptions(RATE, sweep_every_ms=3_600_000))
     sweeps = 0
     for _ in range(12):
         press.clock.advance(600)
@@ -301,7 +304,7 @@ def test_a_home_without_topics_has_nothing_to_do(press: Press) -> None:
     turn = scribe(press).tick()
     assert turn is not None
     assert (turn.finished, turn.topics) == (True, 0)
-    assert Tickets(press.log, RATE).read()[0].place == Place()
+    assert Tickets(press.context, RATE).read()[0].place == TurnPosition()
 
 
 @pytest.mark.parametrize(

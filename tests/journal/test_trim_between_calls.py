@@ -12,22 +12,22 @@ from typing import cast
 
 import pytest
 
-from tests.journal.compiling import Press
-from tests.log.test_delete_beside_readers import Between
-from tidelog.codec.events import table_of
-from tidelog.codec.journal import JournalFile
+from tests.faults.test_topic_delete_beside_readers import Between
+from tests.support.compiled_journals import Press
+from tidelog.codec.event_batch import table_of
+from tidelog.codec.journal_file import JournalFile
 from tidelog.codec.segment import encode_staged
+from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.lookup import Lookups
-from tidelog.journal.policy import Policy
-from tidelog.log.base import Log
-from tidelog.log.read import Reader
-from tidelog.log.sweep import sweep_home
-from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.lookup.lookup import Lookups
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.playback.play import play_events
+from tidelog.playback.merge import play_events
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Scheduler
 
@@ -47,33 +47,33 @@ def filled() -> tuple[Press, Topic]:
     return press, topic
 
 
-def read(log: Log, topic: Topic) -> list[bytes | None]:
-    return [e.value for s in Reader(log, topic, 0).stretches(0) for e in s.events()]
+def read(context: Context, topic: Topic) -> list[bytes | None]:
+    return [e.value for s in Reader(context, topic, 0).stretches(0) for e in s.events()]
 
 
-def play(log: Log, topic: Topic) -> list[bytes | None]:
-    return [event.value for event in play_events(log, topic.name, 0, 10**12)]
+def play(context: Context, topic: Topic) -> list[bytes | None]:
+    return [event.value for event in play_events(context, topic.name, 0, 10**12)]
 
 
-def get_updated(log: Log, topic: Topic) -> list[bytes | None]:
-    return [Lookups(log, None).of(topic).get("id0").value]
+def get_updated(context: Context, topic: Topic) -> list[bytes | None]:
+    return [Lookups(context, None).of(topic).get("id0").value]
 
 
-def get_deleted(log: Log, topic: Topic) -> list[bytes | None]:
-    return [Lookups(log, None).of(topic).get("id1").value]
+def get_deleted(context: Context, topic: Topic) -> list[bytes | None]:
+    return [Lookups(context, None).of(topic).get("id1").value]
 
 
 @pytest.mark.parametrize("start", [3, 6])  # with and without the run
 @pytest.mark.parametrize("reader", [read, play, get_updated, get_deleted])
 def test_reader_never_gets_what_was_amended_before_a_trim(
-    reader: Callable[[Log, Topic], list[bytes | None]], start: int
+    reader: Callable[[Context, Topic], list[bytes | None]], start: int
 ) -> None:
     for call in range(1, CALLS_MAX):
         press, topic = filled()
 
         def act(press: Press = press, topic: Topic = topic) -> None:
-            trim_topic(press.log, topic, ToOffsets({0: start}))
-            sweep_home(press.log, 0)
+            trim_topic(press.context, topic, ToOffsets({0: start}))
+            sweep_home(press.context, 0)
 
         between = Between(call, act)
         found: list[bytes | None] = []
@@ -91,12 +91,12 @@ def test_compile_writes_nothing_that_was_deleted_before_a_trim() -> None:
         press, topic = filled()
 
         def act(press: Press = press, topic: Topic = topic) -> None:
-            trim_topic(press.log, topic, ToOffsets({0: 3}))
-            sweep_home(press.log, 0)
+            trim_topic(press.context, topic, ToOffsets({0: 3}))
+            sweep_home(press.context, 0)
 
         between = Between(call, act)
-        log = press.faulty(Faults(scheduler=cast(Scheduler, between)))
-        compile_topic(log, topic, Policy.everything())
+        context = press.faulty(Faults(scheduler=cast(Scheduler, between)))
+        compile_topic(context, topic, CompilePolicy.everything())
         for run in press.journals(topic):
             data = press.store.get(run.object)
             file = JournalFile(lambda start, end, data=data: data[start:end], run, "a journal")  # type: ignore[misc]
@@ -114,13 +114,13 @@ def test_compile_writes_nothing_that_was_deleted_before_a_trim() -> None:
 
 def test_deleted_event_that_is_trimmed_leaves_its_journal_with_the_next_compile() -> None:
     press, topic = filled()
-    compile_topic(press.log, topic, Policy.everything())
+    compile_topic(press.context, topic, CompilePolicy.everything())
     press.amend(topic, 2, delete=True)
-    trim_topic(press.log, topic, ToOffsets({0: 3}))
-    sweep_home(press.log, 0)
-    compile_topic(press.log, topic, Policy.everything())
+    trim_topic(press.context, topic, ToOffsets({0: 3}))
+    sweep_home(press.context, 0)
+    compile_topic(press.context, topic, CompilePolicy.everything())
     press.clock.advance(86_400)
-    sweep_home(press.log, 0)
+    sweep_home(press.context, 0)
     (run,) = press.journals(topic)
     assert press.objects() == {run.object}
     data = press.store.get(run.object)

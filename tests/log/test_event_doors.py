@@ -13,11 +13,11 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home
+from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.event_json import event_lines, event_of_line
-from tidelog.codec.events import STORED_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import Why
-from tidelog.log.once import append_once
+from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits
 from tidelog.model.event import to_iso
 from tidelog.model.playback import time_range
@@ -73,7 +73,7 @@ def _json(home: Home, event: Event) -> None:
 
 def _once(home: Home, event: Event) -> None:
     """With an idempotency key, as HTTP does."""
-    append_once(home.log, home.topic("t"), "k", [_parsed(event)])
+    append_once(home.context, home.topic("t"), "k", [_parsed(event)])
 
 
 DOORS: dict[str, Callable[[Home, Event], object]] = {

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 import tidelog
-from tests.server.serving import serving
+from tests.support.serving import serving
 from tidelog import Event, Home
-from tidelog.codec.events import STORED_SCHEMA
+from tidelog.codec.event_batch import STORED_SCHEMA
+from tidelog.connectors.topic.segments import EventLimit, SegmentTarget, SegmentWriter
 from tidelog.errors import InvalidError
-from tidelog.log.once import append_once
+from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits
-from tidelog.sinks.segments import Limit, SegmentWriter, Target
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock
 
@@ -59,7 +59,7 @@ def _stage(home: Home, event: Event) -> None:
     columns["timestamp"] = pa.chunked_array([pa.array([0, 0]).cast(STORED_SCHEMA.field(0).type)])
     columns["offset"] = pa.chunked_array([pa.array([0, 1])])
     batch = pa.table(columns).to_batches()[0]
-    target = Target("topic:t", Limit(limits.EVENT_BYTES_MAX))
+    target = SegmentTarget("topic:t", EventLimit(limits.EVENT_BYTES_MAX))
     writer = SegmentWriter(MemoryStore(FakeClock()), "s", target, lambda batch: None)  # type: ignore[arg-type,return-value]
     writer.write(batch)
 
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[Home, Event], object]] = {
     "arrow": lambda home, event: home.append("t", _table(event)),
     "absent": lambda home, event: home.append("t", [event], if_absent=True),
     "absent arrow": lambda home, event: home.append("t", _table(event)[1:], if_absent=True),
-    "once": lambda home, event: append_once(home.log, home.topic("t"), "k", [event]),
+    "once": lambda home, event: append_once(home.context, home.topic("t"), "k", [event]),
     "stage": _stage,
 }
 

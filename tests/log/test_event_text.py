@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import tidelog
 from tidelog import Event, Home
-from tidelog.codec import events as codec
+from tidelog.codec import event_batch as codec
+from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_batch
 from tidelog.codec.event_json import batch_lines
-from tidelog.codec.events import STORED_SCHEMA, check_events, stored_batch
 from tidelog.errors import CorruptError, InvalidError
 
 _HEADERS = STORED_SCHEMA.field("headers").type
@@ -69,7 +69,7 @@ def test_older_event_with_bad_text_is_named_by_readers_and_verify(
     home: Home, column: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tidelog.log.producer.check_events", lambda *_, **__: None)
+        patch.setattr("tidelog.log.producer.producer.check_events", lambda *_, **__: None)
         home.append("t", _table(column), partition=0)
     (found,) = [each for each in home.verify("t").findings if each.severity == "error"]
     assert "offset 1: its" in found.what

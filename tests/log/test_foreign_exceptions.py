@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 import tidelog
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.log.base import LogSettings
-from tidelog.log.hold import beating
-from tidelog.log.intake import Intake
+from tidelog.context import LogSettings
+from tidelog.coordination.ownership import beating
+from tidelog.log.consumer.fetcher import Intake
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_poll_returns_what_it_read_before_a_foreign_exception(
 
 
 def test_lease_is_kept_after_a_foreign_exception(home: Home) -> None:
-    object.__setattr__(home.log, "settings", LogSettings(lease_ttl_ms=60))
+    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=60))
     beats = 0
 
     def beat() -> None:
@@ -56,6 +56,6 @@ def test_lease_is_kept_after_a_foreign_exception(home: Home) -> None:
         if beats == 1:
             raise RuntimeError("of a driver")
 
-    with beating(home.log, beat) as lost:
+    with beating(home.context, beat) as lost:
         until(lambda: beats > 2)
     assert not lost.is_set()

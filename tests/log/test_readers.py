@@ -13,15 +13,15 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.log.readers import readers_behind
-from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.model import layout
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, Totals
-from tidelog.model.playback import Pinned, PlaybackState, TimeRange
-from tidelog.model.run import encode_row
-from tidelog.playback.names import start_playback
-from tidelog.playback.pin import pin_topic
+from tidelog.model.playback import PlaybackPin, PlaybackState, TimeRange
+from tidelog.playback.request import pin_topic
+from tidelog.playback.session import start_playback
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def home() -> Iterator[Home]:
 
 
 def put(home: Home, where: str, row: str, value: object) -> None:
-    home.catalog.write(where, Put(row, encode_row(value)), write_id=home.log.ids.new())
+    home.catalog.write(where, Put(row, encode_row(value)), write_id=home.context.ids.new())
 
 
 def start(home: Home) -> int:
@@ -77,7 +77,7 @@ def test_trim_that_moves_nothing_is_not_refused(home: Home) -> None:
 
 
 def test_trim_does_not_pass_an_archive_or_its_backfill(home: Home) -> None:
-    made = {1: Making(), 2: Making()}
+    made = {1: ArchiveFormat(), 2: ArchiveFormat()}
     made_of = ("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, made)
     archive = Archive(*made_of, state="ready", states={2: "building"})
     put(home, layout.REGISTRY, layout.archive_row("a"), archive)
@@ -97,7 +97,7 @@ def test_trim_does_not_pass_an_archive_or_its_backfill(home: Home) -> None:
 def test_archive_of_an_earlier_topic_holds_back_only_what_it_may_still_read(
     home: Home, ended: Literal["", "remade"], commits: int
 ) -> None:
-    made_of = ("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, {1: Making()})
+    made_of = ("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, {1: ArchiveFormat()})
     archive = Archive(*made_of, state="ready")
     put(home, layout.REGISTRY, layout.archive_row("a"), archive)
     totals = Totals(commits=commits)
@@ -124,9 +124,9 @@ def test_trim_does_not_pass_a_pump(home: Home) -> None:
 
 def test_trim_does_not_pass_a_playback_that_has_not_finished(home: Home) -> None:
     topic = home.topic("t")
-    pin = pin_topic(home.log, topic, TimeRange(4_000, 8_000))
-    wanted = Pinned("t", "file:x", "", ("", "", ""), pin, 0)
-    start_playback(home.log, "back", wanted)
+    pin = pin_topic(home.context, topic, TimeRange(4_000, 8_000))
+    wanted = PlaybackPin("t", "file:x", "", ("", "", ""), pin, 0)
+    start_playback(home.context, "back", wanted)
     assert "playback `back` at 0:4" in refusal(home, 6)
     home.trim("t", ToOffsets({0: 4}))
     where = layout.playback_partition("back")
@@ -188,7 +188,7 @@ def test_error_names_each_reader_once_and_counts_the_rest(home: Home) -> None:
     assert str(refused.value).count("consumer `c0`") == 1
     assert "and 3 more" in str(refused.value)
     assert len(refused.value.context["readers"]) == 16
-    assert len(readers_behind(home.log, home.topic("t"), {0: 2, 1: 2})) == 16
+    assert len(readers_behind(home.context, home.topic("t"), {0: 2, 1: 2})) == 16
 
 
 def behind(home: Home, name: str, count: int) -> None:
@@ -236,8 +236,8 @@ def test_no_names_pass_no_reader_and_a_playback_that_has_finished_has_a_name(hom
     behind(home, "c", 2)
     with pytest.raises(InvalidError, match="consumer `c`"):
         home.trim("t", ToOffsets({0: 3}), past_readers=[])
-    pin = pin_topic(home.log, home.topic("t"), TimeRange(4_000, 8_000))
-    start_playback(home.log, "back", Pinned("t", "file:x", "", ("", "", ""), pin, 0))
+    pin = pin_topic(home.context, home.topic("t"), TimeRange(4_000, 8_000))
+    start_playback(home.context, "back", PlaybackPin("t", "file:x", "", ("", "", ""), pin, 0))
     with pytest.raises(InvalidError, match="consumer `c` at 0:2; playback `back` at 0:4"):
         home.trim("t", ToOffsets({0: 6}))
     with pytest.raises(InvalidError, match="`tidelog playback --forget back`"):

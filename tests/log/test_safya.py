@@ -15,10 +15,10 @@ from tests.servers.cassandra import Cassandra
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
 from tidelog import Event, Home
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.home import create_home
-from tidelog.log.append import Appender
+from tidelog.log.producer.append import Appender
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server
@@ -136,7 +136,7 @@ def test_order_holds_for_each_of_three_concurrent_writers(home: Home, topic: str
 
 def test_a_producer_that_dies_before_its_commit_leaves_no_hole(home: Home, topic: str) -> None:
     home.append(topic, [Event(b"before")], partition=0)
-    dying = Appender(home.log, home.topic(topic), "~dying")
+    dying = Appender(home.context, home.topic(topic), "~dying")
     dying.upload(encode_staged([(0, table_of([Event(b"never")], 0))]))
     home.append(topic, [Event(b"after")], partition=0)
     events = read_all(home, topic, "c")

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tests.opening import a_catalog
-from tests.waiting import until
+from tests.support.homes import a_catalog
+from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Catalog, Change, Put
+from tidelog.context import LogSettings
 from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
-from tidelog.log import consumer as consumer_module
-from tidelog.log.append import Appender
-from tidelog.log.base import LogSettings
-from tidelog.log.consumer import Consumer
-from tidelog.log.lease import Membership
-from tidelog.model.run import SentBatch
+from tidelog.log.consumer import consumer as consumer_module
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.leases import Membership
+from tidelog.log.producer.append import Appender
+from tidelog.model.partition_rows import SentBatch
 from tidelog.testing.clock import FakeClock
 
 
@@ -29,7 +29,7 @@ from tidelog.testing.clock import FakeClock
 def home() -> Iterator[Home]:
     with tidelog.open("memory:") as opened:
         settings = LogSettings(lease_ttl_ms=400, linger_ms=1, segment_bytes=2_000)
-        object.__setattr__(opened.log, "settings", settings)
+        object.__setattr__(opened.context, "settings", settings)
         opened.create_topic("t", 2)
         yield opened
 
@@ -57,8 +57,8 @@ class Broken:
 
 
 def broken(home: Home, part: str, verb: str) -> Broken:
-    wrapper = Broken(getattr(home.log, part), verb)
-    object.__setattr__(home.log, part, wrapper)
+    wrapper = Broken(getattr(home.context, part), verb)
+    object.__setattr__(home.context, part, wrapper)
     return wrapper
 
 
@@ -92,7 +92,7 @@ def _append_quietly(home: Home, events: list[Event]) -> None:
 
 def test_a_part_that_fails_waits_for_the_others(home: Home) -> None:
     """Else an event would be called lost that is stored a moment later, and order would break."""
-    object.__setattr__(home.log, "commits_at_once", 4)
+    object.__setattr__(home.context, "commits_at_once", 4)
     keys = {home.partition_for("t", b"%d" % n): b"%d" % n for n in range(20)}
     home.append("t", [Event(b"0", key=key) for key in keys.values()])
     catalog = broken(home, "catalog", "write")
@@ -157,7 +157,7 @@ def test_threads_may_share_a_named_producer(home: Home) -> None:
 
 def test_two_who_open_one_name_at_once_do_not_both_keep_it(home: Home) -> None:
     topic = home.topic("t")
-    one, two = Appender(home.log, topic, "n"), Appender(home.log, topic, "n")
+    one, two = Appender(home.context, topic, "n"), Appender(home.context, topic, "n")
     real = one._read_state
 
     def read_then_be_overtaken(partition: int) -> object:
@@ -180,7 +180,7 @@ def test_sequences_far_apart_fit_into_a_row(home: Home) -> None:
         last = producer.send(b"x", key=b"one", sequence=4_999 * 10**12).result(60)
         assert last.offset == 4_999
     huge = SentBatch(0, 0, 100_000, (10**12,) * 99_999)
-    from tidelog.log.sent import recent_batches
+    from tidelog.log.producer.append_plan import recent_batches
 
     first, *_, final = recent_batches((), huge)
     assert (first.first, first.base) == (0, 0)
@@ -201,7 +201,7 @@ def test_headers_that_change_after_send_are_stored_as_they_were(home: Home) -> N
 
 
 def test_a_release_that_failed_does_not_orphan_the_partition(home: Home) -> None:
-    member = Membership(home.log, home.topic("t"), "c", "earliest")
+    member = Membership(home.context, home.topic("t"), "c", "earliest")
     member.join()
     assert member.take(0, member.alive())
     catalog = broken(home, "catalog", "write")
@@ -215,16 +215,16 @@ def test_a_release_that_failed_does_not_orphan_the_partition(home: Home) -> None
 
 def test_a_member_that_slept_notices_what_it_lost(home: Home) -> None:
     topic = home.topic("t")
-    sleeper, other = (Membership(home.log, topic, "c", "earliest") for _ in range(2))
+    sleeper, other = (Membership(home.context, topic, "c", "earliest") for _ in range(2))
     sleeper.join()
     sleeper.take_some(sleeper.alive())
     assert sorted(sleeper.held) == [0, 1]
     other.join()
     other.take(0, [other.id])  # as if the sleeper were dead
     other._seen["member/" + sleeper.id] = ("", 0.0)
-    found = home.log.catalog.get(*_lease_row(home, 0))
+    found = home.context.catalog.get(*_lease_row(home, 0))
     assert found is not None
-    home.log.catalog.write(
+    home.context.catalog.write(
         _lease_row(home, 0)[0], Put("lease", found.value, found.version), write_id="taken"
     )
     sleeper.check_held()
@@ -259,7 +259,7 @@ def test_an_interrupted_poll_gives_its_events_again(
         consumer.poll(timeout_s=0.01, max_events=3)
         consumer.commit()
         with monkeypatch.context() as patch:
-            patch.setattr(consumer_module.Stretch, "events", _interrupt)
+            patch.setattr(consumer_module.OffsetEvents, "events", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll()
         consumer.commit()  # as a `finally` would
@@ -305,9 +305,9 @@ def test_a_stop_during_retries_skips_nothing(home: Home) -> None:
 def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> None:
     """Longer than the time to live and the poll interval, in steps for which both keepers wait."""
     settings = LogSettings(lease_ttl_ms=150, max_poll_interval_ms=300)
-    object.__setattr__(home.log, "settings", settings)
+    object.__setattr__(home.context, "settings", settings)
     clock, stop = FakeClock(), threading.Event()
-    object.__setattr__(home.log, "clock", clock)
+    object.__setattr__(home.context, "clock", clock)
     handled: list[int | None] = []
     taken: list[Event] = []
 
@@ -356,7 +356,7 @@ def start_keeper(consumer: Consumer) -> None:
 
 def test_caught_up_means_the_whole_topic(home: Home) -> None:
     patient = LogSettings(lease_ttl_ms=600_000, linger_ms=1)
-    object.__setattr__(home.log, "settings", patient)
+    object.__setattr__(home.context, "settings", patient)
     home.append("t", [Event(b"x")], partition=0)
     holder = home.consumer("t", "c")
     holder.poll(timeout_s=0.05)
@@ -395,14 +395,16 @@ def test_a_one_shot_reader_is_listed(home: Home) -> None:
 def test_closing_a_home_closes_what_it_gave_out_and_flushes() -> None:
     home = tidelog.open("memory:")
     home.create_topic("t")
-    log = home.log
+    context = home.context
     home.producer("t").send(b"kept")
     consumer = home.consumer("t", "c")
     consumer.poll(timeout_s=0.01)
     home.close()
     home.close()
     rows = list(
-        log.catalog.scan(f"topic/{next(iter(_incarnations(log.catalog)))}/0", "run/", "run0")
+        context.catalog.scan(
+            f"topic/{next(iter(_incarnations(context.catalog)))}/0", "run/", "run0"
+        )
     )
     assert len(rows) == 1
     for call in (home.topics, lambda: home.append("t", []), consumer.poll):
@@ -411,7 +413,7 @@ def test_closing_a_home_closes_what_it_gave_out_and_flushes() -> None:
 
 
 def _incarnations(catalog: Catalog) -> Iterator[str]:
-    from tidelog.model.run import decode_row
+    from tidelog.model.partition_rows import decode_row
     from tidelog.model.topic import Topic
 
     for row in catalog.scan("registry", "topic/", "topic0"):

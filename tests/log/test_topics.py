@@ -14,6 +14,7 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Catalog, Change, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
+from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -21,10 +22,9 @@ from tidelog.errors import (
     NotFoundError,
     UnknownOutcomeError,
 )
-from tidelog.log.base import Log
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics, read_head
 from tidelog.model import layout
-from tidelog.model.run import Head, encode_row
+from tidelog.model.partition_rows import Head, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock, seeded_ids
@@ -131,9 +131,11 @@ def test_many_who_create_one_topic_agree(home: Home) -> None:
 class TestDiesAfterEveryCall:
     """Creating and deleting die after the n-th call; the next one finishes."""
 
-    def log(self, crash_after: int | None, store: MemoryStore, catalog: MemoryCatalog) -> Log:
+    def context(
+        self, crash_after: int | None, store: MemoryStore, catalog: MemoryCatalog
+    ) -> Context:
         faults = Faults(crash_after_call=crash_after)
-        return Log(
+        return Context(
             FaultyStore(store, faults),
             FaultyCatalog(catalog, faults),
             FakeClock(),
@@ -146,25 +148,25 @@ class TestDiesAfterEveryCall:
         store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
         died = False
         try:
-            create_topic(self.log(call, store, catalog), Topic("t", "first", 2, 0))
+            create_topic(self.context(call, store, catalog), Topic("t", "first", 2, 0))
         except Crash:
             died = True
-        log = self.log(None, store, catalog)
+        context = self.context(None, store, catalog)
         try:
-            create_topic(log, Topic("t", "second", 2, 0))
+            create_topic(context, Topic("t", "second", 2, 0))
         except AlreadyExistsError:
-            assert find_topic(log, "t").state == "ready"
-        assert find_topic(log, "t").partitions == 2
+            assert find_topic(context, "t").state == "ready"
+        assert find_topic(context, "t").partitions == 2
         assert died or call > 8
 
     @pytest.mark.parametrize("call", range(1, 25))
     def test_deleting(self, call: int) -> None:
         store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
-        good = self.log(None, store, catalog)
+        good = self.context(None, store, catalog)
         topic = create_topic(good, Topic("t", "first", 2, 0))
         store.put(layout.segment(topic.incarnation, 0, "abc"), b"x")
         try:
-            delete_topic(self.log(call, store, catalog), "t")
+            delete_topic(self.context(call, store, catalog), "t")
         except Crash:
             if call > 1:  # the first call only reads
                 with pytest.raises(NotFoundError):
@@ -182,7 +184,7 @@ class TestDiesAfterEveryCall:
 def test_a_creation_that_a_deletion_overtakes_is_not_called_done() -> None:
     """Else a producer could append to an incarnation that is gone, and a sweep would delete it."""
     store, rows = MemoryStore(FakeClock()), MemoryCatalog()
-    good = Log(store, rows, FakeClock(), seeded_ids(1), Faults().random)
+    good = Context(store, rows, FakeClock(), seeded_ids(1), Faults().random)
 
     class DeletesFirst(MemoryCatalog):
         def get(self, partition: str, row: str) -> Row | None:
@@ -200,9 +202,9 @@ def test_a_creation_that_a_deletion_overtakes_is_not_called_done() -> None:
         def write(self, partition: str, *changes: Change, write_id: str) -> None:
             rows.write(partition, *changes, write_id=write_id)
 
-    log = Log(store, DeletesFirst(), FakeClock(), seeded_ids(2), Faults().random)
+    context = Context(store, DeletesFirst(), FakeClock(), seeded_ids(2), Faults().random)
     with pytest.raises((ConflictError, NotFoundError)):
-        create_topic(log, Topic("t", "first", 2, 0))
+        create_topic(context, Topic("t", "first", 2, 0))
     assert list(list_topics(good)) == []
 
 
@@ -216,29 +218,29 @@ def test_repeated_packet_of_a_creation_opens_no_head_of_a_deleted_topic() -> Non
             repeats.append(lambda: sent.write(partition, *changes, write_id=write_id))
             super().write(partition, *changes, write_id=write_id)
 
-    log = Log(store, Repeats(sent, Faults()), FakeClock(), seeded_ids(1), Faults().random)
-    topic = create_topic(log, Topic("t", "first", 2, 0))
+    context = Context(store, Repeats(sent, Faults()), FakeClock(), seeded_ids(1), Faults().random)
+    topic = create_topic(context, Topic("t", "first", 2, 0))
     packets = list(repeats)
-    delete_topic(log, "t")
+    delete_topic(context, "t")
     for repeat in packets:
         with contextlib.suppress(ConflictError):
             repeat()
     for partition in (0, 1):
         with pytest.raises(NotFoundError):
-            read_head(log, topic, partition)
-    assert list(list_topics(log)) == []
+            read_head(context, topic, partition)
+    assert list(list_topics(context)) == []
 
 
 def test_delete_closes_heads_that_a_creation_has_not_made_yet() -> None:
     store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
     faults = Faults(crash_after_call=4)  # the registry, and nothing else
-    died = Log(store, FaultyCatalog(catalog, faults), FakeClock(), seeded_ids(1), faults.random)
+    died = Context(store, FaultyCatalog(catalog, faults), FakeClock(), seeded_ids(1), faults.random)
     with pytest.raises(Crash):
         create_topic(died, Topic("t", "first", 2, 0))
     late = Put("head", encode_row(Head()), expect=ABSENT)
-    log = Log(store, catalog, FakeClock(), seeded_ids(2), faults.random)
+    context = Context(store, catalog, FakeClock(), seeded_ids(2), faults.random)
     assert catalog.get(layout.topic_partition("first", 1), "head") is None
-    delete_topic(log, "t")
+    delete_topic(context, "t")
     with pytest.raises(ConflictError):
         catalog.write(layout.topic_partition("first", 1), late, write_id="late")
 
@@ -246,7 +248,7 @@ def test_delete_closes_heads_that_a_creation_has_not_made_yet() -> None:
 @pytest.mark.parametrize("call", [*range(1, 30, 3), 100, 200, *range(255, 290, 3), 10_000])
 def test_audit_records_and_the_ledger_go_with_a_topic_also_when_it_dies(call: int) -> None:
     store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
-    good = Log(store, catalog, FakeClock(), seeded_ids(1), Faults().random)
+    good = Context(store, catalog, FakeClock(), seeded_ids(1), Faults().random)
     create_topic(good, Topic("t", "first", 2, 0))
     create_topic(good, Topic("u", "other", 1, 0))
     digests = [f"{number:02x}{'0' * 62}" for number in range(0, 256, 5)]
@@ -260,8 +262,10 @@ def test_audit_records_and_the_ledger_go_with_a_topic_also_when_it_dies(call: in
     faults = Faults(crash_after_call=call)
     with contextlib.suppress(Crash):
         faulty = FaultyCatalog(catalog, faults, FakeClock())
-        log = Log(FaultyStore(store, faults), faulty, FakeClock(), seeded_ids(2), faults.random)
-        delete_topic(log, "t")
+        context = Context(
+            FaultyStore(store, faults), faulty, FakeClock(), seeded_ids(2), faults.random
+        )
+        delete_topic(context, "t")
     with contextlib.suppress(NotFoundError):
         delete_topic(good, "t")
 
@@ -302,14 +306,14 @@ def test_delete_that_another_process_finished_leaves_a_newer_topic_of_that_name(
         home.create_topic("t", 1)
         home.append("t", [Event(b"new")])
 
-    catalog: Any = _Before(home.log.catalog, recreate)
-    delete_topic(dataclasses.replace(home.log, catalog=catalog), "t")
+    catalog: Any = _Before(home.context.catalog, recreate)
+    delete_topic(dataclasses.replace(home.context, catalog=catalog), "t")
     assert [event.value for event in home.read("t")] == [b"new"]
 
 
 def test_delete_whose_reply_was_lost_leaves_a_newer_topic_of_that_name(home: Home) -> None:
     home.create_topic("t", 1)
-    catalog: Any = _Before(home.log.catalog, lambda: None)
+    catalog: Any = _Before(home.context.catalog, lambda: None)
     removed = catalog.write
 
     def lose(partition: str, *changes: Change, write_id: str) -> None:
@@ -319,5 +323,5 @@ def test_delete_whose_reply_was_lost_leaves_a_newer_topic_of_that_name(home: Hom
             raise UnknownOutcomeError("lost (injected)")
 
     catalog.write = lose
-    delete_topic(dataclasses.replace(home.log, catalog=catalog), "t")
+    delete_topic(dataclasses.replace(home.context, catalog=catalog), "t")
     assert home.topic("t").state == "ready"

@@ -10,23 +10,22 @@ from dataclasses import replace
 
 import pytest
 
-from tests.pipeline.fakes import LinesSink, ListSource, listed
-from tests.pipeline.racing import race_two
+from tests.support.fake_pipelines import LinesSink, ListSource, listed
+from tests.support.races import race_two
 from tidelog.catalog.memory import MemoryCatalog
+from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import CorruptError, FencedError, UnavailableError
-from tidelog.log.archives import read_partitions, read_progress
-from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
+from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Begin, Gap, Intent, Progress
-from tidelog.model.run import decode_row
-from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
-from tidelog.pipeline.losses import RemadeError
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import Chunk, Range, SourcePartition
+from tidelog.pipeline.failures import RemadeError
 from tidelog.store.memory import MemoryStore
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
@@ -40,30 +39,30 @@ class Archive:
         self.source = source or ListSource(2, 40)
         self.epoch = 0
 
-    def log(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Log:
+    def context(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Context:
         clock = scheduler.clock if scheduler else FakeClock()
         chance = random.Random(self.epoch)
         ids = seeded_ids(1_000 + self.epoch)
         if faults is None:
-            return Log(self.objects, self.rows, clock, ids, chance)
+            return Context(self.objects, self.rows, clock, ids, chance)
         store = RetryingStore(
             FaultyStore(self.objects, faults),
             clock=clock,
             random=chance,
             backoff=Backoff(attempts=3),
         )
-        return Log(store, FaultyCatalog(self.rows, faults, clock), clock, ids, chance)
+        return Context(store, FaultyCatalog(self.rows, faults, clock), clock, ids, chance)
 
-    def cycle(self, log: Log, accept_loss: bool = False) -> Cycle:
+    def cycle(self, context: Context, accept_loss: bool = False) -> Cycle:
         """A new driver, with a later epoch than all before it."""
         self.epoch += 1
-        sink = LinesSink(log.store)
+        sink = LinesSink(context.store)
         pipeline = Pipeline("a", "inc", self.source, sink, LocalWorkers())
-        return Cycle(log, pipeline, self.epoch, accept_loss)
+        return Cycle(context, pipeline, self.epoch, accept_loss)
 
-    def drive(self, log: Log, step: int = 9, accept_loss: bool = False) -> CycleReport:
+    def drive(self, context: Context, step: int = 9, accept_loss: bool = False) -> CycleReport:
         """A driver that drains what is there, in ranges of some offsets."""
-        cycle = self.cycle(log, accept_loss)
+        cycle = self.cycle(context, accept_loss)
         report = CycleReport()
         for _ in range(60):
             partitions = self.source.partitions()
@@ -97,11 +96,11 @@ class Archive:
             where = layout.pipeline_partition("inc", partition.text)
             assert self.rows.get(where, "intent") is None
         self.check_listed()
-        assert read_partitions(self.log(), "inc") == [p.text for p in self.source.partitions()]
+        assert read_partitions(self.context(), "inc") == [p.text for p in self.source.partitions()]
 
     def check_listed(self) -> None:
         """No source partition has a head and is not listed: it could be forgotten."""
-        listed = read_partitions(self.log(), "inc")
+        listed = read_partitions(self.context(), "inc")
         for partition in self.source.partitions():
             where = layout.pipeline_partition("inc", partition.text)
             assert self.rows.get(where, "head") is None or partition.text in listed
@@ -109,10 +108,10 @@ class Archive:
 
 def test_everything_is_archived_once_and_staging_is_empty() -> None:
     archive = Archive()
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
     assert list(archive.objects.list("staging/")) == []
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
 
 
@@ -122,12 +121,12 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(call: int) ->
     faults = Faults(crash_after_call=call)
     died = False
     try:
-        archive.drive(archive.log(faults))
+        archive.drive(archive.context(faults))
     except Crash:
         died = True
     assert died or faults.calls < call
     archive.check_listed()
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
 
 
@@ -139,10 +138,10 @@ def test_two_drivers_at_once_in_a_bad_world(block: int) -> None:
 
 def race_drivers(archive: Archive, seed: int) -> None:
     def act(faults: Faults, scheduler: Scheduler) -> None:
-        archive.drive(archive.log(faults, scheduler))
+        archive.drive(archive.context(faults, scheduler))
 
     race_two(seed, 4, act, lambda: _holds(archive))
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
 
 
@@ -154,9 +153,9 @@ def _holds(archive: Archive) -> None:
 
 def test_an_old_driver_is_fenced() -> None:
     archive = Archive()
-    log = archive.log()
+    context = archive.context()
     partition = SourcePartition("t", "0")
-    old, new = archive.cycle(log), archive.cycle(log)
+    old, new = archive.cycle(context), archive.cycle(context)
     old.adopt(partition, Begin("0", "earliest"))
     new.adopt(partition, Begin("0", "earliest"))
     bounds = archive.source.bounds([partition])
@@ -170,10 +169,10 @@ def test_what_a_source_has_lost_stops_loudly_until_it_is_accepted() -> None:
     archive = Archive()
     partition = SourcePartition("t", "0")
     archive.source.firsts[partition] = 12
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert isinstance(report.errors[partition], LostError)
     assert "run with --accept-loss" in str(report.errors[partition])
-    archive.drive(archive.log(), accept_loss=True)
+    archive.drive(archive.context(), accept_loss=True)
     values = listed(archive.objects)
     assert "0:11" not in values
     assert "0:12" in values
@@ -183,15 +182,15 @@ def test_what_a_source_has_lost_stops_loudly_until_it_is_accepted() -> None:
 
 def test_a_source_that_was_made_anew_stops_loudly() -> None:
     archive = Archive()
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     partition = SourcePartition("t", "1")
     archive.source.ends[partition] = 5
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert "made again: it ends at 5 now" in str(report.errors[partition])
 
 
 def head_of(archive: Archive, number: int = 0) -> Progress:
-    head = read_progress(archive.log(), "inc", f"t/{number}")
+    head = read_progress(archive.context(), "inc", f"t/{number}")
     assert head is not None
     return head
 
@@ -199,11 +198,11 @@ def head_of(archive: Archive, number: int = 0) -> Progress:
 def test_a_source_that_was_made_anew_and_outgrew_the_old_one_stops_loudly() -> None:
     archive = Archive(ListSource(1, 40))
     archive.source.incarnation = "first"
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     assert (head_of(archive).position, head_of(archive).incarnation) == ("40", "first")
     archive.source.ends = dict.fromkeys(archive.source.ends, 90)
     archive.source.incarnation = "second"
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     error = report.errors[SourcePartition("t", "0")]
     assert isinstance(error, RemadeError)
     assert "was deleted and made again: it is second now" in str(error)
@@ -214,7 +213,7 @@ def test_a_source_that_was_made_anew_and_outgrew_the_old_one_stops_loudly() -> N
 def test_accepted_remake_ends_the_partition_and_no_other() -> None:
     archive = Archive(ListSource(2, 40))
     archive.source.incarnation = "first"
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
     before = len(listed(archive.objects))
     remade, other = SourcePartition("t", "0"), SourcePartition("t", "1")
@@ -226,15 +225,15 @@ def test_accepted_remake_ends_the_partition_and_no_other() -> None:
         p: replace(b, incarnation="second") if p == remade else b
         for p, b in bounds(partitions).items()
     }
-    report = archive.drive(archive.log(), step=60)
+    report = archive.drive(archive.context(), step=60)
     assert set(report.errors) == {remade}
     assert len(listed(archive.objects)) == before + 50, "the other one continues"
     for _ in range(2):
-        report = archive.drive(archive.log(), accept_loss=True)
+        report = archive.drive(archive.context(), accept_loss=True)
         assert not report.errors
     assert (head_of(archive).ended, head_of(archive).position) == ("remade", "40")
     assert head_of(archive).gaps == (Gap("40", "40", "remade"),)
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert not report.errors
     assert len(listed(archive.objects)) == before + 50, "nothing of the new one is archived"
 
@@ -243,11 +242,13 @@ def test_remake_of_a_partition_without_commits_begins_again_once_accepted() -> N
     archive = Archive(ListSource(1, 20))
     archive.source.incarnation = "first"
     with pytest.raises(Crash):
-        archive.drive(archive.log(Faults(crash_after_call=6)))
+        archive.drive(archive.context(Faults(crash_after_call=6)))
     archive.source.incarnation = "second"
-    assert isinstance(archive.drive(archive.log()).errors[SourcePartition("t", "0")], RemadeError)
-    archive.drive(archive.log(), accept_loss=True)
-    archive.drive(archive.log())
+    assert isinstance(
+        archive.drive(archive.context()).errors[SourcePartition("t", "0")], RemadeError
+    )
+    archive.drive(archive.context(), accept_loss=True)
+    archive.drive(archive.context())
     assert (head_of(archive).incarnation, head_of(archive).ended) == ("second", "")
     archive.check()
 
@@ -257,21 +258,21 @@ def test_source_that_is_made_again_while_a_range_is_read_is_not_archived() -> No
     archive.source.incarnation = "first"
     read = archive.source.read
 
-    def remaking(range: Range) -> Iterator[Chunk]:
+    def remaking(range: SourceRange) -> Iterator[Chunk]:
         for number, chunk in enumerate(read(range)):
             if number == 3:
                 archive.source.incarnation = "second"
             yield chunk
 
     archive.source.read = remaking  # type: ignore[method-assign]
-    cycle, partition = archive.cycle(archive.log()), SourcePartition("t", "0")
+    cycle, partition = archive.cycle(archive.context()), SourcePartition("t", "0")
     bounds = archive.source.bounds([partition])
     cycle.adopt(partition, Begin("0", "earliest"), "first")
     report = cycle.run({partition: "20"}, bounds)
     assert "was deleted and made again since" in str(report.errors[partition])
     assert list(archive.objects.list("archives/")) == []
     assert archive.rows.get(layout.pipeline_partition("inc", "t/0"), "intent") is None
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert isinstance(report.errors[SourcePartition("t", "0")], RemadeError)
     assert list(archive.objects.list("archives/")) == []
 
@@ -280,13 +281,13 @@ def test_source_that_is_made_again_while_a_range_is_read_is_not_archived() -> No
 def test_driver_that_dies_while_it_ends_a_partition_leaves_a_whole_decision(call: int) -> None:
     archive = Archive(ListSource(1, 20))
     archive.source.incarnation = "first"
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.source.incarnation = "second"
     with contextlib.suppress(Crash):
-        archive.drive(archive.log(Faults(crash_after_call=call)), accept_loss=True)
+        archive.drive(archive.context(Faults(crash_after_call=call)), accept_loss=True)
     head = head_of(archive)
     assert (head.ended == "remade") == bool(head.gaps)
-    archive.drive(archive.log(), accept_loss=True)
+    archive.drive(archive.context(), accept_loss=True)
     assert (head_of(archive).ended, len(head_of(archive).gaps)) == ("remade", 1)
     archive.check()
 
@@ -296,17 +297,17 @@ def test_a_range_that_was_begun_is_not_read_from_what_was_made_anew() -> None:
     archive.source.incarnation = "first"
     faults = Faults(crash_after_call=6)  # head, list, head, intent, and both again
     with pytest.raises(Crash):
-        archive.drive(archive.log(faults))
+        archive.drive(archive.context(faults))
     where = layout.pipeline_partition("inc", "t/0")
     intent = archive.rows.get(where, "intent")
     assert intent is not None
     assert not decode_row(intent.value, Intent, "").manifest
     archive.source.incarnation = "second"
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert isinstance(report.errors[SourcePartition("t", "0")], LostError)
     assert list(archive.objects.list("archives/")) == []
     archive.source.incarnation = "first"
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
 
 
@@ -315,12 +316,12 @@ def test_contents_that_are_decided_are_published_whatever_the_source_has_become(
     archive.source.incarnation = "first"
     for call in range(1, 60):
         with contextlib.suppress(Crash):
-            archive.drive(archive.log(Faults(crash_after_call=call)))
+            archive.drive(archive.context(Faults(crash_after_call=call)))
         intent = archive.rows.get(layout.pipeline_partition("inc", "t/0"), "intent")
         if intent is not None and decode_row(intent.value, Intent, "").manifest:
             break
     archive.source.incarnation = "second"
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert head_of(archive).position == "9"
     assert isinstance(report.errors.get(SourcePartition("t", "0")), LostError | None)
     archive.check()
@@ -328,24 +329,24 @@ def test_contents_that_are_decided_are_published_whatever_the_source_has_become(
 
 def test_an_incarnation_is_learnt_when_the_source_begins_to_tell_it() -> None:
     archive = Archive(ListSource(1, 20))
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     assert head_of(archive).incarnation == ""
     archive.source.incarnation = "first"
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     assert head_of(archive).incarnation == "first"
     archive.source.incarnation = ""  # brokers that no longer tell are no reason to stop
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     assert head_of(archive).incarnation == "first"
     archive.check()
 
 
 def test_a_partition_is_listed_once_and_under_its_whole_name() -> None:
     archive = Archive()
-    log = archive.log()
+    context = archive.context()
     long = SourcePartition("t" * 2_000, "0")
     for _ in range(2):
-        archive.cycle(log).adopt(long, Begin("0", "earliest"))
-    assert read_partitions(log, "inc") == [long.text]
+        archive.cycle(context).adopt(long, Begin("0", "earliest"))
+    assert read_partitions(context, "inc") == [long.text]
     assert SourcePartition.named(long.text) == long
 
 
@@ -359,15 +360,15 @@ def test_an_error_of_one_partition_does_not_stop_the_others() -> None:
         return real_read(range)  # type: ignore[arg-type]
 
     archive.source.read = read  # type: ignore[method-assign,assignment]
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     assert {value[0] for value in listed(archive.objects)} == {"1"}
     archive.source.read = real_read  # type: ignore[method-assign]
-    archive.drive(archive.log())
+    archive.drive(archive.context())
     archive.check()
 
 
 def test_a_file_that_somebody_else_wrote_is_not_overwritten() -> None:
     archive = Archive()
     archive.objects.put("archives/a/g1/t/dt=2026-11-13/1_0_00000000000000000000.json", b"theirs")
-    report = archive.drive(archive.log())
+    report = archive.drive(archive.context())
     assert isinstance(report.errors[SourcePartition("t", "0")], CorruptError)

@@ -12,24 +12,22 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.beating import beaten_between_takes
-from tests.pipeline.fakes import LinesSink, ListSource, listed
-from tests.waiting import until
+from tests.support.fake_pipelines import LinesSink, ListSource, listed
+from tests.support.heartbeats import beaten_between_takes
+from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
+from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
+from tidelog.context import Context, LogSettings
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
-from tidelog.log.base import Log, LogSettings
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import Outcome, Pipeline, Task
+from tidelog.pipeline.base import LocalWorkers, Pipeline, Task, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, LostError
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.flush import request_flush
-from tidelog.pipeline.policy import Due, Policy
-from tidelog.pipeline.shard import Shard, share_of
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import Bounds, Range, SourcePartition
+from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.shard import PipelineShard, request_flush, share_of
 from tidelog.store.memory import MemoryStore
 
 
@@ -38,7 +36,7 @@ class Home:
 
     def __init__(self, partitions: int = 3) -> None:
         self.store = MemoryStore(SystemClock())
-        self.log = Log(
+        self.context = Context(
             self.store,
             MemoryCatalog(),
             SystemClock(),
@@ -50,7 +48,7 @@ class Home:
         self.pipeline = Pipeline("a", "inc", self.source, LinesSink(self.store), LocalWorkers(2))
 
     def driver(self, **how: object) -> Driver:
-        return Driver(self.log, self.pipeline, Driving(**how))  # type: ignore[arg-type]
+        return Driver(self.context, self.pipeline, DriverOptions(**how))  # type: ignore[arg-type]
 
     def check(self) -> None:
         expected = Counter(v for held in self.source.events.values() for v in held.values())
@@ -80,7 +78,7 @@ def test_it_drains_what_is_there_and_ends(home: Home) -> None:
 
 def test_it_follows_by_policy_and_stops_when_told(home: Home) -> None:
     stop = threading.Event()
-    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=50))
+    driver = home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=50))
     thread = threading.Thread(target=driver.run)
     thread.start()
     end = time.monotonic() + 60
@@ -110,13 +108,13 @@ def test_a_flush_lays_down_what_came_before_it_wherever_the_driver_is(
         looks += 1
         if looks == 2:
             grow(home, 65)
-            request_flush(home.log, "inc")
+            request_flush(home.context, "inc")
         return found
 
     monkeypatch.setattr(home.source, "bounds", late)
     stop = threading.Event()
-    request_flush(home.log, "inc")  # was before the driver: not for it
-    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=3_600_000))
+    request_flush(home.context, "inc")  # was before the driver: not for it
+    driver = home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=3_600_000))
     thread = threading.Thread(target=driver.run)
     thread.start()
     try:
@@ -132,7 +130,7 @@ def test_a_flush_lays_down_what_came_before_it_wherever_the_driver_is(
 
 def test_new_partitions_are_picked_up_while_it_runs(home: Home) -> None:
     stop = threading.Event()
-    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=20))
+    driver = home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=20))
     thread = threading.Thread(target=driver.run)
     thread.start()
     fresh = SourcePartition("t", "9")
@@ -154,7 +152,7 @@ class StuckWorkers:
     def __init__(self) -> None:
         self.began, self.go = threading.Event(), threading.Event()
 
-    def run(self, tasks: list[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: list[Task]) -> Iterator[TaskOutcome]:
         self.began.set()
         assert self.go.wait(60)
         return LocalWorkers().run(tasks)
@@ -163,7 +161,7 @@ class StuckWorkers:
 def test_a_standby_waits_while_a_long_job_beats_and_goes_on_after_it(home: Home) -> None:
     stuck = StuckWorkers()
     slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
-    first = threading.Thread(target=Driver(home.log, slow, Driving()).run)
+    first = threading.Thread(target=Driver(home.context, slow, DriverOptions()).run)
     first.start()
     assert stuck.began.wait(60)
     done: list[int] = []
@@ -189,7 +187,7 @@ def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -
     told: list[BaseException] = []
 
     def drive() -> None:
-        driver = Driver(home.log, slow, Driving())
+        driver = Driver(home.context, slow, DriverOptions())
         driver._beating = silent  # type: ignore[method-assign,assignment]
         try:
             driver.run()
@@ -197,7 +195,7 @@ def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -
             told.append(exc)
 
     class silent:  # noqa: N801 - stands for a method
-        def __init__(self, _: Shard) -> None: ...
+        def __init__(self, _: PipelineShard) -> None: ...
 
         def __enter__(self) -> threading.Event:
             return threading.Event()
@@ -235,26 +233,26 @@ def test_number_of_shards_can_be_changed() -> None:
 
 def test_driver_of_another_number_of_shards_waits_or_takes_over() -> None:
     home = Home(partitions=4)
-    home.log = dataclasses.replace(home.log, settings=LogSettings(lease_ttl_ms=120_000))
+    home.context = dataclasses.replace(home.context, settings=LogSettings(lease_ttl_ms=120_000))
     stop = threading.Event()
     fenced: list[FencedError] = []
 
     def follow() -> None:
         try:
-            home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=10)).run()
+            home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=10)).run()
         except FencedError as exc:
             fenced.append(exc)
 
     old = threading.Thread(target=follow, daemon=True)
     old.start()
-    until(lambda: home.log.catalog.get(layout.pipeline_shards("inc"), "shard/000001/000000"))
+    until(lambda: home.context.catalog.get(layout.pipeline_shards("inc"), "shard/000001/000000"))
     ended = threading.Event()
     waits = home.driver(shard=0, shards=2, stop=ended)
     new = threading.Thread(target=waits.run, daemon=True)
     new.start()
     events = sum(map(len, home.source.events.values()))
     until(lambda: len(listed(home.store)) == events)
-    row = home.log.catalog.get(layout.pipeline_shards("inc"), "shard/000002/000000")
+    row = home.context.catalog.get(layout.pipeline_shards("inc"), "shard/000002/000000")
     assert row is None, "it waits as a standby"
     ended.set()
     new.join(60)
@@ -264,7 +262,7 @@ def test_driver_of_another_number_of_shards_waits_or_takes_over() -> None:
     grow(home, 80)  # what the old one tries now is fenced
     old.join(60)
     assert len(fenced) == 1
-    assert read_failures(home.log, "inc") == {}, "one that was replaced reports no failure"
+    assert read_failures(home.context, "inc") == {}, "one that was replaced reports no failure"
     for number in range(2):
         home.driver(shard=number, shards=2).run()
     home.check()
@@ -317,7 +315,7 @@ def test_what_another_driver_commits_after_the_look_does_not_end_a_partition(
         seen = real(partitions)
         home.source.bounds = real  # type: ignore[method-assign]
         grow(home, 80)
-        other = Cycle(home.log, home.pipeline, epoch=1)
+        other = Cycle(home.context, home.pipeline, epoch=1)
         for partition, held in seen.items():
             other.adopt(partition, Begin(held.first, held.begins, 0))
         assert other.run(dict.fromkeys(seen, "80"), real(partitions)).events
@@ -338,7 +336,7 @@ def test_range_that_was_trimmed_since_it_was_planned_is_planned_again(
     """The loss is what a person decides on, and not that the range was planned too early."""
     partition, real = SourcePartition("t", "1"), getattr(home.source, call)
 
-    def trimmed(range: Range) -> object:
+    def trimmed(range: SourceRange) -> object:
         if range.partition == partition and not home.source.firsts[partition]:
             home.source.firsts[partition] = 11
             raise NotFoundError("t/1: 0 is gone")
@@ -355,9 +353,9 @@ def test_range_that_was_trimmed_since_it_was_planned_is_planned_again(
 
 def test_range_that_the_source_never_holds_ends_the_run(home: Home) -> None:
     """Its bounds say that it does, so that planning again does not help."""
-    tried: list[Range] = []
+    tried: list[SourceRange] = []
 
-    def missing(range: Range) -> object:
+    def missing(range: SourceRange) -> object:
         tried.append(range)
         raise NotFoundError(f"{range.partition.text}: is gone")
 
@@ -374,7 +372,7 @@ def test_starting_at_the_end_leaves_out_what_was_there(home: Home) -> None:
 
 
 def test_due_by_size_or_by_age() -> None:
-    due = Due(Policy(max_bytes=10_000, max_age_ms=1_000))
+    due = Due(FilePolicy(max_bytes=10_000, max_age_ms=1_000))
     partition = SourcePartition("t", "0")
     assert not due.is_due(partition, 0, 0.0)
     assert not due.is_due(partition, 5, 1.0)
@@ -386,7 +384,7 @@ def test_due_by_size_or_by_age() -> None:
     assert due.is_due(partition, 5, 3.5)
     for bad in ({"max_bytes": 0}, {"max_age_ms": 0}):
         with pytest.raises(InvalidError):
-            Policy(**bad)
+            FilePolicy(**bad)
     for how in ({"shard": 1}, {"start": "middle"}):
         with pytest.raises(InvalidError):
-            Driving(**how)  # type: ignore[arg-type]
+            DriverOptions(**how)  # type: ignore[arg-type]

@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.fakes import listed
-from tests.pipeline.looking import a_home
 from tests.pipeline.test_driver import Home, grow
-from tests.waiting import until
+from tests.support.archive_look import a_home
+from tests.support.fake_pipelines import listed
+from tests.support.waiting import until
+from tidelog.archive.archive import create_archive, open_pipeline
+from tidelog.archive.metrics import status_text
+from tidelog.archive.status import Limits, read_status, troubles
+from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError, unexpected
-from tidelog.model.archive import Archive, Making
+from tidelog.maintenance.follower import Follower
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline import driver, failures
-from tidelog.pipeline.archive import create_archive, open_pipeline
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.follower import Follower
-from tidelog.pipeline.health import Limits, troubles
-from tidelog.pipeline.metrics import status_text
-from tidelog.pipeline.policy import Policy
-from tidelog.pipeline.status import read_status
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import Bounds, Range, SourcePartition
+from tidelog.pipeline.policy import FilePolicy
 
 POISONED = SourcePartition("t", "1")
 
@@ -48,7 +47,7 @@ def following(home: Home, **how: Any) -> Iterator[list[Exception]]:
     """A driver that follows in a thread; what it raised in the end."""
     raised: list[Exception] = []
     stop = threading.Event()
-    driven = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=20), **how)
+    driven = home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=20), **how)
 
     def run() -> None:
         try:
@@ -70,7 +69,7 @@ def poison(home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception) -> thr
     """Lets reading one source partition fail until the event is set."""
     read, fixed = home.source.read, threading.Event()
 
-    def poisoned(range: Range) -> Any:
+    def poisoned(range: SourceRange) -> Any:
         if range.partition == POISONED and not fixed.is_set():
             raise error
         return read(range)
@@ -92,8 +91,8 @@ def test_unexpected_exception_stops_only_its_source_partition(
         held = home.source.events
         until(lambda: archived(home, "0") == len(held[SourcePartition("t", "0")]))
         until(lambda: archived(home, "2") == len(held[SourcePartition("t", "2")]))
-        until(lambda: POISONED.text in read_failures(home.log, "inc"))
-        failure = read_failures(home.log, "inc")[POISONED.text]
+        until(lambda: POISONED.text in read_failures(home.context, "inc"))
+        failure = read_failures(home.context, "inc")[POISONED.text]
         assert type(error).__name__ in failure.message
         assert archived(home, "1") == 0
         grow(home, 70)
@@ -101,7 +100,7 @@ def test_unexpected_exception_stops_only_its_source_partition(
         assert not raised
         fixed.set()
         until(lambda: "1:69" in listed(home.store))
-        until(lambda: not read_failures(home.log, "inc"))
+        until(lambda: not read_failures(home.context, "inc"))
     assert not raised
     home.check()
 
@@ -112,9 +111,9 @@ def test_failing_source_partition_is_tried_again_after_waits_that_grow(
     monkeypatch.setattr(failures, "_WAIT_MAX_S", 15)
     poison(home, monkeypatch, RuntimeError("boom"))
     with following(home):
-        until(lambda: POISONED.text in read_failures(home.log, "inc"))
-        until(lambda: read_failures(home.log, "inc")[POISONED.text].attempts >= 4)
-    found = read_failures(home.log, "inc")[POISONED.text]
+        until(lambda: POISONED.text in read_failures(home.context, "inc"))
+        until(lambda: read_failures(home.context, "inc")[POISONED.text].attempts >= 4)
+    found = read_failures(home.context, "inc")[POISONED.text]
     # At least a quarter of a second, then half a second, then one.
     assert found.at_ms - found.since_ms >= 1_700
 
@@ -126,14 +125,14 @@ def test_draining_run_does_the_other_source_partitions_and_then_raises(
     # More than fits into the range of one cycle.
     grow(home, 2_500)
     with pytest.raises(InternalError, match=r"t/1`: unexpected RuntimeError at .*boom"):
-        home.driver(policy=Policy(max_bytes=1)).run()
+        home.driver(policy=FilePolicy(max_bytes=1)).run()
     assert "0:2499" in listed(home.store)
     assert "2:2499" in listed(home.store)
     assert archived(home, "1") == 0
     fixed.set()
     home.driver().run()
     home.check()
-    assert not read_failures(home.log, "inc")
+    assert not read_failures(home.context, "inc")
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), NotFoundError("t/1: is gone")])
@@ -150,7 +149,7 @@ def test_source_partition_that_cannot_be_asked_stops_alone(
     monkeypatch.setattr(home.source, "bounds", some)
     with following(home) as raised:
         until(lambda: archived(home, "0") and archived(home, "2"))
-        until(lambda: POISONED.text in read_failures(home.log, "inc"))
+        until(lambda: POISONED.text in read_failures(home.context, "inc"))
         monkeypatch.setattr(home.source, "bounds", bounds)
         until(lambda: archived(home, "1"))
     assert not raised
@@ -175,11 +174,11 @@ def test_following_driver_outlasts_an_outage_of_its_source(
         monkeypatch.setattr(home.source, "partitions", away)
         grow(home, 70)
         until(lambda: len(seen) >= 3)
-        assert read_failures(home.log, "inc")[""].attempts >= 3
+        assert read_failures(home.context, "inc")[""].attempts >= 3
         assert not raised
         monkeypatch.setattr(home.source, "partitions", partitions)
         until(lambda: "2:69" in listed(home.store))
-        until(lambda: not read_failures(home.log, "inc"))
+        until(lambda: not read_failures(home.context, "inc"))
     assert not raised
     home.check()
 
@@ -247,16 +246,16 @@ def lines(folder: Path, name: str, numbers: range) -> None:
 
 def an_archive_of(home: Any, source: str) -> Archive:
     return create_archive(
-        home,
+        home.context,
         Archive(
             name="raw",
-            incarnation=home.log.ids.new(),
+            incarnation=home.context.ids.new(),
             source=source,
             kind="backup",
             store=home.store.url,
             root="archives/raw",
             created_ms=0,
-            makings={1: Making()},
+            makings={1: ArchiveFormat()},
             max_age_ms=20,
         ),
     )
@@ -268,24 +267,24 @@ def test_outage_is_shown_in_status_check_and_metrics(tmp_path: Path) -> None:
     with a_home(tmp_path) as home:
         archive = an_archive_of(home, f"file:{folder}")
         stop = threading.Event()
-        how = Driving(follow=True, policy=Policy(max_age_ms=20), stop=stop)
-        driven = Driver(home.log, open_pipeline(home, archive, LocalWorkers()), how)
+        how = DriverOptions(follow=True, policy=FilePolicy(max_age_ms=20), stop=stop)
+        driven = Driver(home.context, open_pipeline(home.context, archive, LocalWorkers()), how)
         thread = threading.Thread(target=driven.run)
         thread.start()
         try:
-            until(lambda: read_status(home, archive).partitions[0].events == 5)
+            until(lambda: read_status(home.context, archive).partitions[0].events == 5)
             folder.rename(away)
-            until(lambda: read_status(home, archive).failure is not None)
-            status = read_status(home, archive)
+            until(lambda: read_status(home.context, archive).failure is not None)
+            status = read_status(home.context, archive)
             told = "\n".join(troubles(status, Limits()))
             assert "its driver cannot reach the source since" in told
             assert 'tidelog_archive_source_up{archive="raw"} 0' in status_text([status])
             assert _metric(status_text([status]), "outage_seconds") > 0
             away.rename(folder)
             lines(folder, "b.log", range(3))
-            until(lambda: sum(p.events for p in read_status(home, archive).partitions) == 8)
-            until(lambda: read_status(home, archive).failure is None)
-            assert _metric(status_text([read_status(home, archive)]), "outage_seconds") == 0
+            until(lambda: sum(p.events for p in read_status(home.context, archive).partitions) == 8)
+            until(lambda: read_status(home.context, archive).failure is None)
+            assert _metric(status_text([read_status(home.context, archive)]), "outage_seconds") == 0
         finally:
             stop.set()
             thread.join(60)
@@ -297,10 +296,10 @@ def test_failing_source_partition_is_shown_in_status_check_and_metrics(tmp_path:
     with a_home(tmp_path) as home:
         archive = an_archive_of(home, f"file:{folder}")
         (folder / "b.parquet").write_bytes(b"PAR1 but no more")
-        pipeline = open_pipeline(home, archive, LocalWorkers())
+        pipeline = open_pipeline(home.context, archive, LocalWorkers())
         with pytest.raises(Exception, match=r"b\.parquet"):
-            Driver(home.log, pipeline, Driving()).run()
-        status = read_status(home, archive)
+            Driver(home.context, pipeline, DriverOptions()).run()
+        status = read_status(home.context, archive)
         by_name = {each.partition: each for each in status.partitions}
         assert by_name["in/a.log"].events == 5
         assert by_name["in/a.log"].failure is None
@@ -319,7 +318,7 @@ def test_follower_shows_an_outage_and_its_end(tmp_path: Path) -> None:
         an_archive_of(home, f"file:{folder}")
         stop, parts = threading.Event(), {}
         follower = Follower(
-            home, LocalWorkers, lambda part: parts.__setitem__(part.name, part), stop
+            home.context, LocalWorkers, lambda part: parts.__setitem__(part.name, part), stop
         )
         thread = threading.Thread(target=follower.run)
         thread.start()

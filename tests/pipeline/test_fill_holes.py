@@ -12,22 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipeline.looking import AT, a_home, an_archive, fill
-from tests.pipeline.test_fill import Halving
+from tests.archive.test_fill import Halving
+from tests.support.archive_look import AT, a_home, an_archive, fill
 from tidelog import Event, Home
-from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
+from tidelog.archive.account import read_account
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
+from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
+from tidelog.coordination.pipeline_rows import read_manifests, read_progress
 from tidelog.errors import InvalidError
-from tidelog.log.archives import read_manifests, read_progress
-from tidelog.log.trim import ToOffsets
-from tidelog.model.archive import Making
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap
-from tidelog.pipeline.account import read_account
-from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.completed import CompletedReader
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
-from tidelog.pipeline.verify import Verifying, verify_archive
-from tidelog.sources.base import Chunk, Range, SourcePartition
+from tidelog.pipeline.driver import Driver, DriverOptions
 
 T0 = SourcePartition("t", "0")
 
@@ -40,13 +40,13 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def drive(home: Home, name: str, generation: int | None = None) -> int:
-    pipeline = open_pipeline(home, find_archive(home, name), Halving(), generation)
-    return Driver(home.log, pipeline, Driving()).run()
+    pipeline = open_pipeline(home.context, find_archive(home.context, name), Halving(), generation)
+    return Driver(home.context, pipeline, DriverOptions()).run()
 
 
 def build(home: Home, name: str, **making: object) -> None:
     """Build another generation, up to the live one."""
-    _, number = begin_backfill(home, name, Making(**making))  # type: ignore[arg-type]
+    _, number = begin_backfill(home.context, name, ArchiveFormat(**making))  # type: ignore[arg-type]
     drive(home, name, number)
 
 
@@ -56,7 +56,7 @@ def objects(home: Home) -> Path:
 
 def held(home: Home, name: str) -> list[int]:
     """The offsets in all files and dead letters of the live generation, by a plain listing."""
-    archive = find_archive(home, name)
+    archive = find_archive(home.context, name)
     number = archive.generation
     data = (objects(home) / archive.folder()).glob("**/*.parquet")
     dead = (objects(home) / archive.dead).glob(f"**/{number}_*.parquet")
@@ -65,14 +65,16 @@ def held(home: Home, name: str) -> list[int]:
 
 
 def problems(home: Home, name: str) -> list[str]:
-    found = verify_archive(home, find_archive(home, name), Verifying(deep=True))
+    found = verify_archive(
+        home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True)
+    )
     return [each.what for each in found.problems]
 
 
 def copied(home: Home, name: str) -> Path:
     """A copy of the folder of an archive, as it is now."""
     target = objects(home).parent / f"copy-{name}"
-    shutil.copytree(objects(home) / find_archive(home, name).folder(), target)
+    shutil.copytree(objects(home) / find_archive(home.context, name).folder(), target)
     return target
 
 
@@ -95,14 +97,14 @@ def holed(home: Home) -> Path:
 
 def test_what_a_backup_lacks_comes_from_the_live_generation(home: Home, holed: Path) -> None:
     build(home, "raw", source=f"file:{holed}")
-    promoted = promote(home, "raw")
+    promoted = promote(home.context, "raw")
     assert held(home, "raw") == list(range(30))
     assert problems(home, "raw") == []
-    account = read_account(home.log, promoted.pipeline(), "t/0")
+    account = read_account(home.context, promoted.pipeline(), "t/0")
     assert account is not None
     assert (account.archived, account.absent) == (30, 0)
-    assert {m.completed for m in read_manifests(home.log, promoted.pipeline(), "t/0")} == {1}
-    drop_generation(home, "raw", 1)
+    assert {m.completed for m in read_manifests(home.context, promoted.pipeline(), "t/0")} == {1}
+    drop_generation(home.context, "raw", 1)
     assert held(home, "raw") == list(range(30))
 
 
@@ -116,7 +118,7 @@ def test_dead_letters_are_kept_though_a_copied_folder_has_none(home: Home) -> No
     copy = copied(home, "daily")
     for name, parser in (("daily", AT), ("raw", "")):
         build(home, name, source=f"file:{copy}", parser=parser)
-        promote(home, name)
+        promote(home.context, name)
         assert held(home, name) == list(range(30))
         assert problems(home, name) == []
 
@@ -128,15 +130,15 @@ def test_holes_that_only_output_of_a_transform_could_fill_refuse_a_promote(
     an_archive(home, "late", start="latest", transform="m:f")
     build(home, "late", source=f"file:{holed}", start="earliest", transform="m:f")
     drive(home, "late")
-    promote(home, "late")  # nothing before 40 was archived, and so nothing is lost
+    promote(home.context, "late")  # nothing before 40 was archived, and so nothing is lost
     an_archive(home, "half", source="archive:raw", transform="m:f")
     drive(home, "half")
     build(home, "half", source=f"file:{holed}")
     with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 10")):
-        promote(home, "half")
-    assert promote(home, "half", force=True).forced[0].ranges == (("t/0", "10", "19"),)
+        promote(home.context, "half")
+    assert promote(home.context, "half", force=True).forced[0].ranges == (("t/0", "10", "19"),)
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 10 to 19")):
-        drop_generation(home, "half", 1)
+        drop_generation(home.context, "half", 1)
 
 
 def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused(
@@ -151,10 +153,10 @@ def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused
         drive(home, name)
     assert held(home, "chain") == list(range(0, 20, 2))
     build(home, "chain", source="archive:raw")
-    promote(home, "chain")
+    promote(home.context, "chain")
     assert held(home, "chain") == list(range(20))
     with pytest.raises(InvalidError, match=re.escape("lacks what generation 2 has: `t/0` from 1")):
-        rollback(home, "chain")
+        rollback(home.context, "chain")
     assert held(home, "chain") == list(range(20))
 
 
@@ -170,7 +172,7 @@ def test_range_is_completed_no_further_than_the_live_generation_is(home: Home) -
     drive(home, "slow")
     assert held(home, "slow") == list(range(20))
     with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 11")):
-        promote(home, "slow")
+        promote(home.context, "slow")
     assert held(home, "slow") == list(range(20))
 
 
@@ -188,7 +190,7 @@ def three(home: Home) -> Home:
 
 
 def test_what_a_transform_dropped_is_not_a_gap_of_all_offsets_further_down(three: Home) -> None:
-    head = read_progress(three.log, find_archive(three, "c").pipeline(), "t/0")
+    head = read_progress(three.context, find_archive(three.context, "c").pipeline(), "t/0")
     assert head is not None
     assert head.gaps == (Gap("0", "30", "transform", 15),)
     assert problems(three, "c") == []
@@ -201,10 +203,10 @@ def test_promote_and_drop_count_events_beside_those_that_a_transform_dropped(thr
     drive(three, "late")
     build(three, "c", source="archive:late")
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 30")):
-        promote(three, "c")
-    promote(three, "c", force=True)
+        promote(three.context, "c")
+    promote(three.context, "c", force=True)
     with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 30")):
-        drop_generation(three, "c", 1)
+        drop_generation(three.context, "c", 1)
 
 
 def test_range_that_ends_inside_of_a_commit_counts_what_its_transform_dropped(home: Home) -> None:
@@ -217,8 +219,8 @@ def test_range_that_ends_inside_of_a_commit_counts_what_its_transform_dropped(ho
     an_archive(home, "late")
     drive(home, "late")
     build(home, "chain", source="archive:late")  # its ranges meet at 13
-    promoted = promote(home, "chain")
-    account = read_account(home.log, promoted.pipeline(), "t/0")
+    promoted = promote(home.context, "chain")
+    account = read_account(home.context, promoted.pipeline(), "t/0")
     assert account is not None
     assert (account.archived, account.adds_up) == (7 + 7, True)
     assert problems(home, "chain") == []
@@ -228,7 +230,7 @@ def test_range_that_ends_inside_of_a_commit_counts_what_its_transform_dropped(ho
 class Lists:
     """A reader of some offsets, in chunks; each chunk ends at a position."""
 
-    range: Range
+    range: SourceRange
     chunks: tuple[tuple[Sequence[int], int], ...]
     name: str
 
@@ -259,7 +261,7 @@ class Lists:
 def test_completed_range_has_each_offset_once_and_in_order(
     source: Sequence[tuple[Sequence[int], int]], files: Sequence[tuple[Sequence[int], int]]
 ) -> None:
-    range_ = Range(T0, "0", "10")
+    range_ = SourceRange(T0, "0", "10")
     own = Lists(range_, tuple(source), "s")
     reader = CompletedReader(own, Lists(range_, tuple(files), "f"), 1)
     chunks = list(reader.read())
@@ -287,6 +289,6 @@ def test_backup_of_a_topic_that_had_the_name_before_is_refused(home: Home, has_r
         drive(home, "new")
     with pytest.raises(InvalidError, match="as of a topic that had this name before"):
         build(home, "new", source=f"file:{copy}", start="earliest")
-    drop_generation(home, "new", 2)
+    drop_generation(home.context, "new", 2)
     drive(home, "new")
     assert held(home, "new") == list(range(30))

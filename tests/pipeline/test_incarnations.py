@@ -8,18 +8,18 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.pipeline.looking import a_home, an_archive, fill
+from tests.support.archive_look import a_home, an_archive, fill
 from tidelog import Event, Home
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.generations import begin_backfill, drop_generation, promote
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.archives import read_progress
-from tidelog.log.trim import ToOffsets
-from tidelog.model.archive import Making
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Progress
-from tidelog.pipeline.archive import find_archive, open_pipeline
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
-from tidelog.pipeline.losses import RemadeError
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.failures import RemadeError
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def run(home: Home, name: str, generation: int | None = None, **how: object) -> int:
-    archive = find_archive(home, name)
-    pipeline = open_pipeline(home, archive, LocalWorkers(1), generation)
-    return Driver(home.log, pipeline, Driving(**how)).run()  # type: ignore[arg-type]
+    archive = find_archive(home.context, name)
+    pipeline = open_pipeline(home.context, archive, LocalWorkers(1), generation)
+    return Driver(home.context, pipeline, DriverOptions(**how)).run()  # type: ignore[arg-type]
 
 
 def offsets(folder: Path, name: str, generation: int) -> list[int]:
@@ -48,7 +48,7 @@ def make_again(home: Home, events: int) -> None:
 
 
 def head_of(home: Home, name: str) -> Progress:
-    found = read_progress(home.log, find_archive(home, name).pipeline(), "t/0")
+    found = read_progress(home.context, find_archive(home.context, name).pipeline(), "t/0")
     assert found is not None
     return found
 
@@ -60,11 +60,11 @@ def test_drop_keeps_what_a_topic_that_was_made_again_does_not_have(
     an_archive(home, "d")
     fill(home, range(60, 100))
     run(home, "d", start="latest")
-    begin_backfill(home, "d", Making(start="earliest"))
+    begin_backfill(home.context, "d", ArchiveFormat(start="earliest"))
     run(home, "d", 2)
     make_again(home, 100)
     with pytest.raises(InvalidError, match="`t/0` from 0 to 60"):
-        drop_generation(home, "d", 2)
+        drop_generation(home.context, "d", 2)
     assert offsets(tmp_path, "d", 2) == list(range(100))
 
 
@@ -72,10 +72,10 @@ def test_drop_counts_what_the_same_topic_still_holds(home: Home) -> None:
     fill(home, range(60))
     an_archive(home, "d")
     run(home, "d", start="latest")
-    begin_backfill(home, "d", Making(start="earliest"))
+    begin_backfill(home.context, "d", ArchiveFormat(start="earliest"))
     run(home, "d", 2)
-    drop_generation(home, "d", 2)
-    assert 2 not in find_archive(home, "d").makings
+    drop_generation(home.context, "d", 2)
+    assert 2 not in find_archive(home.context, "d").makings
 
 
 def test_drop_keeps_what_is_a_gap_of_the_source(home: Home, tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_drop_keeps_what_is_a_gap_of_the_source(home: Home, tmp_path: Path) -> N
     run(home, "raw")
     an_archive(home, "d", source="archive:raw")
     run(home, "d")
-    begin_backfill(home, "d", Making(source="topic:t"))
+    begin_backfill(home.context, "d", ArchiveFormat(source="topic:t"))
     fill(home, range(50, 60))
     run(home, "d", 2)
     fill(home, range(60, 90))
     home.trim("t", ToOffsets({0: 80}), past_readers=True)
     run(home, "raw", accept_loss=True)
     with pytest.raises(InvalidError, match="`t/0` from 50 to 60"):
-        drop_generation(home, "d", 2)
+        drop_generation(home.context, "d", 2)
     assert offsets(tmp_path, "d", 2) == list(range(60))
 
 
@@ -109,9 +109,9 @@ def test_backfill_takes_from_live_files_what_is_in_a_gap_of_its_source(
     fill(home, range(60, 90))
     home.trim("t", ToOffsets({0: 80}), past_readers=True)
     run(home, "raw", accept_loss=True)
-    begin_backfill(home, "d", Making(source="archive:raw"))
+    begin_backfill(home.context, "d", ArchiveFormat(source="archive:raw"))
     run(home, "d", 2)
-    promote(home, "d")
+    promote(home.context, "d")
     assert offsets(tmp_path, "d", 2) == [*range(60), *range(80, 90)]
 
 
@@ -128,9 +128,9 @@ def test_gap_of_the_source_before_the_live_files_begin_stays_a_gap(
     fill(home, range(60, 90))
     home.trim("t", ToOffsets({0: 80}), past_readers=True)
     run(home, "raw", accept_loss=True)
-    begin_backfill(home, "d", Making(source="archive:raw", start="earliest"))
+    begin_backfill(home.context, "d", ArchiveFormat(source="archive:raw", start="earliest"))
     run(home, "d", 2)
-    promote(home, "d")
+    promote(home.context, "d")
     assert offsets(tmp_path, "d", 2) == [*range(30), *range(50, 60), *range(80, 90)]
     gaps = [(gap.start, gap.end, gap.reason) for gap in head_of(home, "d").gaps]
     assert gaps == [("30", "50", "upstream"), ("60", "80", "upstream")]
@@ -154,7 +154,7 @@ def test_generation_of_columns_takes_nothing_of_a_topic_that_was_made_again(home
     make_again(home, 10)
     an_archive(home, "copy")
     run(home, "copy")
-    begin_backfill(home, "d", Making(source="archive:copy"))
+    begin_backfill(home.context, "d", ArchiveFormat(source="archive:copy"))
     with pytest.raises(NotFoundError, match="neither the source nor a file of"):
         run(home, "d", 2)
-    assert read_progress(home.log, find_archive(home, "d").pipeline(2), "t/0") is None
+    assert read_progress(home.context, find_archive(home.context, "d").pipeline(2), "t/0") is None

@@ -19,9 +19,9 @@ from tidelog import Event, Home
 from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 
 KILLS = 8
@@ -36,8 +36,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def pump(home: Home, wanted: Pumping) -> int:
-    return Driver(home.log, open_pump(home, wanted, LocalWorkers(2)), Driving()).run()
+def pump(home: Home, wanted: PumpOptions) -> int:
+    return Driver(
+        home.context, open_pump(home.context, wanted, LocalWorkers(2)), DriverOptions()
+    ).run()
 
 
 def events_in(home: Home, topic: str) -> list[Event]:
@@ -52,8 +54,8 @@ def test_a_topic_into_a_topic_keeps_everything_but_the_place(home: Home) -> None
         Event(b"\xff", b"", "id-2", 7),
     ]
     home.append("from", sent, partition=1)
-    assert pump(home, Pumping("topic:from", "to")) == 3
-    assert pump(home, Pumping("topic:from", "to")) == 0, "a second run finds nothing to do"
+    assert pump(home, PumpOptions("topic:from", "to")) == 3
+    assert pump(home, PumpOptions("topic:from", "to")) == 0, "a second run finds nothing to do"
     found = sorted(events_in(home, "to"), key=lambda event: event.timestamp or 0)  # type: ignore[arg-type,return-value]
     for one, other in zip(sent, found, strict=True):
         for name in ("value", "key", "id", "timestamp", "type", "headers"):
@@ -64,7 +66,7 @@ def test_fields_of_json_become_the_events_own(home: Home) -> None:
     good = b'{"user": 7, "order": "o-1", "kind": "made", "at": "2026-11-15T10:00:00Z"}'
     home.append("from", [Event(good), Event(b"rubbish", b"old")])
     fields = FieldPaths("user", "order", "kind", "at")
-    assert pump(home, Pumping("topic:from", "to", fields=fields)) == 2
+    assert pump(home, PumpOptions("topic:from", "to", fields=fields)) == 2
     by_value = {event.value: event for event in events_in(home, "to")}
     assert (by_value[good].key, by_value[good].id) == (b"7", "o-1")
     assert (by_value[good].type, by_value[good].timestamp) == ("made", 1_794_736_800_000)
@@ -76,35 +78,35 @@ def test_fields_of_json_become_the_events_own(home: Home) -> None:
 
 def test_settings_of_a_pump_do_not_change_under_its_name(home: Home) -> None:
     home.append("from", [Event(b"x")])
-    pump(home, Pumping("topic:from", "to", "mine"))
+    pump(home, PumpOptions("topic:from", "to", "mine"))
     for other in (
-        Pumping("topic:from", "to", "mine", FieldPaths(key="a")),
-        Pumping("topic:to", "to", "mine"),
-        Pumping("topic:from", "to", "mine", partition="same"),
+        PumpOptions("topic:from", "to", "mine", FieldPaths(key="a")),
+        PumpOptions("topic:to", "to", "mine"),
+        PumpOptions("topic:from", "to", "mine", partition="same"),
     ):
         with pytest.raises(InvalidError):
-            open_pump(home, other, LocalWorkers())
+            open_pump(home.context, other, LocalWorkers())
     home.delete_topic("to")
     with pytest.raises(NotFoundError):
-        open_pump(home, Pumping("topic:from", "to", "mine"), LocalWorkers())
+        open_pump(home.context, PumpOptions("topic:from", "to", "mine"), LocalWorkers())
     home.create_topic("to", 2)
     with pytest.raises(InvalidError, match="deleted and made again"):
-        open_pump(home, Pumping("topic:from", "to", "mine"), LocalWorkers())
-    assert pump(home, Pumping("topic:from", "to", "another")) == 1
+        open_pump(home.context, PumpOptions("topic:from", "to", "mine"), LocalWorkers())
+    assert pump(home, PumpOptions("topic:from", "to", "another")) == 1
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Pumping("topic:nope", "to"), "not found"),
-        (Pumping("topic:from", "nope"), "not found"),
-        (Pumping("kafkaa://x/y", "to"), "did you mean `kafka`"),
-        (Pumping("topic:from", "to", fields=FieldPaths(key="a..b")), "empty"),
-        (Pumping("topic:from", "to", "a/b"), "name"),
-        (Pumping("topic:from", "to", partition="same"), "partitions"),
+        (PumpOptions("topic:nope", "to"), "not found"),
+        (PumpOptions("topic:from", "nope"), "not found"),
+        (PumpOptions("kafkaa://x/y", "to"), "did you mean `kafka`"),
+        (PumpOptions("topic:from", "to", fields=FieldPaths(key="a..b")), "empty"),
+        (PumpOptions("topic:from", "to", "a/b"), "name"),
+        (PumpOptions("topic:from", "to", partition="same"), "partitions"),
     ],
 )
-def test_bad_settings_make_nothing(home: Home, wanted: Pumping, message: str) -> None:
+def test_bad_settings_make_nothing(home: Home, wanted: PumpOptions, message: str) -> None:
     with pytest.raises((InvalidError, NotFoundError), match=message):
         pump(home, wanted)
     assert events_in(home, "to") == []

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.catalog.test_deleted_rows import files_with
-from tests.pipeline.looking import a_home, an_archive, drive
+from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.archive.archive import find_archive
+from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.proof import prove_erased
 from tidelog.journal.audit import Why, read_audit
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.proof import prove_erased
+from tidelog.maintenance.erase import carry_out
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def reasons(home: Home) -> list[str]:
-    return [record.why for record in read_audit(home.log, home.topic("t"))]
+    return [record.why for record in read_audit(home.context, home.topic("t"))]
 
 
 @pytest.mark.parametrize(
@@ -43,38 +43,38 @@ def reasons(home: Home) -> list[str]:
     ],
 )
 def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:
-    delete_events(home, "t", [event_id], Why("me", given))
+    delete_events(home.context, home.amender("t", Why("me", given)), [event_id])
     assert reasons(home) == [kept]
-    carry_out(home, home.topic("t"), 0)
-    assert prove_erased(home, home.topic("t"), [event_id]).is_erased
+    carry_out(home.context, home.topic("t"), 0)
+    assert prove_erased(home.context, home.topic("t"), [event_id]).is_erased
 
 
 def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path) -> None:
     home.update("t", "order-17", b"2", why="customer-7 paid order-17")
-    delete_key(home, "t", b"customer-7", Why("me", "customer-7 asked"))
+    delete_key(home.context, home.amender("t", Why("me", "customer-7 asked")), b"customer-7")
     assert reasons(home) == ["[erased] paid order-17", "[erased] asked"]
-    carry_out(home, home.topic("t"), 0)
-    assert prove_erased(home, home.topic("t"), (), [b"customer-7"]).is_erased
+    carry_out(home.context, home.topic("t"), 0)
+    assert prove_erased(home.context, home.topic("t"), (), [b"customer-7"]).is_erased
     assert files_with(tmp_path, b"customer-7") == []
 
 
 def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
     home.delete("t", ["order-17"], why="order-17 was wrong")
-    carry_out(home, home.topic("t"), 0)
-    (trace,) = prove_erased(home, home.topic("t"), ["order-17"]).traces
+    carry_out(home.context, home.topic("t"), 0)
+    (trace,) = prove_erased(home.context, home.topic("t"), ["order-17"]).traces
     assert trace.object.startswith("audit/")
     assert trace.what == "quotes one of them in its reason"
-    delete_events(home, "t", ["order-17"], Why("me", "again"))
+    delete_events(home.context, home.amender("t", Why("me", "again")), ["order-17"])
     assert reasons(home) == ["[erased] was wrong"]
-    assert prove_erased(home, home.topic("t"), ["order-17"]).is_erased
+    assert prove_erased(home.context, home.topic("t"), ["order-17"]).is_erased
 
 
 def test_audit_of_an_archive_keeps_no_id_either(home: Home, tmp_path: Path) -> None:
     home.delete("t", ["order-170"], why="unlike u@example.com")
     home.delete_topic("t", past_readers=True)
-    archive = find_archive(home, "raw")
-    erase_archived(home, archive, Why("me", "u@example.com asked"), ["u@example.com"])
-    assert [each.why for each in read_audit(home.log, archive)] == [
+    archive = find_archive(home.context, "raw")
+    erase_archived(home.context, archive, Why("me", "u@example.com asked"), ["u@example.com"])
+    assert [each.why for each in read_audit(home.context, archive)] == [
         "unlike [erased]",
         "[erased] asked",
     ]

@@ -14,27 +14,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipeline.looking import a_home, an_archive, drive
-from tests.pipeline.test_archived import dying
-from tests.pipeline.test_fill import backfill
+from tests.archive.test_fill import backfill
+from tests.erasure.test_from_archives import dying
+from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.codec.events import batch_of, with_position
+from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import dead_letters
+from tidelog.archive.generations import drop_generation, promote
+from tidelog.archive.restore import RestoreOptions, open_restore
+from tidelog.codec.event_batch import batch_of, with_position
+from tidelog.connectors.archive.acceptance import CHANGED, accepted
+from tidelog.erasure.from_archives import delete_events, erase_archived
+from tidelog.erasure.proof import prove_erased
 from tidelog.errors import InvalidError
-from tidelog.log.trim import ToOffsets
-from tidelog.model.archive import Making
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.maintenance.erase import carry_out
+from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.archived import delete_events, erase_archived
-from tidelog.pipeline.base import CycleReport
-from tidelog.pipeline.dead import dead_letters
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.generations import drop_generation, promote
-from tidelog.pipeline.proof import prove_erased
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.restore import Restoring, open_restore
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sinks.acceptance import CHANGED, accepted
+from tidelog.pipeline.base import CycleReport, LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 HEADERS = [["h", None]] * (HEADERS_MAX + OWN_HEADERS_MAX + 1)
 ODD: dict[str, dict[str, Any]] = {
@@ -69,14 +68,16 @@ def event_file(path: Path, odd: dict[str, Any]) -> Path:
 def restored(home: Home, archive: str) -> tuple[list[bytes | None], int]:
     """What a restore brings, and how many events it counts as dead."""
     reports: list[CycleReport] = []
-    pipeline = open_restore(home, Restoring(archive, "topic:to", partition="key"), LocalWorkers())
-    Driver(home.log, pipeline, Driving(on_cycle=reports.append)).run()
+    pipeline = open_restore(
+        home.context, RestoreOptions(archive, "topic:to", partition="key"), LocalWorkers()
+    )
+    Driver(home.context, pipeline, DriverOptions(on_cycle=reports.append)).run()
     dead = sum(each.dead for report in reports for each in report.committed.values())
     return [event.value for event in home.read("to", 0)], dead
 
 
 def buried(home: Home, archive: Any) -> list[tuple[int, str]]:
-    rows = [row for batch in dead_letters(home, archive) for row in batch.to_pylist()]
+    rows = [row for batch in dead_letters(home.context, archive) for row in batch.to_pylist()]
     return [(row["offset"], row["error"]) for row in rows]
 
 
@@ -100,7 +101,7 @@ def test_event_with_empty_id_can_be_erased(home: Home, tmp_path: Path) -> None:
     event_file(tmp_path / "a.jsonl", {"id": ""})
     archive = an_archive(home, "a", f"file:{tmp_path}/a.jsonl?mode=events")
     drive(home, archive)
-    done = erase_archived(home, archive, home.reason("asked", "ada"), [""])
+    done = erase_archived(home.context, archive, home.reason("asked", "ada"), [""])
     assert (done.events, done.ids) == (1, frozenset({""}))
     assert buried(home, archive) == []
     assert restored(home, "a") == (OTHERS, 0)
@@ -112,7 +113,7 @@ def test_text_that_is_not_utf8_is_a_dead_letter(home: Home, tmp_path: Path) -> N
     pq.write_table(pa.table({"value": [b"0", b"1", b"2"], "id": ids}), tmp_path / "a.parquet")
     archive = an_archive(home, "a", f"file:{finished(tmp_path / 'a.parquet')}")
     assert drive(home, archive) == 3
-    (batch,) = dead_letters(home, archive)
+    (batch,) = dead_letters(home.context, archive)
     (row,) = batch.to_pylist()
     assert (row["offset"], row["id"]) == (1, "\\xffb")
     assert row["headers"] == [{"name": CHANGED, "value": row["error"].encode()}]
@@ -137,7 +138,7 @@ def test_times_outside_of_the_limits_are_not_accepted() -> None:
 def test_pump_copies_everything_before_a_line_that_is_too_long(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"one\ntwo\n" + b"z" * (3 << 20) + b"\nfour\n")
-    wanted = Pumping(f"file:{finished(path)}", "to")
+    wanted = PumpOptions(f"file:{finished(path)}", "to")
     for _ in range(2):
         with pytest.raises(InvalidError, match=r"offset 2: event: has 3145728 bytes.*before this"):
             pump(home, wanted)
@@ -148,7 +149,7 @@ def test_first_record_that_is_refused_copies_nothing(home: Home, tmp_path: Path)
     path = tmp_path / "a.log"
     path.write_bytes(b"z" * (3 << 20) + b"\ntwo\n")
     with pytest.raises(InvalidError, match="offset 0: event: has 3145728 bytes"):
-        pump(home, Pumping(f"file:{finished(path)}", "to"))
+        pump(home, PumpOptions(f"file:{finished(path)}", "to"))
     assert list(home.read("to", 0)) == []
 
 
@@ -160,7 +161,7 @@ def test_driver_that_dies_beside_a_refused_record_loses_nothing(home: Home, tmp_
     source = f"file:{finished(path)}"
     for calls in count(1):
         home.create_topic(f"to-{calls}")
-        wanted = Pumping(source, f"to-{calls}")
+        wanted = PumpOptions(source, f"to-{calls}")
         with dying(home, calls) as ended:
             with pytest.raises(InvalidError, match="offset 2"):
                 pump(home, wanted, take_over=True)
@@ -174,9 +175,9 @@ def test_driver_that_dies_beside_a_refused_record_loses_nothing(home: Home, tmp_
             break
 
 
-def pump(home: Home, wanted: Pumping, take_over: bool = False) -> int:
-    how = Driving(take_over=take_over)
-    return Driver(home.log, open_pump(home, wanted, LocalWorkers()), how).run()
+def pump(home: Home, wanted: PumpOptions, take_over: bool = False) -> int:
+    how = DriverOptions(take_over=take_over)
+    return Driver(home.context, open_pump(home.context, wanted, LocalWorkers()), how).run()
 
 
 @pytest.mark.parametrize("odd", ["", "i" * (ID_BYTES_MAX + 1)], ids=["empty", "long"])
@@ -194,19 +195,19 @@ def test_event_with_an_id_that_no_topic_accepts_is_proved_erased(
         json.loads(line) | {"offset": at} for at, line in enumerate(path.read_text().splitlines())
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    backfill(home, "a", Making(source=f"file:{tmp_path / 'x'}"))
-    promote(home, "a")
-    drop_generation(home, "a", 1, force=True)
-    assert len(buried(home, find_archive(home, "a"))) == 1
+    backfill(home, "a", ArchiveFormat(source=f"file:{tmp_path / 'x'}"))
+    promote(home.context, "a")
+    drop_generation(home.context, "a", 1, force=True)
+    assert len(buried(home, find_archive(home.context, "a"))) == 1
     topic, reason = home.topic("x"), home.reason("asked", "ada")
-    before = prove_erased(home, topic, [odd])
+    before = prove_erased(home.context, topic, [odd])
     assert not before.is_erased
     assert not before.known
-    deleted = delete_events(home, "x", [odd], reason)
+    deleted = delete_events(home.context, home.amender("x", reason), [odd])
     assert (deleted.events, deleted.archived, deleted.missing) == (0, 1, ())
-    carry_out(home, topic, 0)
-    carry_out(home, topic, 0)
-    proof = prove_erased(home, topic, [odd])
+    carry_out(home.context, topic, 0)
+    carry_out(home.context, topic, 0)
+    proof = prove_erased(home.context, topic, [odd])
     assert (proof.traces, proof.known) == ([], True)
-    assert buried(home, find_archive(home, "a")) == []
-    assert delete_events(home, "x", [odd], reason).missing == (odd,)
+    assert buried(home, find_archive(home.context, "a")) == []
+    assert delete_events(home.context, home.amender("x", reason), [odd]).missing == (odd,)

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.looking import an_archive, drive
+from tests.connectors.kinesis.test_source import Stream
 from tests.servers.cassandra import Cassandra
 from tests.servers.moto import KEYS
 from tests.servers.scylla_play import Play, Row
-from tests.sources.kinesis_aggregator import Message, aggregated, sealed
-from tests.sources.kinesis_server import running_kinesis
-from tests.sources.test_kinesis import Stream
+from tests.support.archive_look import an_archive, drive
+from tests.support.kinesis_aggregator import Message, aggregated, sealed
+from tests.support.kinesis_server import running_kinesis
 from tidelog import Home
+from tidelog.archive.dead_letters import dead_letters
+from tidelog.archive.status import read_status
+from tidelog.connectors.kinesis import reader as kinesis_read
+from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.limits import HEADERS_MAX, OWN_HEADERS_MAX
-from tidelog.pipeline.dead import dead_letters
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.status import read_status
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
-from tidelog.sources import kinesis_read
-from tidelog.sources.scylla_session import close_sessions
 
 LARGE = b"z" * 500_000
 
@@ -51,8 +51,8 @@ def stream() -> Iterator[Stream]:
 
 
 def pump(home: Home, source: str) -> None:
-    pipeline = open_pump(home, Pumping(source, "to"), LocalWorkers())
-    Driver(home.log, pipeline, Driving()).run()
+    pipeline = open_pump(home.context, PumpOptions(source, "to"), LocalWorkers())
+    Driver(home.context, pipeline, DriverOptions()).run()
 
 
 def copied(home: Home) -> list[bytes | None]:
@@ -95,11 +95,11 @@ def test_archive_of_a_stream_goes_on_behind_a_refused_record(
     stream.put([("k", b"0"), ("k", odd), ("k", b"2")])
     archive = an_archive(home, "a", stream.url())
     assert drive(home, archive) == 3
-    (batch,) = dead_letters(home, archive)
+    (batch,) = dead_letters(home.context, archive)
     assert [(row["offset"], row["value"]) for row in batch.to_pylist()] == [(1, b"odd")]
     stream.put([("k", b"3")])
     assert drive(home, archive) == 1, "each record once"
-    (account,) = [each.account for each in read_status(home, archive).partitions]
+    (account,) = [each.account for each in read_status(home.context, archive).partitions]
     assert (account.archived, account.dead, account.adds_up) == (3, 1, True)
 
 

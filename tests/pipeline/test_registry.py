@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.beating import beaten_between_takes
+from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event, Home
+from tidelog.connectors.source import SourcePartition
+from tidelog.coordination.pipeline_rows import list_partitions
 from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
-from tidelog.log.archives import list_partitions
 from tidelog.model import layout
-from tidelog.model.pipeline import Begin, Listed
-from tidelog.pipeline.base import Pipeline
+from tidelog.model.pipeline import Begin, ListedPartition
+from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import (
     create_pipeline,
     delete_pipeline,
@@ -27,10 +28,8 @@ from tidelog.pipeline.registry import (
     list_pipelines,
     open_named,
 )
-from tidelog.pipeline.shard import Shard
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.shard import PipelineShard
 from tidelog.settings import Settings
-from tidelog.sources.base import SourcePartition
 from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -52,11 +51,11 @@ def append(home: Home, first: int, end: int) -> None:
 
 
 def opened(home: Home, name: str = "copy") -> Pipeline:
-    return open_named(home, find_pipeline(home, name), LocalWorkers())
+    return open_named(home.context, find_pipeline(home.context, name), LocalWorkers())
 
 
 def drive(home: Home, name: str = "copy") -> int:
-    return Driver(home.log, opened(home, name), Driving()).run()
+    return Driver(home.context, opened(home, name), DriverOptions()).run()
 
 
 def copied(home: Home) -> int:
@@ -64,12 +63,12 @@ def copied(home: Home) -> int:
 
 
 def test_a_pipeline_is_made_once_and_found_by_its_name(home: Home) -> None:
-    made = create_pipeline(home, "copy", "topic:from", "topic:to?partition=same")
-    assert find_pipeline(home, "copy") == made
-    assert list(list_pipelines(home)) == [made]
+    made = create_pipeline(home.context, "copy", "topic:from", "topic:to?partition=same")
+    assert find_pipeline(home.context, "copy") == made
+    assert list(list_pipelines(home.context)) == [made]
     assert made.target == home.topic("to").incarnation
     with pytest.raises(AlreadyExistsError, match="pipeline `copy`: exists already"):
-        create_pipeline(home, "copy", "topic:from", "topic:to")
+        create_pipeline(home.context, "copy", "topic:from", "topic:to")
     append(home, 0, 5)
     assert drive(home) == 10
     assert drive(home) == 0
@@ -90,8 +89,8 @@ def test_what_could_never_run_is_not_made(home: Home, case: str) -> None:
     given, message = BAD[case]
     home.create_topic("thin", 1)
     with pytest.raises((InvalidError, NotFoundError), match=message):
-        create_pipeline(home, *given)
-    assert list(list_pipelines(home)) == []
+        create_pipeline(home.context, *given)
+    assert list(list_pipelines(home.context)) == []
 
 
 def test_of_many_who_make_the_same_one_does(home: Home) -> None:
@@ -100,7 +99,7 @@ def test_of_many_who_make_the_same_one_does(home: Home) -> None:
 
     def make() -> None:
         try:
-            made.append(create_pipeline(home, "copy", "topic:from", "topic:to").incarnation)
+            made.append(create_pipeline(home.context, "copy", "topic:from", "topic:to").incarnation)
         except AlreadyExistsError as exc:
             refused.append(exc)
 
@@ -109,12 +108,12 @@ def test_of_many_who_make_the_same_one_does(home: Home) -> None:
         maker.start()
     for maker in makers:
         maker.join()
-    assert made == [find_pipeline(home, "copy").incarnation]
+    assert made == [find_pipeline(home.context, "copy").incarnation]
     assert len(refused) == 5
 
 
 def test_a_target_that_was_made_anew_is_refused(home: Home) -> None:
-    create_pipeline(home, "copy", "topic:from", "topic:to")
+    create_pipeline(home.context, "copy", "topic:from", "topic:to")
     home.delete_topic("to")
     home.create_topic("to", 2)
     with pytest.raises(InvalidError, match="`topic:to` was deleted and made again"):
@@ -122,47 +121,47 @@ def test_a_target_that_was_made_anew_is_refused(home: Home) -> None:
 
 
 def test_a_removed_pipeline_leaves_what_it_wrote_and_its_name_is_free(home: Home) -> None:
-    made = create_pipeline(home, "copy", "topic:from", "topic:to")
+    made = create_pipeline(home.context, "copy", "topic:from", "topic:to")
     append(home, 0, 5)
     drive(home)
-    delete_pipeline(home, "copy")
+    delete_pipeline(home.context, "copy")
     assert copied(home) == 10
     with pytest.raises(NotFoundError, match="pipeline `copy`: not found"):
-        find_pipeline(home, "copy")
+        find_pipeline(home.context, "copy")
     with pytest.raises(NotFoundError, match="nothing to delete"):
-        delete_pipeline(home, "copy")
+        delete_pipeline(home.context, "copy")
     for folder in ("staging/", "pipelines/"):
         assert list(home.store.list(folder)) == []
     where = layout.pipeline_partition(made.incarnation, "from/0")
     assert [row.row for row in home.catalog.scan(where)] == ["head"]
-    create_pipeline(home, "copy", "topic:from", "topic:to")
+    create_pipeline(home.context, "copy", "topic:from", "topic:to")
     assert drive(home) == 10
     assert copied(home) == 20
 
 
 def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> None:
-    made = create_pipeline(home, "copy", "topic:from", "topic:to")
+    made = create_pipeline(home.context, "copy", "topic:from", "topic:to")
     append(home, 0, 5)
     pipeline = opened(home)
-    cycle = Cycle(home.log, pipeline, 1)
+    cycle = Cycle(home.context, pipeline, 1)
     partitions = pipeline.source.partitions()
     bounds = pipeline.source.bounds(partitions)
     for partition in partitions:
         cycle.adopt(partition, Begin("0", "earliest"))
     cycle.run(dict.fromkeys(partitions, "3"), bounds)
     assert copied(home) == 6
-    delete_pipeline(home, "copy")
+    delete_pipeline(home.context, "copy")
     report = cycle.run(dict.fromkeys(partitions, "5"), bounds)
     assert all(isinstance(error, FencedError) for error in report.errors.values())
     with pytest.raises(FencedError):
-        Cycle(home.log, pipeline, 99).adopt(partitions[0], Begin("0", "earliest"))
+        Cycle(home.context, pipeline, 99).adopt(partitions[0], Begin("0", "earliest"))
     assert copied(home) == 6
     assert made.incarnation == pipeline.id
 
 
 def test_a_pipeline_that_is_driven_is_not_removed(home: Home) -> None:
-    made = create_pipeline(home, "copy", "topic:from", "topic:to")
-    shard, stop = Shard(home.log, made.incarnation, 0), threading.Event()
+    made = create_pipeline(home.context, "copy", "topic:from", "topic:to")
+    shard, stop = PipelineShard(home.context, made.incarnation, 0), threading.Event()
     assert shard.try_take()
 
     def beat() -> None:
@@ -176,35 +175,37 @@ def test_a_pipeline_that_is_driven_is_not_removed(home: Home) -> None:
             beaten_between_takes(),
             pytest.raises(InvalidError, match="a driver runs it: stop that one"),
         ):
-            delete_pipeline(home, "copy")
+            delete_pipeline(home.context, "copy")
     finally:
         stop.set()
         driver.join()
-    assert find_pipeline(home, "copy") == made
-    home.log = replace(home.log, clock=FakeClock())  # a stall would use up its patience
-    delete_pipeline(home, "copy")  # one that fell silent is waited for
+    assert find_pipeline(home.context, "copy") == made
+    home.context = replace(home.context, clock=FakeClock())  # a stall would use up its patience
+    delete_pipeline(home.context, "copy")  # one that fell silent is waited for
 
 
 def test_a_removal_that_dies_after_any_call_is_finished_by_the_next(home: Home) -> None:
-    real = home.log = replace(home.log, clock=FakeClock())  # who died in this process is waited for
+    real = home.context = replace(
+        home.context, clock=FakeClock()
+    )  # who died in this process is waited for
     append(home, 0, 3)
     for call in range(1, 200):
-        create_pipeline(home, "copy", "topic:from", "topic:to")
+        create_pipeline(home.context, "copy", "topic:from", "topic:to")
         assert drive(home) == 6
         faults = Faults(crash_after_call=call)
-        home.log = replace(
+        home.context = replace(
             real,
             catalog=FaultyCatalog(real.catalog, faults, real.clock),
             store=FaultyStore(real.store, faults),
         )
         died = True
         with contextlib.suppress(Crash):
-            delete_pipeline(home, "copy")
+            delete_pipeline(home.context, "copy")
             died = False
-        home.log = real
+        home.context = real
         with contextlib.suppress(NotFoundError):  # it died after its last write
-            delete_pipeline(home, "copy")
-        assert list(list_pipelines(home)) == []
+            delete_pipeline(home.context, "copy")
+        assert list(list_pipelines(home.context)) == []
         assert list(home.store.list("pipelines/")) == []
         if not died:
             break
@@ -214,19 +215,19 @@ def test_a_removal_that_dies_after_any_call_is_finished_by_the_next(home: Home) 
 
 def test_pipelines_that_feed_each_other_are_refused(home: Home) -> None:
     home.create_topic("third", 2)
-    create_pipeline(home, "one", "topic:from", "topic:to")
-    create_pipeline(home, "two", "topic:to", "topic:third")
+    create_pipeline(home.context, "one", "topic:from", "topic:to")
+    create_pipeline(home.context, "two", "topic:to", "topic:third")
     for source in ("to", "third"):
         with pytest.raises(InvalidError, match=r"by pipeline `.*`.*never ends"):
-            create_pipeline(home, "back", f"topic:{source}", "topic:from")
-    delete_pipeline(home, "two")
-    create_pipeline(home, "back", "topic:third", "topic:from")
+            create_pipeline(home.context, "back", f"topic:{source}", "topic:from")
+    delete_pipeline(home.context, "two")
+    create_pipeline(home.context, "back", "topic:third", "topic:from")
 
 
 def test_head_that_a_stalled_driver_would_make_is_closed(home: Home) -> None:
-    named = create_pipeline(home, "copy", "topic:from", "topic:to")
-    list_partitions(home.log, named.incarnation, [Listed("from/0")])
-    stalled = Cycle(home.log, opened(home), 1)  # sleeps here
-    delete_pipeline(home, "copy")
+    named = create_pipeline(home.context, "copy", "topic:from", "topic:to")
+    list_partitions(home.context, named.incarnation, [ListedPartition("from/0")])
+    stalled = Cycle(home.context, opened(home), 1)  # sleeps here
+    delete_pipeline(home.context, "copy")
     with pytest.raises(FencedError):
         stalled.adopt(SourcePartition("from", "0"), Begin("0", "earliest"))

@@ -12,25 +12,24 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.test_kinesis import an_archive, counted, put
+from tests.connectors.kinesis.test_archive import an_archive, counted, put
+from tests.connectors.kinesis.test_source import Stream
 from tests.servers.cassandra import Cassandra
 from tests.servers.moto import KEYS, Moto
 from tests.servers.scylla_play import BASE, Play, Row
-from tests.sources.test_kinesis import Stream
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog import Home
+from tidelog.archive.archive import open_pipeline
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import NotFoundError
 from tidelog.home import World, create_home
 from tidelog.model.account import Account
 from tidelog.model.archive import Archive
-from tidelog.pipeline.archive import open_pipeline
-from tidelog.pipeline.base import Outcome, Task
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.losses import RemadeError
-from tidelog.pipeline.verify import Verifying, verify_archive
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.failures import RemadeError
 from tidelog.settings import Settings
-from tidelog.sources.scylla_session import close_sessions
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ class LateWorkers(LocalWorkers):
         super().__init__()
         self._first: Callable[[], None] | None = first
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         if tasks and self._first is not None:
             self._first()
             self._first = None
@@ -56,12 +55,12 @@ class LateWorkers(LocalWorkers):
 
 
 def drive(home: Home, archive: Archive, workers: LocalWorkers | None = None, **how: Any) -> int:
-    pipeline = open_pipeline(home, archive, workers or LocalWorkers())
-    return Driver(home.log, pipeline, Driving(**how)).run()
+    pipeline = open_pipeline(home.context, archive, workers or LocalWorkers())
+    return Driver(home.context, pipeline, DriverOptions(**how)).run()
 
 
 def accounts(home: Home, archive: Archive) -> list[Account]:
-    return verify_archive(home, archive, Verifying()).accounts
+    return verify_archive(home.context, archive, ArchiveVerifyOptions()).accounts
 
 
 def archived(home: Home, archive: Archive) -> int:

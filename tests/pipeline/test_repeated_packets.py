@@ -10,18 +10,18 @@ import pyarrow as pa
 import pytest
 
 from tests.pipeline.test_driver import Home, grow
+from tidelog.archive.freeze import freeze_heads, release_heads
 from tidelog.catalog.base import Change, Delete
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
+from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
+from tidelog.coordination.pipeline_rows import list_partitions, read_intent
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
-from tidelog.log.archives import list_partitions, read_intent
 from tidelog.model import layout
 from tidelog.model.archive import Promotion
-from tidelog.model.pipeline import Begin, Listed
+from tidelog.model.pipeline import Begin, ListedPartition
 from tidelog.pipeline.cycle import Cycle, CycleReport
-from tidelog.pipeline.failures import Failures, read_failures
-from tidelog.pipeline.freezing import freeze_heads, release_heads
-from tidelog.sources.base import Chunk, Range, SourcePartition
+from tidelog.pipeline.failures import PipelineFailures, read_failures
 
 PARTITION = SourcePartition("t", "0")
 ERROR = InvalidError("event `id-7`: has no time: fix the parser")
@@ -55,7 +55,7 @@ class FailingCatalog(MemoryCatalog):
 
 def home_on(catalog: MemoryCatalog) -> Home:
     home = Home(partitions=1)
-    home.log = dataclasses.replace(home.log, catalog=catalog)
+    home.context = dataclasses.replace(home.context, catalog=catalog)
     return home
 
 
@@ -75,17 +75,17 @@ def test_driver_archives_everything_once() -> None:
 def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that knows no ends has nothing to read; the driver keeps its partition."""
     home = home_on(RepeatingCatalog())
-    cycle = Cycle(home.log, home.pipeline, epoch=1)
+    cycle = Cycle(home.context, home.pipeline, epoch=1)
     cycle.adopt(PARTITION, Begin("0", "earliest"))
 
-    def nothing(wanted: Range) -> Iterator[Chunk]:
+    def nothing(wanted: SourceRange) -> Iterator[Chunk]:
         yield Chunk(pa.RecordBatch.from_pylist([], table_of([], 0).schema), wanted.start)
 
     with monkeypatch.context() as patch:
         patch.setattr(home.source, "read", nothing)
         for _ in range(2):
             assert run(home, cycle).errors == {}
-            assert read_intent(home.log, "inc", PARTITION.text) is None
+            assert read_intent(home.context, "inc", PARTITION.text) is None
     report = run(home, cycle)
     assert report.errors == {}
     assert cycle.position(PARTITION) == "60"
@@ -95,46 +95,46 @@ def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> 
 def test_frozen_head_that_comes_back_does_not_stop_a_driver() -> None:
     """A partition without a head gets a frozen one in a promote, which is deleted after it."""
     home = home_on(RepeatingCatalog())
-    list_partitions(home.log, "inc", [Listed(PARTITION.text)])
+    list_partitions(home.context, "inc", [ListedPartition(PARTITION.text)])
     promotion = Promotion("promote", 2, 0)
-    freeze_heads(home.log, home.pipeline, promotion)
-    release_heads(home.log, "inc", promotion)
-    assert home.log.catalog.get(layout.pipeline_partition("inc", PARTITION.text), "head")
+    freeze_heads(home.context, home.pipeline, promotion)
+    release_heads(home.context, "inc", promotion)
+    assert home.context.catalog.get(layout.pipeline_partition("inc", PARTITION.text), "head")
     home.driver().run()
     home.check()
 
 
 def test_removed_failure_does_not_come_back() -> None:
     home = home_on(RepeatingCatalog())
-    failures = Failures(home.log, "inc")
+    failures = PipelineFailures(home.context, "inc")
     for _ in range(2):
         failures.add([(PARTITION, ERROR)])
-        assert read_failures(home.log, "inc")[PARTITION.text].message == ERROR.message
+        assert read_failures(home.context, "inc")[PARTITION.text].message == ERROR.message
         failures.remove([PARTITION])
-        assert read_failures(home.log, "inc") == {}
+        assert read_failures(home.context, "inc") == {}
 
 
 def test_failures_of_two_drivers_do_not_hinder_each_other() -> None:
     home = home_on(MemoryCatalog())
     other = SourcePartition("t", "1")
-    one, two = Failures(home.log, "inc"), Failures(home.log, "inc")
+    one, two = PipelineFailures(home.context, "inc"), PipelineFailures(home.context, "inc")
     one.add([(PARTITION, ERROR)])
     two.add([(other, ERROR)])
     one.add([(PARTITION, ERROR)])
-    assert read_failures(home.log, "inc").keys() == {PARTITION.text, other.text}
+    assert read_failures(home.context, "inc").keys() == {PARTITION.text, other.text}
     one.remove([PARTITION])
     two.remove([other])
-    assert read_failures(home.log, "inc") == {}
+    assert read_failures(home.context, "inc") == {}
 
 
 def test_failure_whose_removal_failed_is_removed_later() -> None:
     catalog = FailingCatalog()
     home = home_on(catalog)
-    failures = Failures(home.log, "inc")
+    failures = PipelineFailures(home.context, "inc")
     failures.add([(PARTITION, ERROR)])
     catalog.fails = True
     failures.remove([PARTITION])
     assert not failures.is_failing(PARTITION)
     catalog.fails = False
     failures.remove([PARTITION])
-    assert read_failures(home.log, "inc") == {}
+    assert read_failures(home.context, "inc") == {}

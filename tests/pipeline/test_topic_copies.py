@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.looking import FIRST_S
-from tests.pipeline.test_names import Shell
+from tests.archive.test_names import Shell
+from tests.support.archive_look import FIRST_S
 from tidelog import Event
+from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
+from tidelog.erasure.from_archives import erase_archived
+from tidelog.erasure.proof import Proof, prove_erased
+from tidelog.erasure.topic_copies import copies_of_topic
+from tidelog.maintenance.erase import carry_out
 from tidelog.model import layout
+from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
-from tidelog.model.run import encode_row
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.archived import erase_archived
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.proof import Proof, prove_erased
 from tidelog.pipeline.registry import list_pipelines
-from tidelog.pipeline.topic_copies import copies_of_topic
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.names import find_playback, start_playback
+from tidelog.playback.session import NamedPlayback, find_playback, start_playback
 
 COMMANDS = {
     "pump": ["pump", "topic:t", "--topic", "copy", "--no-spark"],
@@ -51,11 +50,11 @@ def shell(tmp_path: Path) -> Shell:
 
 def erase(shell: Shell, topic: str) -> None:
     shell.made.delete(topic, ["gone"])
-    carry_out(shell.made, shell.made.topic(topic), 0)
+    carry_out(shell.made.context, shell.made.topic(topic), 0)
 
 
 def proof(shell: Shell, topic: str = "t") -> Proof:
-    return prove_erased(shell.made, shell.made.topic(topic), ["gone"])
+    return prove_erased(shell.made.context, shell.made.topic(topic), ["gone"])
 
 
 @pytest.mark.parametrize("how", COMMANDS)
@@ -78,7 +77,8 @@ def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None
     shell("archive", "create", "b", "--source", "topic:far", "--kind", "backup")
     shell("archive", "run", "b", "--no-spark")
     assert [
-        each.topic.name for each in copies_of_topic(shell.made, shell.made.topic("t")).topics
+        each.topic.name
+        for each in copies_of_topic(shell.made.context, shell.made.topic("t")).topics
     ] == [
         "copy",
         "far",
@@ -95,7 +95,7 @@ def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None
 @pytest.mark.parametrize("how", ["pump", "restore"])
 def test_proof_finds_the_copy_of_a_pipeline_that_was_deleted(shell: Shell, how: str) -> None:
     shell(*COMMANDS[how])
-    (pipeline,) = list_pipelines(shell.made)
+    (pipeline,) = list_pipelines(shell.made.context)
     shell("pipeline", "delete", pipeline.name, "--yes")
     erase(shell, "t")
     (trace,) = proof(shell).traces
@@ -118,10 +118,10 @@ def test_range_of_a_pump_under_way_keeps_the_proof_from_being_clean(shell: Shell
     erase(shell, "t")
     erase(shell, "copy")
     assert proof(shell).is_erased
-    (pump,) = list_pipelines(shell.made)
+    (pump,) = list_pipelines(shell.made.context)
     where = layout.pipeline_partition(pump.incarnation, "t/0")
     intent = Put("intent", encode_row(Intent("0", "2")))
-    shell.made.catalog.write(where, intent, write_id=shell.made.log.ids.new())
+    shell.made.catalog.write(where, intent, write_id=shell.made.context.ids.new())
     (trace,) = proof(shell).traces
     assert (trace.object, trace.what) == (
         where,
@@ -134,12 +134,12 @@ def test_playback_under_way_keeps_the_proof_from_being_clean(shell: Shell) -> No
     erase(shell, "t")
     erase(shell, "copy")
     assert proof(shell).is_erased
-    log = shell.made.log
-    pinned = find_playback(log, "drill")
+    context = shell.made.context
+    pinned = find_playback(context, "drill")
     assert pinned is not None
-    start_playback(log, "again", pinned)
+    start_playback(context, "again", pinned)
     assert proof(shell).is_erased, "no process plays it"
-    playing = NamedPlayback(log, "again", 1)
+    playing = NamedPlayback(context, "again", 1)
     assert playing.take(lambda: True)
     (trace,) = proof(shell).traces
     assert trace.what == "playback `again` of the topic is under way"
@@ -162,7 +162,9 @@ def test_erase_from_an_archive_lists_topics_that_were_restored_from_it(shell: Sh
     shell(*COMMANDS["restore"])
     shell.made.delete_topic("t", past_readers=True)
     reason = shell.made.reason("asked", "ada")
-    done = erase_archived(shell.made, find_archive(shell.made, "a"), reason, ["gone"])
+    done = erase_archived(
+        shell.made.context, find_archive(shell.made.context, "a"), reason, ["gone"]
+    )
     assert done.events == 1
     (said,) = done.out_of_reach
     assert said.startswith("topic `copy`: pipeline `")
@@ -187,6 +189,8 @@ def test_erase_from_an_archive_names_folders_that_were_named_by_the_events(tmp_p
     )
     shell("archive", "run", "a", "--no-spark")
     home.delete_topic("t", past_readers=True)
-    done = erase_archived(home, find_archive(home, "a"), home.reason("asked", "ada"), ["id-0"])
+    done = erase_archived(
+        home.context, find_archive(home.context, "a"), home.reason("asked", "ada"), ["id-0"]
+    )
     (named,) = done.named
     assert named.startswith("archives/a/g1/t/ada/")

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.looking import a_home, an_archive, drive, fill
 from tests.servers.kafka import Kafka
 from tests.sim.archive_many import ManyTopics
-from tests.waiting import until
+from tests.support.archive_look import a_home, an_archive, drive, fill
+from tests.support.waiting import until
 from tidelog import Home
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.generations import begin_backfill, promote
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.source import VanishedError
+from tidelog.connectors.sources import open_source
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
-from tidelog.log.archives import read_progress
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap
-from tidelog.pipeline import places
-from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline import endpoints as places
+from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.generations import begin_backfill, promote
-from tidelog.pipeline.verify import Verifying, verify_archive
-from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources import open_source
-from tidelog.sources.base import VanishedError
 from tidelog.testing.scheduler import Crash
 
 
@@ -43,7 +43,7 @@ class Pattern(ManyTopics):
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     def opened(url: str, **how: Any) -> Any:
         kind, _, name = url.partition(":")
-        return Pattern(how["open_log"], name) if kind == "many" else open_source(url, **how)
+        return Pattern(how["open_context"], name) if kind == "many" else open_source(url, **how)
 
     monkeypatch.setattr(places, "open_source", opened)
     with a_home(tmp_path) as made:
@@ -66,7 +66,7 @@ def _die(*_: object) -> None:
 
 
 def gaps(home: Home, archive: Archive, topic: str = "m2") -> tuple[Gap, ...]:
-    head = read_progress(home.log, archive.pipeline(), f"{topic}/0")
+    head = read_progress(home.context, archive.pipeline(), f"{topic}/0")
     assert head is not None
     return head.gaps
 
@@ -89,24 +89,26 @@ def test_events_that_were_seen_and_not_read_are_reported_until_accepted(
     for _ in range(2):
         with pytest.raises(VanishedError, match="its last 20 offsets were read, from 10 to 30"):
             drive(home, vanished, take_over=True)
-    head = read_progress(home.log, vanished.pipeline(), "m1/0")
+    head = read_progress(home.context, vanished.pipeline(), "m1/0")
     assert head is not None
     assert head.position == "15", "other topics are read"
-    assert list(read_failures(home.log, vanished.pipeline())) == ["m2/0"]
+    assert list(read_failures(home.context, vanished.pipeline())) == ["m2/0"]
     drive(home, vanished, accept_loss=True)
     assert gaps(home, vanished) == (Gap("10", "30", "vanished"),)
     assert drive(home, vanished) == 0
-    assert list(read_failures(home.log, vanished.pipeline())) == []
-    assert verify_archive(home, vanished, Verifying(deep=True)).problems == []
+    assert list(read_failures(home.context, vanished.pipeline())) == []
+    assert verify_archive(home.context, vanished, ArchiveVerifyOptions(deep=True)).problems == []
 
 
 def test_promoted_generation_remembers_what_was_seen(home: Home, vanished: Archive) -> None:
     with pytest.raises(VanishedError):
         drive(home, vanished, take_over=True)
-    _, number = begin_backfill(home, "daily", Making())
-    pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers(1), number)
-    Driver(home.log, pipeline, Driving()).run()
-    promoted = promote(home, "daily")
+    _, number = begin_backfill(home.context, "daily", ArchiveFormat())
+    pipeline = open_pipeline(
+        home.context, find_archive(home.context, "daily"), LocalWorkers(1), number
+    )
+    Driver(home.context, pipeline, DriverOptions()).run()
+    promoted = promote(home.context, "daily")
     with pytest.raises(VanishedError, match="from 10 to 30"):
         drive(home, promoted)
     drive(home, promoted, accept_loss=True)

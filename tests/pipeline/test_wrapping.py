@@ -7,32 +7,41 @@ from typing import Any
 
 import pytest
 
-from tidelog.errors import InternalError
-from tidelog.pipeline import fill, fill_files, restore
-from tidelog.sources import base
-from tidelog.sources.base import (
+from tidelog.archive import fill, restore
+from tidelog.archive import fill as fill_files
+from tidelog.connectors import source as base
+from tidelog.connectors.source import (
     OPTIONAL,
-    Branching,
-    Changing,
-    Completing,
-    Explaining,
+    BranchingSource,
+    ChangingReader,
+    CompletingSource,
+    ExplainingSource,
     KnowsEnds,
     LeavingOut,
+    ProbingSource,
     Sparse,
-    Telling,
-    Timed,
-    Tracking,
+    TimedSource,
+    TrackingSource,
     Vanishing,
 )
+from tidelog.errors import InternalError
 
-ANSWERED: set[type] = {Branching, Telling, Completing, Timed, Sparse, KnowsEnds, Vanishing}
+ANSWERED: set[type] = {
+    BranchingSource,
+    ProbingSource,
+    CompletingSource,
+    TimedSource,
+    Sparse,
+    KnowsEnds,
+    Vanishing,
+}
 
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({Explaining}, ANSWERED),
-    fill_files.FillFilesSource: ({Explaining, Tracking, LeavingOut}, ANSWERED),
-    restore._Held: ({Explaining}, set()),
+    fill.FillSource: ({ExplainingSource}, ANSWERED),
+    fill_files.FillFilesSource: ({ExplainingSource, TrackingSource, LeavingOut}, ANSWERED),
+    restore._ArchiveSnapshot: ({ExplainingSource}, set()),
 }
 
 
@@ -46,7 +55,7 @@ def test_every_optional_protocol_of_sources_is_checked() -> None:
         for _, each in inspect.getmembers(base, inspect.isclass)
         if getattr(each, "_is_runtime_protocol", False) and each.__module__ == base.__name__
     }
-    assert protocols - {Changing} == set(OPTIONAL)  # `Changing` is what a reader may also be
+    assert protocols - {ChangingReader} == set(OPTIONAL)  # `Changing` is what a reader may also be
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: each.__name__)
@@ -66,7 +75,7 @@ def test_wrapper_passes_on_what_its_source_also_is_or_refuses_it(
 
 def test_restore_refuses_a_source_that_it_would_not_pass_on() -> None:
     with pytest.raises(InternalError, match="_Held does not pass that on"):
-        restore._Held(_inner(Tracking))
+        restore._ArchiveSnapshot(_inner(TrackingSource))
 
 
 def _inner(protocol: type) -> Any:

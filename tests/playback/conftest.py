@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Run, run_here
+from tests.support.cli_run import Run, run_here
 
 
 @pytest.fixture

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 import tidelog
-from tests.playback.stage import T0
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
+from tests.support.playback_stage import T0
 from tidelog import Event, Home
+from tidelog.connectors.http.playback_sink import HttpOutlet
+from tidelog.connectors.kafka.playback_sink import KafkaOutlet
+from tidelog.connectors.playback_sinks import PlaybackSink, SinkContext
 from tidelog.errors import AlreadyExistsError
-from tidelog.log.once import append_once
+from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.address import parse_address
 from tidelog.model.event import to_iso
-from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlet_http import HttpOutlet
-from tidelog.playback.outlet_kafka import KafkaOutlet
-from tidelog.playback.outlets import Outlet, Setting
-from tidelog.playback.run import How, Playback, run_named
+from tidelog.playback.play import Playback, PlaybackOptions, run_named
+from tidelog.playback.request import PlaybackRequest, pinned_playback
+from tidelog.playback.session import NamedPlayback
 
 EVENTS = 20
 LOT = 10
@@ -41,7 +41,7 @@ class Sink:
         self.left = dies_after
         self.broker = FakeBroker()
 
-    def open(self, setting: Setting) -> Outlet:
+    def open(self, setting: SinkContext) -> PlaybackSink:
         if self.kind == "kafka":
             steps: Any = FakeTransactions(self.broker, 3, self.step)
             return KafkaOutlet(steps, keep_partition=False)
@@ -53,7 +53,7 @@ class Sink:
         """What a server of Tidelog does."""
         self.step("before")
         events = [Event(line, id=None) for line in body.splitlines()]
-        append_once(self._home.log, self._home.topic("out"), key, events)
+        append_once(self._home.context, self._home.topic("out"), key, events)
         self.step("after")
 
     def step(self, _: str) -> None:
@@ -86,15 +86,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drive(home: Home, sink: Sink) -> None:
-    asked = Asked("t", URLS[sink.kind], to_iso(T0), to_iso(T0 + 1_000))
-    topic, pinned = pinned_playback(home.log, "p", asked)
-    named = NamedPlayback(home.log, "p", pinned.generation)
+    asked = PlaybackRequest("t", URLS[sink.kind], to_iso(T0), to_iso(T0 + 1_000))
+    topic, pinned = pinned_playback(home.context, "p", asked)
+    named = NamedPlayback(home.context, "p", pinned.generation)
     named._is_over = lambda state, version: True  # type: ignore[method-assign]
     assert named.take()
     if named.state.finished_ms:
         return
-    setting = Setting.of_named(home.log, {}, named, pinned)
-    run_named(Playback(home.log, topic, pinned.pin, None, How()), named, lambda: sink.open(setting))
+    setting = SinkContext.of_named(home.context, {}, named, pinned)
+    run_named(
+        Playback(home.context, topic, pinned.pin, None, PlaybackOptions()),
+        named,
+        lambda: sink.open(setting),
+    )
 
 
 @pytest.mark.parametrize("change", ["delete", "delete all", "update", "nothing"])
@@ -125,6 +129,6 @@ def test_resume_skips_nothing_and_ends(home: Home, kind: str, dies_after: int, c
 def test_a_key_with_other_events_is_refused_by_servers(home: Home) -> None:
     """Why the key of a lot names its contents."""
     topic = home.topic("out")
-    append_once(home.log, topic, "key", [Event(b"a"), Event(b"b")])
+    append_once(home.context, topic, "key", [Event(b"a"), Event(b"b")])
     with pytest.raises(AlreadyExistsError):
-        append_once(home.log, topic, "key", [Event(b"b")])
+        append_once(home.context, topic, "key", [Event(b"b")])

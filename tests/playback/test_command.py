@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.cli.running import Run, finish, start
-from tests.playback.stage import T0
+from tests.support.cli_run import Run, finish, start
+from tests.support.playback_stage import T0
 from tidelog import Event
 
 RANGE = ("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:13:26Z")

@@ -14,38 +14,36 @@ from typing import cast
 
 import pytest
 
-import tidelog.codec.journal as journal_module
-from tests.journal.compiling import amend_by_hand
-from tests.playback.stage import T0, CountingCatalog, Place, Stage, places
+import tidelog.codec.journal_file as journal_module
 from tests.playback.test_named import Theatre
+from tests.support.compiled_journals import amend_by_hand
+from tests.support.playback_stage import T0, CountingCatalog, Place, Stage, places
 from tidelog import Event
 from tidelog.catalog.base import Delete
+from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.policy import Policy
-from tidelog.log.base import Log
-from tidelog.log.sweep import sweep_home
-from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import verify_topic
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
+from tidelog.model.partition_rows import Head
 from tidelog.model.playback import Cursor, Pin, TimeRange
-from tidelog.model.run import Head
-from tidelog.pipeline.playback_task import WindowTask, run_window
-from tidelog.playback import ahead as ahead_module
-from tidelog.playback import standing as standing_module
-from tidelog.playback.pin import pin_topic
-from tidelog.playback.planned import planned_runs
-from tidelog.playback.play import play
-from tidelog.playback.windows import Bounds
+from tidelog.playback import run_queue as ahead_module
+from tidelog.playback import run_queue as standing_module
+from tidelog.playback.merge import BufferBounds, play
+from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
+from tidelog.spark.playback import WindowTask, planned_runs, run_window
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 
-TINY = Bounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
+TINY = BufferBounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
 DAY = 24 * 3600 * 1000
-ALL = Policy.everything()
-SOME = Policy(min_events=1, min_amendments=1, max_events=12)
+ALL = CompilePolicy.everything()
+SOME = CompilePolicy(min_events=1, min_amendments=1, max_events=12)
 
 
 @pytest.fixture(params=["whole", "by groups"])
@@ -56,8 +54,8 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(ahead_module, "_WHOLE_BYTES", 0)
 
 
-def compiled(stage: Stage, policy: Policy = ALL) -> None:
-    assert compile_topic(stage.log, stage.main, policy).journals
+def compiled(stage: Stage, policy: CompilePolicy = ALL) -> None:
+    assert compile_topic(stage.context, stage.main, policy).journals
     stage.clock.advance(1)
 
 
@@ -74,7 +72,7 @@ def three_partitions() -> Stage:
 
 def test_a_swap_that_one_thread_has_met_is_met_by_all() -> None:
     stage = three_partitions()
-    standing = standing_module.Standing(stage.log, stage.main)
+    standing = standing_module.SwapGuard(stage.context, stage.main)
     assert standing.note(0) == standing.recent(0)
     compiled(stage)
     for look in (standing.check, standing.recent):
@@ -83,9 +81,9 @@ def test_a_swap_that_one_thread_has_met_is_met_by_all() -> None:
 
 
 def played(
-    stage: Stage, pin: Pin, after: Cursor | None = None, log: Log | None = None
+    stage: Stage, pin: Pin, after: Cursor | None = None, context: Context | None = None
 ) -> list[Place]:
-    return list(places(play(log or stage.log, stage.main, pin, bounds=TINY, after=after)))
+    return list(places(play(context or stage.context, stage.main, pin, bounds=TINY, after=after)))
 
 
 @pytest.mark.usefixtures("groups")
@@ -104,8 +102,8 @@ def test_journals_are_played_as_their_runs_were() -> None:
                 middle = len(wanted) // 2
                 after = Cursor(*wanted[middle])
                 assert stage.play(*times, bounds=TINY, after=after) == wanted[middle + 1 :]
-        compile_topic(stage.log, stage.main, ALL)
-        sweep_home(stage.log, 0)
+        compile_topic(stage.context, stage.main, ALL)
+        sweep_home(stage.context, 0)
 
 
 @pytest.mark.usefixtures("groups")
@@ -113,18 +111,18 @@ def test_amendments_are_seen_in_runs_and_in_journals() -> None:
     stage = three_partitions()
     gone = {(0, 3), (1, 7), (2, 30)}
     for partition, offset in gone:
-        amend_by_hand(stage.log, stage.main, partition, {offset: None})
-    amend_by_hand(stage.log, stage.main, 1, {8: (b"new",), 9: (None,)})
+        amend_by_hand(stage.context, stage.main, partition, {offset: None})
+    amend_by_hand(stage.context, stage.main, 1, {8: (b"new",), 9: (None,)})
     expected = [place for place in stage.there(T0, T0 + DAY) if place[1:] not in gone]
     for number in range(2):
-        batches = list(play(stage.log, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY))
+        batches = list(play(stage.context, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY))
         assert list(places(batches)) == expected
         assert len(expected) == 240 - 3 - number
         rows = [row for batch in batches for row in batch.to_pylist()]
         values = {(row["partition"], row["offset"]): row["value"] for row in rows}
         assert (values[1, 8], values[1, 9], values[1, 10]) == (b"new", None, b"v2")
         compiled(stage)
-        amend_by_hand(stage.log, stage.main, 0, {5: None})
+        amend_by_hand(stage.context, stage.main, 0, {5: None})
         expected = [place for place in expected if place[1:] != (0, 5)]
         gone |= {(0, 5)}
 
@@ -132,7 +130,7 @@ def test_amendments_are_seen_in_runs_and_in_journals() -> None:
 def test_a_journal_whose_events_were_all_erased() -> None:
     stage = Stage()
     stage.run([T0, T0 + 1])
-    amend_by_hand(stage.log, stage.main, 0, {0: None, 1: None})
+    amend_by_hand(stage.context, stage.main, 0, {0: None, 1: None})
     assert stage.play(T0, T0 + DAY) == []
     compiled(stage)
     assert stage.rows(stage.main, "slot/") == []
@@ -146,11 +144,11 @@ def test_a_journal_whose_events_were_all_erased() -> None:
 def test_what_is_compiled_and_swept_under_its_hands(batches: int) -> None:
     stage = three_partitions()
     expected = stage.there(T0, T0 + DAY)
-    playing = play(stage.log, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY)
+    playing = play(stage.context, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY)
     found = [place for _ in range(batches) for place in places([next(playing)])]
     for policy in (SOME, ALL):
         compiled(stage, policy)
-        sweep_home(stage.log, 0)
+        sweep_home(stage.context, 0)
         found += places([next(playing)])
     found += places(playing)
     assert found == expected
@@ -166,10 +164,10 @@ def test_leftover_rows_of_runs_that_were_compiled_are_passed_over() -> None:
         stage.put(stage.main, row.row, row.value)
     expected = [(T0 + 1_000 * (n // 2), 0, n) for n in range(10)]
     assert stage.play(T0, T0 + DAY) == expected
-    sweep_home(stage.log, 0)
+    sweep_home(stage.context, 0)
     assert len(stage.objects()) == 1
     assert stage.play(T0, T0 + DAY) == expected
-    assert verify_topic(stage.log, stage.main).findings == ()
+    assert verify_topic(stage.context, stage.main).findings == ()
 
 
 def test_as_of_an_earlier_state() -> None:
@@ -184,10 +182,10 @@ def test_as_of_an_earlier_state() -> None:
     times = TimeRange(T0, T0 + DAY)
 
     def end(as_of: int) -> int:
-        return pin_topic(stage.log, stage.main, times, as_of).ends[0]
+        return pin_topic(stage.context, stage.main, times, as_of).ends[0]
 
     assert [end(at_ms) for at_ms in committed] == [0, 0, 6, 8, 10, 12]
-    pin = pin_topic(stage.log, stage.main, times, {0: 3})
+    pin = pin_topic(stage.context, stage.main, times, {0: 3})
     assert played(stage, pin) == [(T0, 0, 0), (T0, 0, 1), (T0 + 1, 0, 2)]
     compiled(stage)
     assert played(stage, pin) == [(T0, 0, 0), (T0, 0, 1), (T0 + 1, 0, 2)]
@@ -203,7 +201,7 @@ def test_a_pinned_playback_is_the_same_after_compiles_and_tells_of_trims() -> No
     assert played(stage, pin) == expected
     half = Cursor(*expected[120])
     assert played(stage, pin, half) == expected[121:]
-    trim_topic(stage.log, stage.main, ToOffsets({1: 60}))
+    trim_topic(stage.context, stage.main, ToOffsets({1: 60}))
     with pytest.raises(NotFoundError, match="trimmed while it ran"):
         played(stage, pin)
 
@@ -228,7 +226,7 @@ def test_heads_are_not_read_for_each_run() -> None:
     for second in range(200):
         stage.run([T0 + 1_000 * second])
     counting = CountingCatalog(stage.catalog)
-    stage.log = Log(stage.store, counting, stage.clock, stage.ids, stage.log.random)
+    stage.context = Context(stage.store, counting, stage.clock, stage.ids, stage.context.random)
     assert len(stage.play(T0, T0 + DAY)) == 200
     assert counting.calls < 25
 
@@ -242,10 +240,10 @@ def test_a_named_one_that_dies_goes_on_after_deletes_and_compiles(call: int) -> 
     gone = events[:3] + events[9:15]
     whole = Counter(event.id for event in theatre.events())
     for partition, offset in gone:
-        amend_by_hand(theatre.log, theatre.main, partition, {offset: None})
+        amend_by_hand(theatre.context, theatre.main, partition, {offset: None})
     left = Counter(event.id for event in theatre.events())
     compiled(theatre)
-    sweep_home(theatre.log, 0)
+    sweep_home(theatre.context, 0)
     theatre.resume(theatre.player())
     found = Counter(event.id for event in theatre.events(theatre.target))
     assert left <= found <= whole, "each once, and what is deleted at most once"
@@ -257,9 +255,9 @@ def test_a_named_one_that_dies_goes_on_after_deletes_and_compiles(call: int) -> 
 @pytest.mark.usefixtures("groups")
 def test_a_plan_has_its_amendments_and_is_made_again_where_something_is_compiled() -> None:
     stage = three_partitions()
-    amend_by_hand(stage.log, stage.main, 1, {8: (b"new",), 9: None})
+    amend_by_hand(stage.context, stage.main, 1, {8: (b"new",), 9: None})
     compiled(stage, SOME)
-    amend_by_hand(stage.log, stage.main, 2, {5: (b"newer",), 6: None})
+    amend_by_hand(stage.context, stage.main, 2, {5: (b"newer",), 6: None})
     pin = stage.pin(T0, T0 + DAY)
     hands = Hands(lambda: compiled(stage, ALL) if hands.calls == 12 else None)
     found = planned_runs(stage.faulty(Faults(scheduler=cast(Scheduler, hands))), stage.main, pin)
@@ -268,8 +266,8 @@ def test_a_plan_has_its_amendments_and_is_made_again_where_something_is_compiled
     assert {each.run.journal is not None for each in found} == {True}
     assert hands.calls > 30
     assert sum(len(each.amendments) for each in found) == 0, "the second compile has them all"
-    amend_by_hand(stage.log, stage.main, 2, {7: None})
-    found = planned_runs(stage.log, stage.main, pin)
+    amend_by_hand(stage.context, stage.main, 2, {7: None})
+    found = planned_runs(stage.context, stage.main, pin)
     assert sum(len(each.amendments) for each in found) == 1
 
 
@@ -278,10 +276,10 @@ def test_a_task_plays_amended_journals(tmp_path: Path) -> None:
         home.create_topic("t")
         home.append("t", [Event(b"%d" % n, timestamp=T0 + n) for n in range(20)])
         topic = home.topic("t")
-        compile_topic(home.log, topic, ALL)
-        amend_by_hand(home.log, topic, 0, {3: None, 4: (b"four",)})
+        compile_topic(home.context, topic, ALL)
+        amend_by_hand(home.context, topic, 0, {3: None, 4: (b"four",)})
         times = TimeRange(T0, T0 + 10)
-        runs = tuple(planned_runs(home.log, topic, pin_topic(home.log, topic, times)))
+        runs = tuple(planned_runs(home.context, topic, pin_topic(home.context, topic, times)))
         part = tmp_path / "part.jsonl"
         task = WindowTask(
             "t", 1_000, times, runs, {0: (0, 20)}, home.store.url, str(part), "id", is_file=True
@@ -346,15 +344,17 @@ class World:
 
     def act(self) -> None:
         self.acts += 1
-        stage, log = self.stage, self.stage.log
+        stage, context = self.stage, self.stage.context
         what = self.chance.choice(["append", "compile", "compile", "amend", "amend", "sweep"])
         if what == "append":
             self.append()
         elif what == "compile":
             most = self.chance.choice([5, 12, 1_000])
-            compile_topic(log, stage.main, Policy(min_events=1, min_amendments=1, max_events=most))
+            compile_topic(
+                context, stage.main, CompilePolicy(min_events=1, min_amendments=1, max_events=most)
+            )
         elif what == "sweep":
-            sweep_home(log, 0)
+            sweep_home(context, 0)
         else:
             self.amend()
         stage.clock.advance(self.chance.choice([0, 0.5, 2]))
@@ -365,11 +365,11 @@ class World:
             return
         partition, offset = place
         if self.chance.random() < 0.4:
-            amend_by_hand(self.stage.log, self.stage.main, partition, {offset: None})
+            amend_by_hand(self.stage.context, self.stage.main, partition, {offset: None})
             self.deleted.add(place)
         else:
             value = b"new %d" % self.acts
-            amend_by_hand(self.stage.log, self.stage.main, partition, {offset: (value,)})
+            amend_by_hand(self.stage.context, self.stage.main, partition, {offset: (value,)})
             self.values[place] = [*(self.values[place] if self.playing else []), value]
 
     def run(self) -> None:
@@ -383,10 +383,10 @@ class World:
         self.playing = True
         rate = chance.choice([0.1, 0.3])
         hands = Hands(lambda: self.act() if chance.random() < rate and self.acts < 60 else None)
-        log = stage.faulty(Faults(scheduler=cast(Scheduler, hands)))
-        bounds = chance.choice([TINY, Bounds(), Bounds(window_bytes=1, held_bytes=0)])
+        context = stage.faulty(Faults(scheduler=cast(Scheduler, hands)))
+        bounds = chance.choice([TINY, BufferBounds(), BufferBounds(window_bytes=1, held_bytes=0)])
         found: list[Place] = []
-        for batch in play(log, stage.main, pin, bounds=bounds):
+        for batch in play(context, stage.main, pin, bounds=bounds):
             found += places([batch])
             for row in batch.to_pylist():
                 place = row["partition"], row["offset"]
@@ -396,7 +396,7 @@ class World:
         assert len(seen) == len(set(seen)), "an event came twice"
         assert set(seen) <= may
         assert must - self.deleted <= set(seen), "an event is missing"
-        assert verify_topic(stage.log, stage.main).errors == 0
+        assert verify_topic(stage.context, stage.main).errors == 0
 
 
 @pytest.mark.usefixtures("groups")
@@ -406,10 +406,10 @@ def test_whatever_happens_between_any_two_calls(seed: int) -> None:
 
 
 def test_a_playback_that_trusts_what_it_found_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(self: standing_module.Standing, partition: int) -> Head:
+    def trusting(self: standing_module.SwapGuard, partition: int) -> Head:
         return self._read(partition)
 
-    monkeypatch.setattr(standing_module.Standing, "check", trusting)
+    monkeypatch.setattr(standing_module.SwapGuard, "check", trusting)
     caught = 0
     for seed in range(40):
         try:
@@ -425,9 +425,9 @@ def test_with_threads_beside_it() -> None:
     stage = three_partitions()
     expected = stage.there(T0, T0 + DAY)
     with ThreadPoolExecutor(4) as pool:
-        playing = play(stage.log, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY, pool=pool)
+        playing = play(stage.context, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY, pool=pool)
         found = list(places([next(playing)]))
         compiled(stage)
-        sweep_home(stage.log, 0)
+        sweep_home(stage.context, 0)
         found += places(playing)
     assert found == expected

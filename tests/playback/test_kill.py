@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nursery import Nursery, is_alive
-from tests.playback.players import LOT_EVENTS, let
-from tests.playback.stage import T0, playback_state, wait_for_number
+from tests.support.child_processes import Nursery, is_alive
+from tests.support.playback_stage import T0, playback_state, wait_for_number
+from tests.support.players import LOT_EVENTS, let
 from tidelog import Event, Home
 from tidelog.home import create_home
 from tidelog.model.playback import PlaybackState
@@ -52,7 +52,7 @@ class Players:
             *("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:14:20Z"),
             *("--speed", "20"),
         ]
-        self._nursery = Nursery("tests.playback.players")
+        self._nursery = Nursery("tests.support.players")
 
     def __enter__(self) -> Players:
         return self

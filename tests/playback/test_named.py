@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.beating import await_beat
-from tests.playback.stage import T0, Stage, places
+from tests.support.heartbeats import await_beat
 from tests.support.lost_replies import ReplyLosingCatalog
+from tests.support.playback_stage import T0, Stage, places
 from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
+from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, open_outlet
+from tidelog.context import Context, LogSettings
 from tidelog.errors import (
     FencedError,
     InvalidError,
@@ -23,21 +25,18 @@ from tidelog.errors import (
     TidelogError,
     UnknownOutcomeError,
 )
-from tidelog.log.base import Log, LogSettings
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.topics import delete_topic, find_topic
-from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.partition_rows import encode_row
 from tidelog.model.playback import Cursor, PlaybackState
-from tidelog.model.run import encode_row
 from tidelog.model.topic import Topic
-from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.names import find_playback
-from tidelog.playback.outlets import Lot, Outlet, Setting, open_outlet
-from tidelog.playback.run import How, Playback, Played, run_named
-from tidelog.store.retry import RetryingStore
+from tidelog.playback.play import Playback, PlaybackOptions, PlaybackResult, run_named
+from tidelog.playback.request import PlaybackRequest, pinned_playback
+from tidelog.playback.session import NamedPlayback, find_playback
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
@@ -93,14 +92,14 @@ class Theatre(Stage):
             ]
             self.stored(events, number % 2)
 
-    def player(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Log:
+    def player(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Context:
         """Another process: its own ids and chances, the same home."""
         self.players += 1
         chance, ids = random.Random(self.players), seeded_ids(1_000 + self.players)
         clock = scheduler.clock if scheduler else self.clock
         settings = LogSettings(lease_ttl_ms=60_000)  # beats come after 20 s of real time
         if faults is None:
-            return Log(self.store, self.catalog, clock, ids, chance, settings)
+            return Context(self.store, self.catalog, clock, ids, chance, settings)
         store = RetryingStore(
             FaultyStore(self.store, faults),
             clock=clock,
@@ -108,30 +107,30 @@ class Theatre(Stage):
             backoff=Backoff(attempts=3),
         )
         catalog = FaultyCatalog(self.catalog, faults, clock)
-        return Log(store, catalog, clock, ids, chance, settings)
+        return Context(store, catalog, clock, ids, chance, settings)
 
     def resume(
         self,
-        log: Log,
-        asked: Asked | None = None,
-        how: How | None = None,
-        outlet: Outlet | None = None,
-    ) -> Played | None:
+        context: Context,
+        asked: PlaybackRequest | None = None,
+        how: PlaybackOptions | None = None,
+        outlet: PlaybackSink | None = None,
+    ) -> PlaybackResult | None:
         """One run of ``tidelog playback --resume p``; None when there was nothing left to do."""
-        asked = asked or Asked("main", "topic:target", START, END)
-        topic, pinned = pinned_playback(log, "p", asked)
-        named = NamedPlayback(log, "p")
+        asked = asked or PlaybackRequest("main", "topic:target", START, END)
+        topic, pinned = pinned_playback(context, "p", asked)
+        named = NamedPlayback(context, "p")
         named.take()
         if named.state.finished_ms:
             return None
-        setting = Setting.of_named(log, {}, named, pinned)
+        setting = SinkContext.of_named(context, {}, named, pinned)
 
-        def opened() -> Outlet:
+        def opened() -> PlaybackSink:
             small = outlet or open_outlet(asked.sink, setting)
             small.lot_events = 5  # type: ignore[misc]
             return small
 
-        playback = Playback(log, topic, pinned.pin, None, how or How())
+        playback = Playback(context, topic, pinned.pin, None, how or PlaybackOptions())
         return run_named(playback, named, opened)
 
     def check(self) -> None:
@@ -185,7 +184,7 @@ def test_the_last_call_is_among_those_that_were_died_after() -> None:
 @pytest.mark.parametrize("call", range(3, 60, 4))
 def test_other_outlets_may_get_the_lot_in_flight_again_and_miss_nothing(call: int) -> None:
     theatre = Theatre()
-    asked = Asked("main", "null:", START, END)
+    asked = PlaybackRequest("main", "null:", START, END)
     first: list[Cursor] = []
     second: list[Cursor] = []
     with contextlib.suppress(Crash):
@@ -231,11 +230,11 @@ def _nothing_twice(theatre: Theatre) -> None:
 def test_one_that_was_taken_for_dead_is_fenced() -> None:
     theatre = Theatre()
     slow, quick = theatre.player(), theatre.player()
-    asked = Asked("main", "topic:target", START, END)
+    asked = PlaybackRequest("main", "topic:target", START, END)
     topic, pinned = pinned_playback(slow, "p", asked)
     old = NamedPlayback(slow, "p")
     assert old.try_take()
-    outlet = open_outlet("topic:target", Setting.of_named(slow, {}, old, pinned))
+    outlet = open_outlet("topic:target", SinkContext.of_named(slow, {}, old, pinned))
     playback = Playback(slow, topic, pinned.pin)
     outlet.lot_events = 5  # type: ignore[misc]
     lots = playback.lots(playback.batches(), 0, outlet)
@@ -254,10 +253,10 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
 @pytest.mark.parametrize("call", ["beat", "finish"])
 def test_playback_whose_beat_had_an_unknown_outcome_continues(call: str) -> None:
     catalog = ReplyLosingCatalog()
-    log = replace(Theatre().player(), catalog=catalog)
+    context = replace(Theatre().player(), catalog=catalog)
     state = Put(layout.PLAYBACK_STATE, encode_row(PlaybackState()))
     catalog.write(layout.playback_partition("p"), state, write_id="w")
-    named = NamedPlayback(log, "p")
+    named = NamedPlayback(context, "p")
     assert named.try_take()
     catalog.marked = True
     with pytest.raises(UnknownOutcomeError):
@@ -271,22 +270,22 @@ def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:
     """A lot is told by its first and last event: a topic that has it is not asked for its count."""
     theatre = Theatre(targets=1)
     faults = Faults()
-    log = theatre.player(faults)
-    asked = Asked("main", "topic:target", START, END)
-    topic, pinned = pinned_playback(log, "p", asked)
-    named = NamedPlayback(log, "p")
+    context = theatre.player(faults)
+    asked = PlaybackRequest("main", "topic:target", START, END)
+    topic, pinned = pinned_playback(context, "p", asked)
+    named = NamedPlayback(context, "p")
     named.take()
-    outlet = open_outlet("topic:target", Setting.of_named(log, {}, named, pinned))
-    playback = Playback(log, topic, pinned.pin)
+    outlet = open_outlet("topic:target", SinkContext.of_named(context, {}, named, pinned))
+    playback = Playback(context, topic, pinned.pin)
     outlet.lot_events = 5  # type: ignore[misc]
     lot = next(playback.lots(playback.batches(), 0, outlet))
     named.intend(lot.last, lot.end)
     outlet.put(lot)  # and dies
 
     shrunk = _Shrunk(theatre.player(), topic, pinned.pin)
-    named = NamedPlayback(shrunk.log, "p")
+    named = NamedPlayback(shrunk.context, "p")
     named.take()
-    setting = Setting.of_named(shrunk.log, {}, named, pinned)
+    setting = SinkContext.of_named(shrunk.context, {}, named, pinned)
     run_named(shrunk, named, lambda: open_outlet("topic:target", setting))
     theatre.check()
 
@@ -302,11 +301,11 @@ class _Shrunk(Playback):
 
 def test_stopped_it_goes_on_where_it_was() -> None:
     theatre = Theatre()
-    asked = Asked("main", "null:", START, END)
+    asked = PlaybackRequest("main", "null:", START, END)
     kept: list[Cursor] = []
     for _ in range(4):
         before = len(kept)
-        how = How(stopped=lambda before=before: len(kept) > before)  # type: ignore[misc]
+        how = PlaybackOptions(stopped=lambda before=before: len(kept) > before)  # type: ignore[misc]
         played = theatre.resume(theatre.player(), asked, how, Listing(kept))
         assert played is not None
         assert not played.finished
@@ -319,7 +318,7 @@ def test_stopped_it_goes_on_where_it_was() -> None:
 
 def test_an_outlet_that_fails_lets_the_next_one_try_at_once() -> None:
     theatre = Theatre()
-    asked = Asked("main", "null:", START, END)
+    asked = PlaybackRequest("main", "null:", START, END)
     kept: list[Cursor] = []
 
     class Failing(Listing):
@@ -338,7 +337,7 @@ def test_an_outlet_that_fails_lets_the_next_one_try_at_once() -> None:
     assert kept == [Cursor(*place) for place in theatre.there(T0, T0 + 86_400_000)]
 
 
-def _broken(kept: list[Cursor]) -> Outlet:
+def _broken(kept: list[Cursor]) -> PlaybackSink:
     class Broken(Listing):
         def put(self, lot: Lot) -> None:
             raise OSError("no such thing")
@@ -348,14 +347,14 @@ def _broken(kept: list[Cursor]) -> Outlet:
 
 def test_a_trim_between_two_processes_is_told_from_one_behind_them() -> None:
     theatre = Theatre(runs=40)
-    asked = Asked("main", "null:", START, END)
+    asked = PlaybackRequest("main", "null:", START, END)
     kept: list[Cursor] = []
-    how = How(stopped=lambda: len(kept) >= 80)
+    how = PlaybackOptions(stopped=lambda: len(kept) >= 80)
     theatre.resume(theatre.player(), asked, how, Listing(kept))
-    trim_topic(theatre.log, theatre.main, ToOffsets({0: 16, 1: 16}))  # all of it is out
-    how = How(stopped=lambda: len(kept) >= 100)
+    trim_topic(theatre.context, theatre.main, ToOffsets({0: 16, 1: 16}))  # all of it is out
+    how = PlaybackOptions(stopped=lambda: len(kept) >= 100)
     theatre.resume(theatre.player(), asked, how, Listing(kept))
-    trim_topic(theatre.log, theatre.main, ToOffsets({0: 72}))
+    trim_topic(theatre.context, theatre.main, ToOffsets({0: 72}))
     with pytest.raises(NotFoundError, match="were trimmed while it ran"):
         theatre.resume(theatre.player(), asked, outlet=Listing(kept))
     assert len(kept) == len(set(kept)) == 100
@@ -365,14 +364,19 @@ def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
     theatre = Theatre(runs=1)
     theatre.run([T0 + 3_600_000])
     quick = LogSettings(lease_ttl_ms=300)
-    log = replace(theatre.player(), clock=SystemClock(), settings=quick)
+    context = replace(theatre.player(), clock=SystemClock(), settings=quick)
     other = NamedPlayback(replace(theatre.player(), clock=SystemClock(), settings=quick), "p")
     kept: list[Cursor] = []
     raised: list[BaseException] = []
 
     def play() -> None:
         try:
-            theatre.resume(log, Asked("main", "null:", START, END), How(speed=1), Listing(kept))
+            theatre.resume(
+                context,
+                PlaybackRequest("main", "null:", START, END),
+                PlaybackOptions(speed=1),
+                Listing(kept),
+            )
         except FencedError as exc:
             raised.append(exc)
 
@@ -384,7 +388,7 @@ def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
         time.sleep(0.01)
     state = layout.playback_partition("p"), layout.PLAYBACK_STATE
     for _ in range(11):  # over three times the time to live, as a beat comes after a third of it
-        await_beat(log, *state, other._silence._seen[0])
+        await_beat(context, *state, other._silence._seen[0])
         assert not other.try_take(), "it beats, though it has nothing to do for an hour"
     other._is_over = lambda *_: True  # type: ignore[method-assign]
     while not other.try_take():  # a beat may come between
@@ -411,62 +415,66 @@ def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
 def test_a_name_stands_for_one_playback(changed: dict[str, str], told: str) -> None:
     theatre = Theatre()
     theatre.made("other")
-    log = theatre.player()
-    asked = Asked("main", "topic:target", START, END)
-    pinned_playback(log, "p", asked)
+    context = theatre.player()
+    asked = PlaybackRequest("main", "topic:target", START, END)
+    pinned_playback(context, "p", asked)
     with pytest.raises(InvalidError, match=told):
-        pinned_playback(log, "p", replace(asked, **changed))
+        pinned_playback(context, "p", replace(asked, **changed))
 
 
 def test_resumed_it_needs_no_times_and_takes_the_same_ones() -> None:
     theatre = Theatre()
-    log = theatre.player()
-    _, first = pinned_playback(log, "p", Asked("main", "topic:target", "-3h", None, "0:4"))
+    context = theatre.player()
+    _, first = pinned_playback(
+        context, "p", PlaybackRequest("main", "topic:target", "-3h", None, "0:4")
+    )
     theatre.clock.advance(3600)
     for same in [
-        Asked("main", "topic:target"),
-        Asked("main", "topic:target", "-3h", None, "0:4"),
-        Asked("main", "topic:target", "2023-11-14T19:13:20.000Z", START),
+        PlaybackRequest("main", "topic:target"),
+        PlaybackRequest("main", "topic:target", "-3h", None, "0:4"),
+        PlaybackRequest("main", "topic:target", "2023-11-14T19:13:20.000Z", START),
     ]:
-        assert pinned_playback(log, "p", same)[1] == first
-    assert find_playback(log, "p") == first
-    assert find_playback(log, "q") is None
+        assert pinned_playback(context, "p", same)[1] == first
+    assert find_playback(context, "p") == first
+    assert find_playback(context, "q") is None
 
 
 def test_a_topic_that_was_made_again_is_another_one() -> None:
     theatre = Theatre()
-    log = theatre.player()
-    asked = Asked("main", "topic:target", START, END)
-    pinned_playback(log, "p", asked)
-    delete_topic(log, "target")
+    context = theatre.player()
+    asked = PlaybackRequest("main", "topic:target", START, END)
+    pinned_playback(context, "p", asked)
+    delete_topic(context, "target")
     with pytest.raises(NotFoundError):
-        pinned_playback(log, "p", asked)
+        pinned_playback(context, "p", asked)
     theatre.made("target", 3)
     with pytest.raises(InvalidError, match="its target was deleted and made again"):
-        pinned_playback(log, "p", asked)
-    delete_topic(log, "main")
+        pinned_playback(context, "p", asked)
+    delete_topic(context, "main")
     theatre.made("main", 2)
-    pinned_playback(log, "q", asked)
+    pinned_playback(context, "q", asked)
     with pytest.raises(InvalidError, match="its topic was deleted and made again"):
-        pinned_playback(log, "p", asked)
+        pinned_playback(context, "p", asked)
 
 
 def test_playback_that_waited_for_its_turn_goes_on_in_no_other_topic() -> None:
     """Its target is made again while the one who plays it fails, and another waits for that."""
     theatre = Theatre()
-    log, other = theatre.player(), theatre.player()
-    asked = Asked("main", "topic:target", START, END)
+    context, other = theatre.player(), theatre.player()
+    asked = PlaybackRequest("main", "topic:target", START, END)
     stops: list[int] = []
-    how = How(on_slot=lambda slot: stops.append(slot.events), stopped=lambda: len(stops) > 1)
-    played = theatre.resume(log, asked, how)
+    how = PlaybackOptions(
+        on_slot=lambda slot: stops.append(slot.events), stopped=lambda: len(stops) > 1
+    )
+    played = theatre.resume(context, asked, how)
     assert played is not None
     assert not played.finished
     topic, pinned = pinned_playback(other, "p", asked)
     named = NamedPlayback(other, "p")
-    delete_topic(log, "target")
+    delete_topic(context, "target")
     theatre.target = theatre.made("target", 3)
     assert named.take()
-    setting = Setting.of_named(other, {}, named, pinned)
+    setting = SinkContext.of_named(other, {}, named, pinned)
     playback = Playback(other, topic, pinned.pin)
     with pytest.raises(InvalidError, match="playback `p`: its target was deleted and made again"):
         run_named(playback, named, lambda: open_outlet("topic:target", setting))
@@ -478,13 +486,13 @@ def test_playback_that_waited_for_its_turn_goes_on_in_no_other_topic() -> None:
 def test_bad_names_are_refused(name: str) -> None:
     theatre = Theatre()
     with pytest.raises(InvalidError, match="playback name"):
-        pinned_playback(theatre.player(), name, Asked("main", "topic:target"))
+        pinned_playback(theatre.player(), name, PlaybackRequest("main", "topic:target"))
 
 
 def test_nobody_starts_in_the_middle_of_another_ones_beginning() -> None:
     theatre = Theatre()
     one, other = theatre.player(), theatre.player()
-    asked = Asked("main", "topic:target", START, END)
+    asked = PlaybackRequest("main", "topic:target", START, END)
     pinned_playback(one, "p", asked)
     theatre.run([T0 + 7])  # not part of it any more
     _, found = pinned_playback(other, "p", asked)
@@ -495,9 +503,9 @@ def test_nobody_starts_in_the_middle_of_another_ones_beginning() -> None:
 
 def test_a_topic_played_into_itself_comes_to_an_end() -> None:
     theatre = Theatre()
-    asked = Asked("main", "topic:main", START, END)
+    asked = PlaybackRequest("main", "topic:main", START, END)
     played = theatre.resume(theatre.player(), asked)
     assert played is not None
     assert played.events == 24
-    found: Topic = find_topic(theatre.log, "main")
+    found: Topic = find_topic(theatre.context, "main")
     assert sum(1 for _ in theatre.events(found)) == 48

@@ -11,25 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import Run, finish, start
 from tests.playback.test_command import RANGE, fill
 from tests.playback.test_named import END, RATES, START, Theatre
+from tests.support.cli_run import Run, finish, start
 from tidelog import open as open_home
+from tidelog.context import Context
 from tidelog.errors import FencedError, InvalidError, NotFoundError, TidelogError
-from tidelog.log.base import Log
+from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model import layout
-from tidelog.pipeline.sweep import sweep_archives
-from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.names import find_playback, forget_playback, list_playbacks
+from tidelog.playback.request import PlaybackRequest, pinned_playback
+from tidelog.playback.session import NamedPlayback, find_playback, forget_playback, list_playbacks
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 
-ASKED = Asked("main", "topic:target", START, END)
+ASKED = PlaybackRequest("main", "topic:target", START, END)
 
 
-def names(log: Log) -> list[str]:
-    return [each.name for each in list_playbacks(log)]
+def names(context: Context) -> list[str]:
+    return [each.name for each in list_playbacks(context)]
 
 
 def test_all_that_have_names_are_listed(tidelog: Run) -> None:
@@ -113,9 +112,9 @@ def test_wrong_usage_is_refused(tidelog: Run, args: tuple[str, ...], told: str) 
 
 def test_one_that_is_played_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     theatre = Theatre()
-    log = theatre.player()
-    pinned_playback(log, "p", ASKED)
-    owner = NamedPlayback(log, "p")
+    context = theatre.player()
+    pinned_playback(context, "p", ASKED)
+    owner = NamedPlayback(context, "p")
     assert owner.try_take()
     other = theatre.player()
     real = theatre.clock.sleep
@@ -128,15 +127,15 @@ def test_one_that_is_played_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(theatre.clock, "sleep", sleep)
         with pytest.raises(InvalidError, match="a process plays it"):
             forget_playback(other, "p")
-    assert names(log) == ["p"]
+    assert names(context) == ["p"]
     forget_playback(other, "p")  # as the owner is silent now
     with pytest.raises(FencedError, match="another process has taken it"):
         owner.beat()
-    assert names(log) == []
+    assert names(context) == []
     with pytest.raises(InvalidError, match="was forgotten meanwhile"):
         owner.try_take()
     with pytest.raises(NotFoundError, match="nothing to forget"):
-        forget_playback(log, "p")
+        forget_playback(context, "p")
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -153,12 +152,12 @@ def test_forgetting_that_dies_anywhere_is_finished_by_the_next(call: int, finish
     except Crash:
         died = True
     assert died or faults.calls < call
-    log = theatre.player()
-    if find_playback(log, "p") is not None:
-        forget_playback(log, "p")
-    assert names(log) == []
-    _, pinned = pinned_playback(log, "p", ASKED)
-    assert (pinned.generation, names(log)) == (2, ["p"])
+    context = theatre.player()
+    if find_playback(context, "p") is not None:
+        forget_playback(context, "p")
+    assert names(context) == []
+    _, pinned = pinned_playback(context, "p", ASKED)
+    assert (pinned.generation, names(context)) == (2, ["p"])
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -170,17 +169,17 @@ def test_beginning_and_forgetting_at_once_in_a_bad_world(block: int) -> None:
         faults = Faults(scheduler.random, RATES, scheduler)
 
         def begin(t: Theatre = theatre, f: Faults = faults, s: Scheduler = scheduler) -> None:
-            log = t.player(f, s)
+            context = t.player(f, s)
             for _ in range(3):
                 with contextlib.suppress(TidelogError):
-                    pinned_playback(log, "p", ASKED)
+                    pinned_playback(context, "p", ASKED)
                 s.clock.sleep(s.random.random())
 
         def forget(t: Theatre = theatre, f: Faults = faults, s: Scheduler = scheduler) -> None:
-            log = t.player(f, s)
+            context = t.player(f, s)
             for _ in range(3):
                 with contextlib.suppress(TidelogError):
-                    forget_playback(log, "p")
+                    forget_playback(context, "p")
                 s.clock.sleep(s.random.random())
 
         for number, actor in enumerate((begin, begin, forget, forget)):
@@ -188,11 +187,11 @@ def test_beginning_and_forgetting_at_once_in_a_bad_world(block: int) -> None:
         scheduler.run()
         while faults.late:
             faults.late.pop()()
-        log = theatre.player()
-        assert names(log) == (["p"] if find_playback(log, "p") else [])
-        pinned_playback(log, "p", ASKED)
-        forget_playback(log, "p")
-        assert names(log) == []
+        context = theatre.player()
+        assert names(context) == (["p"] if find_playback(context, "p") else [])
+        pinned_playback(context, "p", ASKED)
+        forget_playback(context, "p")
+        assert names(context) == []
 
 
 def test_what_a_killed_playback_by_spark_has_staged_is_swept(tidelog: Run) -> None:
@@ -205,8 +204,8 @@ def test_what_a_killed_playback_by_spark_has_staged_is_swept(tidelog: Run) -> No
             for number, age_s in enumerate(ages):
                 home.store.put(f"{folder}/{number}/0", b"staged")
                 os.utime(root / f"{folder}/{number}/0", (age_s, age_s))
-        assert sweep_archives(home, 10_800_000).objects_young == 6
-        swept = sweep_archives(home, 3_600_000)
+        assert sweep_archives(home.context, 10_800_000).objects_young == 6
+        swept = sweep_archives(home.context, 3_600_000)
         assert (swept.objects_deleted, swept.objects_young) == (3, 3)
         left = {info.key.split("/")[1] for info in home.store.list("staging/")}
         assert left == {"playback-live"}

@@ -18,9 +18,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.playback.stage import T0, Stage
-from tests.server.serving import serving as server_of_tidelog
+from tests.support.playback_stage import T0, Stage
+from tests.support.serving import serving as server_of_tidelog
 from tidelog.codec.event_json import batch_lines
+from tidelog.connectors.playback_sinks import (
+    Lot,
+    NullSink,
+    SinkContext,
+    StreamSink,
+    check_outlet,
+    lot_pieces,
+    open_outlet,
+)
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -30,16 +39,7 @@ from tidelog.errors import (
 )
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
-from tidelog.playback.outlets import (
-    Lot,
-    NullOutlet,
-    Setting,
-    StreamOutlet,
-    check_outlet,
-    lot_pieces,
-    open_outlet,
-)
-from tidelog.playback.play import play
+from tidelog.playback.merge import play
 from tidelog.testing.clock import FakeClock
 
 
@@ -55,13 +55,13 @@ def lots(stage: Stage | None = None, events: int = 4) -> list[Lot]:
                 *(Event(b"%d" % n, timestamp=T0 + n) for n in range(3, 10)),
             ]
         )
-    (batch,) = play(stage.log, stage.main, stage.pin(T0, T0 + 1_000))
+    (batch,) = play(stage.context, stage.main, stage.pin(T0, T0 + 1_000))
     firsts = range(0, batch.num_rows, events)
     return [Lot(first, batch.slice(first, events)) for first in firsts]
 
 
-def setting(**more: Any) -> Setting:
-    return Setting({}, "id", clock=FakeClock(), backoff=Backoff(attempts=3), **more)
+def setting(**more: Any) -> SinkContext:
+    return SinkContext({}, "id", clock=FakeClock(), backoff=Backoff(attempts=3), **more)
 
 
 def all_lines(some: list[Lot]) -> bytes:
@@ -194,11 +194,11 @@ def test_a_stream_that_takes_a_part_only_gets_all() -> None:
             return super().write(bytes(data[:7]))
 
     stream = Narrow()
-    outlet = StreamOutlet(stream)
+    outlet = StreamSink(stream)
     for lot in lots():
         outlet.put(lot)
     assert stream.getvalue() == all_lines(lots())
-    NullOutlet().put(lots()[0])
+    NullSink().put(lots()[0])
 
 
 def test_pieces_are_the_same_for_the_same_batch() -> None:
@@ -241,10 +241,10 @@ def test_what_names_no_sink_is_refused(url: str) -> None:
 def test_a_topic_must_be_there() -> None:
     stage = Stage()
     with pytest.raises(NotFoundError):
-        open_outlet("topic:no", setting(log=stage.log))
+        open_outlet("topic:no", setting(context=stage.context))
     for wrong in ("topic:main?partition=x", "topic:main?a=b", "topic://main/x"):
         with pytest.raises(InvalidError):
-            open_outlet(wrong, setting(log=stage.log))
+            open_outlet(wrong, setting(context=stage.context))
 
 
 def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
@@ -255,7 +255,7 @@ def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
     (lot,) = lots(stage, 100)
     same, keyed, few = stage.made("same", 3), stage.made("keyed", 2), stage.made("few", 2)
     for topic, option in ((same, "?partition=same"), (keyed, "")):
-        outlet = open_outlet(f"topic:{topic.name}{option}", setting(log=stage.log))
+        outlet = open_outlet(f"topic:{topic.name}{option}", setting(context=stage.context))
         outlet.put(lot)
         outlet.close()
     found = [(e.partition, e.value) for e in stage.events(same)]
@@ -264,7 +264,7 @@ def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
     keyless = [e.partition for e in stage.events(keyed) if e.key is None]
     assert len(by_key) == 1
     assert sorted(p or 0 for p in keyless) == [0, 0, 1]
-    outlet = open_outlet("topic:few?partition=same", setting(log=stage.log))
+    outlet = open_outlet("topic:few?partition=same", setting(context=stage.context))
     with pytest.raises(InvalidError, match="has 2 partitions"):
         outlet.put(lot)
     assert list(stage.events(few)) == []
@@ -341,7 +341,7 @@ def test_http_gets_lines_with_keys_and_repeats_what_may_pass() -> None:
 
 def test_a_token_comes_from_the_environment() -> None:
     with serving() as server:
-        outlet = open_outlet(server.url, Setting({"TIDELOG_HTTP_TOKEN": "s3cret"}, "id"))
+        outlet = open_outlet(server.url, SinkContext({"TIDELOG_HTTP_TOKEN": "s3cret"}, "id"))
         outlet.put(lots()[0])
         outlet.close()
         assert server.requests[0]["Authorization"] == "Bearer s3cret"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from tests.playback.stage import T0, Stage
-from tidelog.codec.events import EVENT_SCHEMA
+from tests.support.playback_stage import T0, Stage
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.connectors.playback_sinks import Lot
 from tidelog.errors import InvalidError
-from tidelog.playback.outlets import Lot
 from tidelog.playback.pace import SlotCount, SlotCounter, check_speed, paced
-from tidelog.playback.run import How, Playback, run_playback
+from tidelog.playback.play import Playback, PlaybackOptions, run_playback
 from tidelog.testing.clock import FakeClock
 
 
@@ -148,8 +148,8 @@ def test_a_playback_at_its_speed_from_end_to_end() -> None:
             pass
 
     pin = stage.pin(T0, T0 + 60_000)
-    how = How(speed=2, on_slot=slots.append)
-    played = run_playback(Playback(stage.log, stage.main, pin, None, how), Watching())
+    how = PlaybackOptions(speed=2, on_slot=slots.append)
+    played = run_playback(Playback(stage.context, stage.main, pin, None, how), Watching())
     assert (played.events, played.slots, played.finished) == (18, 9, True)
     assert [slot.events for slot in slots] == [2] * 9
     assert all(abs(at_s * 2_000 - time) <= 20 for at_s, time in out)

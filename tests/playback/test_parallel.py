@@ -12,19 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.playback.stage import T0, Stage
 from tests.playback.test_outlets import serving
+from tests.support.playback_stage import T0, Stage
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.pipeline import playback as parallel
-from tidelog.pipeline.playback import plan_windows, play_parallel
-from tidelog.pipeline.playback_task import WindowTask, run_window
 from tidelog.playback.pace import SlotCount
-from tidelog.playback.pin import pin_topic
-from tidelog.playback.run import How
+from tidelog.playback.play import PlaybackOptions
+from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
+from tidelog.spark import playback as parallel
+from tidelog.spark.playback import WindowTask, plan_windows, play_parallel, run_window
 
 SLOTS, EACH = 60, 20
 
@@ -53,7 +52,7 @@ def _time(slot: int, number: int) -> int:
 
 
 def pinned(home: Home) -> Pin:
-    return pin_topic(home.log, home.topic("t"), TimeRange(T0 + 500, T0 + 50_000))
+    return pin_topic(home.context, home.topic("t"), TimeRange(T0 + 500, T0 + 50_000))
 
 
 def wanted() -> Counter[str]:
@@ -66,7 +65,7 @@ def test_windows_are_whole_slots_and_hold_all_runs_they_need() -> None:
     for second in range(40):
         stage.run([T0 + second * 1_000, T0 + second * 1_000 + (second % 5) ** 6], second % 2)
     pin = stage.pin(T0 + 300, T0 + 39_999)
-    windows = plan_windows(stage.log, stage.main, pin, cores=2)
+    windows = plan_windows(stage.context, stage.main, pin, cores=2)
     assert len(windows) > 2
     bounds = [(times.start_ms - T0, times.end_ms - T0) for times, _ in windows]
     assert (bounds[0][0], bounds[-1][1]) == (300, 39_999)
@@ -85,7 +84,7 @@ def test_windows_are_whole_slots_and_hold_all_runs_they_need() -> None:
 
 def test_a_task_needs_nothing_but_the_store(home: Home, tmp_path: Path) -> None:
     pin = pinned(home)
-    windows = plan_windows(home.log, home.topic("t"), pin, cores=2)
+    windows = plan_windows(home.context, home.topic("t"), pin, cores=2)
     total: Counter[str] = Counter()
     slots: list[SlotCount] = []
     for number, (times, runs) in enumerate(windows):
@@ -113,8 +112,8 @@ def test_a_task_needs_nothing_but_the_store(home: Home, tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_into_a_topic_in_order_and_once_each(home: Home, local_spark: SparkSession) -> None:
     slots: list[SlotCount] = []
-    how = How(on_slot=slots.append)
-    played = play_parallel(home, local_spark, home.topic("t"), pinned(home), "topic:u", how)
+    how = PlaybackOptions(on_slot=slots.append)
+    played = play_parallel(home.context, local_spark, home.topic("t"), pinned(home), "topic:u", how)
     events = [event for p in range(2) for event in home.read("u", p)]
     assert Counter((event.value or b"").decode() for event in events) == wanted()
     assert (played.events, played.finished) == (sum(wanted().values()), True)
@@ -130,16 +129,16 @@ def test_into_a_topic_in_order_and_once_each(home: Home, local_spark: SparkSessi
 def test_into_files_and_by_http(home: Home, local_spark: SparkSession, tmp_path: Path) -> None:
     topic, pin = home.topic("t"), pinned(home)
     folder = tmp_path / "out.parquet"
-    play_parallel(home, local_spark, topic, pin, f"file:{folder}", How())
+    play_parallel(home.context, local_spark, topic, pin, f"file:{folder}", PlaybackOptions())
     parts = sorted(folder.iterdir())
     assert len(parts) > 3
     assert all(part.name.startswith("part-00") and part.suffix == ".parquet" for part in parts)
     values = [v.decode() for p in parts for v in pq.read_table(p).column("value").to_pylist()]
     assert Counter(values) == wanted()
     with pytest.raises(AlreadyExistsError, match="not empty"):
-        play_parallel(home, local_spark, topic, pin, f"file:{folder}", How())
+        play_parallel(home.context, local_spark, topic, pin, f"file:{folder}", PlaybackOptions())
     with serving() as server:
-        play_parallel(home, local_spark, topic, pin, server.url, How())
+        play_parallel(home.context, local_spark, topic, pin, server.url, PlaybackOptions())
         lines = [line for body in server.bodies.values() for line in body.splitlines()]
     assert Counter(json.loads(line)["value"] for line in lines) == wanted()
 
@@ -148,10 +147,12 @@ def test_into_files_and_by_http(home: Home, local_spark: SparkSession, tmp_path:
 def test_what_tasks_cannot_do_is_told(home: Home, local_spark: SparkSession) -> None:
     topic, pin = home.topic("t"), pinned(home)
     with pytest.raises(InvalidError, match="no standard output"):
-        play_parallel(home, local_spark, topic, pin, "stdout:", How())
+        play_parallel(home.context, local_spark, topic, pin, "stdout:", PlaybackOptions())
     with serving() as server:
         server.statuses = [404] * 100
         with pytest.raises(InvalidError, match="answered 404"):
-            play_parallel(home, local_spark, topic, pin, server.url, How())
-    stopped = play_parallel(home, local_spark, topic, pin, "null:", How(stopped=lambda: True))
+            play_parallel(home.context, local_spark, topic, pin, server.url, PlaybackOptions())
+    stopped = play_parallel(
+        home.context, local_spark, topic, pin, "null:", PlaybackOptions(stopped=lambda: True)
+    )
     assert (stopped.events, stopped.finished) == (0, False)

@@ -17,22 +17,21 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.playback.stage import T0
+from tests.connectors.kafka.test_sink import Target
+from tests.connectors.kinesis.test_source import Stream
 from tests.playback.test_streams import records
 from tests.servers.kafka import Kafka
 from tests.servers.moto import KEYS, Moto
-from tests.sinks.test_kafka import Target
-from tests.sources.test_kinesis import Stream
+from tests.support.playback_stage import T0
 from tidelog import Event, Home
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.pipeline import playback as parallel
-from tidelog.pipeline.playback import plan_windows, play_parallel
-from tidelog.pipeline.playback_task import WindowTask, run_window
-from tidelog.playback.pin import pin_topic
-from tidelog.playback.run import How
+from tidelog.playback.play import PlaybackOptions
+from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
+from tidelog.spark import playback as parallel
+from tidelog.spark.playback import WindowTask, plan_windows, play_parallel, run_window
 
 pytestmark = [pytest.mark.server, pytest.mark.spark]
 
@@ -81,13 +80,13 @@ def _event(number: int) -> Event:
 
 
 def pinned(home: Home) -> Pin:
-    return pin_topic(home.log, home.topic("t"), TimeRange(T0, T0 + EVENTS * APART_MS))
+    return pin_topic(home.context, home.topic("t"), TimeRange(T0, T0 + EVENTS * APART_MS))
 
 
 def tasks(home: Home, sink: str) -> list[WindowTask]:
     """What Spark would be given."""
     pin = pinned(home)
-    windows = plan_windows(home.log, home.topic("t"), pin, cores=2)
+    windows = plan_windows(home.context, home.topic("t"), pin, cores=2)
     bounds = {p: (pin.starts[p], pin.ends[p]) for p in range(3)}
     return [
         WindowTask("t", 1_000, times, runs, bounds, home.store.url, sink, f"p-{times.start_ms}")
@@ -118,9 +117,11 @@ def test_into_kafka_each_event_once(
 ) -> None:
     target = Target(kafka_server)
     pin = pinned(home)
-    played = play_parallel(home, local_spark, home.topic("t"), pin, target.url(), How())
+    played = play_parallel(
+        home.context, local_spark, home.topic("t"), pin, target.url(), PlaybackOptions()
+    )
     assert (played.events, played.finished) == (EVENTS, True)
-    windows = [times for times, _ in plan_windows(home.log, home.topic("t"), pin, cores=2)]
+    windows = [times for times, _ in plan_windows(home.context, home.topic("t"), pin, cores=2)]
     assert len(windows) > 3
     by_key = defaultdict(list)
     for partition in range(target.partitions):
@@ -148,8 +149,8 @@ def test_into_kinesis_in_order_within_windows(
 ) -> None:
     stream = Stream(moto_server.endpoint, shards=2)
     pin = pinned(home)
-    play_parallel(home, local_spark, home.topic("t"), pin, stream.url(), How())
-    windows = [times for times, _ in plan_windows(home.log, home.topic("t"), pin, cores=2)]
+    play_parallel(home.context, local_spark, home.topic("t"), pin, stream.url(), PlaybackOptions())
+    windows = [times for times, _ in plan_windows(home.context, home.topic("t"), pin, cores=2)]
     by_key = defaultdict(list)
     for key, value in records(stream):
         by_key[key].append(int(value))
@@ -182,4 +183,6 @@ def test_a_target_that_is_not_there_is_told(
         f"kinesis://no-such?region=us-east-1&endpoint_url={moto_server.endpoint}",
     ):
         with pytest.raises(NotFoundError):
-            play_parallel(home, local_spark, home.topic("t"), pinned(home), sink, How())
+            play_parallel(
+                home.context, local_spark, home.topic("t"), pinned(home), sink, PlaybackOptions()
+            )

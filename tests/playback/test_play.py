@@ -12,21 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidelog
-from tests.playback.stage import T0, CountingCatalog, Stage, places
+from tests.support.playback_stage import T0, CountingCatalog, Stage, places
 from tidelog import Event
 from tidelog.catalog.base import Delete
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import BeforeTime, ToOffsets, trim_topic
 from tidelog.log.topics import delete_topic
-from tidelog.log.trim import BeforeTime, ToOffsets, trim_topic
 from tidelog.model import layout
 from tidelog.model.playback import Cursor, TimeRange, time_range
-from tidelog.playback.pin import pin_topic
-from tidelog.playback.play import play, play_arrow, play_events
+from tidelog.playback.merge import BufferBounds, play, play_arrow, play_events
+from tidelog.playback.request import pin_topic
 from tidelog.playback.slots import PartitionSlots
-from tidelog.playback.windows import Bounds
 
-TINY = Bounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
+TINY = BufferBounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
 DAY = 24 * 3600 * 1000
 
 
@@ -111,7 +110,7 @@ def test_an_event_keeps_all_it_has() -> None:
             Event(b"", b"", "id-2", T0 + 2, "t"),
         ]
         home.append("t", wanted)
-        played = list(play_events(home.log, "t", T0, T0 + 3))
+        played = list(play_events(home.context, "t", T0, T0 + 3))
         positions = {e.timestamp: e for p in (0, 1) for e in home.read("t", p)}
         assert played == [positions[T0], positions[T0 + 1], positions[T0 + 2]]
         assert [msgspec.structs.astuple(e)[:6] for e in played] == [
@@ -138,7 +137,7 @@ def test_gaps_cost_nothing_and_calls_follow_what_is_there() -> None:
     for day in range(300):
         stage.run([T0 + day * DAY, T0 + day * DAY + 10])
     counting = CountingCatalog(stage.catalog)
-    stage.log = replace(stage.log, catalog=counting)
+    stage.context = replace(stage.context, catalog=counting)
     assert len(stage.play(T0, T0 + 300 * DAY)) == 600
     assert counting.calls < 30, "one scan for each level, and a few for runs"
     counting.calls = counting.rows = 0
@@ -155,7 +154,7 @@ def test_thousands_of_slots_in_every_level_cost_few_calls() -> None:
         begin = T0 + number * 7_000
         stage.run([begin, begin + (number % 15) ** 4])
     counting = CountingCatalog(stage.catalog)
-    stage.log = replace(stage.log, catalog=counting)
+    stage.context = replace(stage.context, catalog=counting)
     end = T0 + 600 * 7_000 + DAY
     assert stage.play(T0, end) == stage.there(T0, end)
     assert counting.calls < 200, "levels, and runs by the hundred"
@@ -167,7 +166,7 @@ def test_a_wide_run_is_read_once_however_many_windows_it_spans() -> None:
     for second in range(500):
         stage.run([T0 + 1_000 * second + 500] * 3)
     read: list[str] = []
-    store = stage.log.store
+    store = stage.context.store
 
     class Reading:
         url = store.url
@@ -176,7 +175,7 @@ def test_a_wide_run_is_read_once_however_many_windows_it_spans() -> None:
             read.append(key)
             return store.get(key, start, end)
 
-    stage.log = replace(stage.log, store=Reading())  # type: ignore[arg-type]
+    stage.context = replace(stage.context, store=Reading())  # type: ignore[arg-type]
     tiny = replace(TINY, window_bytes=2_000, held_bytes=0)
     assert len(stage.play(T0, T0 + DAY, tiny)) == 2_000
     assert len(read) == 501
@@ -188,7 +187,7 @@ def test_memory_follows_the_bounds_where_all_events_have_one_time() -> None:
         stage.run([T0] * 20 + [T0 + number], number % 3)
     pin = stage.pin(T0, T0 + DAY)
     bounds = replace(TINY, batch_events=1_000)
-    sizes = [batch.num_rows for batch in play(stage.log, stage.main, pin, bounds=bounds)]
+    sizes = [batch.num_rows for batch in play(stage.context, stage.main, pin, bounds=bounds)]
     assert sum(sizes) == 90 * 21
     assert max(sizes) < 100, "no window held all of that millisecond"
     assert stage.play(T0, T0 + DAY, TINY) == stage.there(T0, T0 + DAY)
@@ -199,7 +198,7 @@ def test_runs_are_fetched_ahead_by_several_threads() -> None:
     for second in range(50):
         stage.run([T0 + 1_000 * second])
     threads: set[str] = set()
-    store = stage.log.store
+    store = stage.context.store
     together = threading.Barrier(4, timeout=20)
 
     class Meeting:
@@ -211,10 +210,10 @@ def test_runs_are_fetched_ahead_by_several_threads() -> None:
                 together.wait()
             return store.get(key, start, end)
 
-    log = replace(stage.log, store=Meeting())  # type: ignore[arg-type]
+    context = replace(stage.context, store=Meeting())  # type: ignore[arg-type]
     pin = stage.pin(T0, T0 + DAY)
     with ThreadPoolExecutor(4) as pool:
-        found = list(places(play(log, stage.main, pin, pool=pool)))
+        found = list(places(play(context, stage.main, pin, pool=pool)))
     assert found == stage.there(T0, T0 + DAY)
     assert len(threads) == 4
 
@@ -225,7 +224,7 @@ def test_who_stops_early_leaves_no_thread_behind() -> None:
         for second in range(40):
             home.append("t", [Event(b"x" * 1_000, timestamp=T0 + 1_000 * second)])
         before = threading.active_count()
-        playing = play_arrow(home.log, "t", T0, T0 + DAY)
+        playing = play_arrow(home.context, "t", T0, T0 + DAY)
         next(playing)
         playing.close()  # type: ignore[attr-defined]
         assert threading.active_count() <= before
@@ -240,7 +239,7 @@ def test_what_is_appended_meanwhile_is_not_part_of_it() -> None:
         stage.run([T0 + 1_000 * second], second % 2)
     expected = stage.there(T0, T0 + DAY)
     pin = stage.pin(T0, T0 + DAY)
-    playing = places(play(stage.log, stage.main, pin, bounds=TINY))
+    playing = places(play(stage.context, stage.main, pin, bounds=TINY))
     found = [next(playing)]
     for second in range(20):
         stage.run([T0 + 1_000 * second + 1, T0 + 30_000], second % 2)
@@ -253,13 +252,13 @@ def test_the_library_pins_when_it_is_called() -> None:
     with tidelog.open("memory:") as home:
         home.create_topic("t")
         home.append("t", [Event(b"1", timestamp=T0)])
-        playing = play_events(home.log, "t", T0, T0 + 10)
+        playing = play_events(home.context, "t", T0, T0 + 10)
         home.append("t", [Event(b"2", timestamp=T0 + 1)])
         assert [event.value for event in playing] == [b"1"]
         with pytest.raises(NotFoundError):
-            play_arrow(home.log, "no", T0)
+            play_arrow(home.context, "no", T0)
         with pytest.raises(InvalidError):
-            play_arrow(home.log, "t", "yesterday")
+            play_arrow(home.context, "t", "yesterday")
 
 
 def test_as_of_offsets_and_commit_times() -> None:
@@ -272,8 +271,8 @@ def test_as_of_offsets_and_commit_times() -> None:
     times = TimeRange(T0, T0 + DAY)
 
     def ends(as_of: int | dict[int, int] | None) -> tuple[int, ...]:
-        pin = pin_topic(stage.log, stage.main, times, as_of)
-        found = list(places(play(stage.log, stage.main, pin)))
+        pin = pin_topic(stage.context, stage.main, times, as_of)
+        found = list(places(play(stage.context, stage.main, pin)))
         assert len(found) == sum(pin.ends)
         return pin.ends
 
@@ -287,10 +286,10 @@ def test_as_of_offsets_and_commit_times() -> None:
     for wrong in ({0: 11}, {0: -1}, {2: 0}):
         with pytest.raises(InvalidError):
             ends(wrong)
-    trim_topic(stage.log, stage.main, ToOffsets({0: 4}))
+    trim_topic(stage.context, stage.main, ToOffsets({0: 4}))
     with pytest.raises(NotFoundError, match="as of offset 3"):
         ends({0: 3})
-    assert pin_topic(stage.log, stage.main, times, committed[0]).ends == (4, 0)
+    assert pin_topic(stage.context, stage.main, times, committed[0]).ends == (4, 0)
 
 
 def test_a_trim_of_what_is_left_raises_and_of_what_is_out_does_not() -> None:
@@ -298,14 +297,14 @@ def test_a_trim_of_what_is_left_raises_and_of_what_is_out_does_not() -> None:
     for second in range(700):
         stage.run([T0 + 1_000 * second])
     pin = stage.pin(T0 + 100_000, T0 + DAY)
-    playing = play(stage.log, stage.main, pin, bounds=TINY)
+    playing = play(stage.context, stage.main, pin, bounds=TINY)
     for _ in range(20):
         next(playing)
-    trim_topic(stage.log, stage.main, ToOffsets({0: 100}))  # before the range
+    trim_topic(stage.context, stage.main, ToOffsets({0: 100}))  # before the range
     for _ in range(3):
         next(playing)
-    trim_topic(stage.log, stage.main, ToOffsets({0: 600}))
-    sweep_home(stage.log, 0)
+    trim_topic(stage.context, stage.main, ToOffsets({0: 600}))
+    sweep_home(stage.context, 0)
     with pytest.raises(NotFoundError, match="were trimmed while it ran"):
         list(playing)
 
@@ -315,13 +314,13 @@ def test_a_trim_behind_a_long_playback_does_not_stop_it() -> None:
     for second in range(700):
         stage.run([T0 + 1_000 * second])
     pin = stage.pin(T0, T0 + DAY)
-    playing = places(play(stage.log, stage.main, pin, bounds=TINY))
+    playing = places(play(stage.context, stage.main, pin, bounds=TINY))
     found = []
     for place in playing:
         found.append(place)
         if len(found) in (400, 500):
-            trim_topic(stage.log, stage.main, BeforeTime(place[0] - 200_000))
-            sweep_home(stage.log, 0)
+            trim_topic(stage.context, stage.main, BeforeTime(place[0] - 200_000))
+            sweep_home(stage.context, 0)
     assert len(found) == 700
 
 
@@ -360,15 +359,15 @@ def test_a_topic_that_is_deleted_meanwhile_raises() -> None:
     stage = Stage()
     for second in range(700):
         stage.run([T0 + 1_000 * second])
-    playing = play(stage.log, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY)
+    playing = play(stage.context, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY)
     next(playing)
     pin = stage.pin(T0, T0 + DAY)
-    delete_topic(stage.log, "main")
+    delete_topic(stage.context, "main")
     with pytest.raises(NotFoundError):
         list(playing)
     again = stage.made("main")
     with pytest.raises(InvalidError, match="deleted and made again"):
-        next(play(stage.log, again, pin))
+        next(play(stage.context, again, pin))
 
 
 def test_a_slot_row_that_is_none_is_damage() -> None:
@@ -383,6 +382,6 @@ def test_the_index_of_a_partition_can_be_asked_alone() -> None:
     stage = Stage()
     for second in range(5):
         stage.run([T0 + 1_000 * second, T0 + 1_000 * second + 1_500])
-    slots = PartitionSlots(stage.log, stage.main, 0, TimeRange(T0 + 1_000, T0 + 2_000))
+    slots = PartitionSlots(stage.context, stage.main, 0, TimeRange(T0 + 1_000, T0 + 2_000))
     listed = list(slots.by_start())
     assert sorted(slots.runs(listed)) == [0, 2], "two of them reach into that second"

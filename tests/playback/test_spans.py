@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.cli.running import Run
 from tests.playback.test_command import RANGE, fill
+from tests.support.cli_run import Run
 
 
 @pytest.fixture

@@ -12,23 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.playback.stage import T0
+from tests.connectors.kafka.test_sink import Target
+from tests.connectors.kinesis.test_source import Stream
 from tests.playback.test_kill import EVENTS, Players, wanted
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.kafka import Kafka
 from tests.servers.moto import KEYS, Moto
 from tests.servers.s3 import S3
-from tests.sinks.test_kafka import Target
-from tests.sources.test_kinesis import Stream
+from tests.support.playback_stage import T0
 from tidelog import Event, Home
+from tidelog.connectors.playback_sinks import Lot, SinkContext, open_outlet
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import TimeRange
-from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlets import Lot, Setting, open_outlet
-from tidelog.playback.pin import pin_topic
-from tidelog.playback.run import Playback, opened, run_named, run_playback
+from tidelog.playback.play import Playback, opened, run_named, run_playback
+from tidelog.playback.request import PlaybackRequest, pin_topic, pinned_playback
+from tidelog.playback.session import NamedPlayback
 from tidelog.settings import Settings, load_settings
 
 pytestmark = pytest.mark.server
@@ -56,8 +55,8 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def playback(home: Home, events: int = EVENTS) -> Playback:
     topic = home.topic("t")
-    pin = pin_topic(home.log, topic, TimeRange(T0, T0 + 40 * events))
-    return Playback(home.log, topic, pin)
+    pin = pin_topic(home.context, topic, TimeRange(T0, T0 + 40 * events))
+    return Playback(home.context, topic, pin)
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def target(kafka_server: Kafka) -> Target:
 
 
 def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:
-    with opened(lambda: open_outlet(target.url(), Setting({}, "once"))) as outlet:
+    with opened(lambda: open_outlet(target.url(), SinkContext({}, "once"))) as outlet:
         assert run_playback(playback(home), outlet).events == EVENTS
     messages = [message for p in range(target.partitions) for message in target.messages(p)]
     by_value = {int(message.value()): message for message in messages}
@@ -78,7 +77,7 @@ def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:
 
 def test_kafka_keeps_partitions_where_that_is_asked_for(home: Home, target: Target) -> None:
     url = target.url("?partition=same")
-    with opened(lambda: open_outlet(url, Setting({}, "same"))) as outlet:
+    with opened(lambda: open_outlet(url, SinkContext({}, "same"))) as outlet:
         run_playback(playback(home), outlet)
     for partition in range(3):
         found = [message.value() for message in target.messages(partition)]
@@ -86,7 +85,7 @@ def test_kafka_keeps_partitions_where_that_is_asked_for(home: Home, target: Targ
 
 
 def test_a_lot_that_kafka_has_is_not_sent_again(home: Home, target: Target) -> None:
-    setting = Setting({}, f"again-{target.name}", name="p")
+    setting = SinkContext({}, f"again-{target.name}", name="p")
     (batch,) = playback(home, 100).batches()
     lots = [Lot(first, batch.slice(first, 40)) for first in range(0, 100, 40)]
     first = open_outlet(target.url(), setting)
@@ -103,7 +102,7 @@ def test_a_lot_that_kafka_has_is_not_sent_again(home: Home, target: Target) -> N
 def test_a_topic_that_kafka_does_not_have(kafka_server: Kafka) -> None:
     url = f"kafka://{kafka_server.bootstrap}/no-such-{uuid.uuid4().hex}"
     with pytest.raises(NotFoundError):
-        open_outlet(url, Setting({}, "no"))
+        open_outlet(url, SinkContext({}, "no"))
 
 
 def test_into_kafka_by_players_that_die(home: Home, target: Target, tmp_path: Path) -> None:
@@ -149,13 +148,13 @@ def test_on_s3_and_dynamodb(
         for minute in range(12):
             times = [T0 + minute * 60_000 + n * 900 for n in range(60)]
             home.append("t", [Event(b"%d" % time, b"%d" % time, timestamp=time) for time in times])
-        asked = Asked("t", "topic:u", "2023-11-14T22:15:00Z", "2023-11-15")
+        asked = PlaybackRequest("t", "topic:u", "2023-11-14T22:15:00Z", "2023-11-15")
         with ThreadPoolExecutor(4) as pool:
-            topic, pinned = pinned_playback(home.log, "p", asked, pool)
-            named = NamedPlayback(home.log, "p")
+            topic, pinned = pinned_playback(home.context, "p", asked, pool)
+            named = NamedPlayback(home.context, "p")
             assert named.try_take()
-            setting = Setting.of_named(home.log, {}, named, pinned)
-            playing = Playback(home.log, topic, pinned.pin, pool)
+            setting = SinkContext.of_named(home.context, {}, named, pinned)
+            playing = Playback(home.context, topic, pinned.pin, pool)
             played = run_named(playing, named, lambda: open_outlet("topic:u", setting))
         found = Counter(event.timestamp for p in range(3) for event in home.read("u", p))
         every = [event.timestamp for p in range(5) for event in home.read("t", p)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Served, serving
-from tests.server.visiting import Browser
+from tests.support.serving import Served, serving
+from tests.support.visits import Browser
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Served, error, serving
+from tests.support.serving import Served, error, serving
 from tidelog.errors import UnavailableError, UnknownOutcomeError
 
 
@@ -23,7 +23,7 @@ def test_partial_append_is_504_and_lists_unknown_events(
     keys: tuple[Served, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, key = keys
-    catalog: Any = served.home.log.catalog
+    catalog: Any = served.home.context.catalog
     write, get = catalog.write, catalog.get
     blind: set[str] = set()
 
@@ -56,7 +56,7 @@ def test_failed_upload_is_503_and_safe_to_retry(
     keys: tuple[Served, list[str]], monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     served, _ = keys
-    store: Any = served.home.log.store
+    store: Any = served.home.context.store
     headers = {} if key is None else {"Idempotency_Key": key}
 
     def lost(key: str, data: bytes) -> str:

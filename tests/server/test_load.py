@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import Run, run_here
-from tests.server.serving import Served, serving
+from tests.support.cli_run import Run, run_here
+from tests.support.serving import Served, serving
 from tidelog.clock import SystemClock
+from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.log.tokens import create_token
 from tidelog.server.load import Latencies, LoadPlan, LoadReport, run_load
 
 
@@ -159,7 +159,7 @@ def test_latencies_are_kept_within_two_percent() -> None:
 def test_the_command_shows_latency_and_errors(tidelog: Run, tmp_path: Path) -> None:
     tokens: list[str] = []
     with serving(
-        tmp_path, first=lambda home: tokens.append(create_token(home.log, ["write"])[1])
+        tmp_path, first=lambda home: tokens.append(create_token(home.context, ["write"])[1])
     ) as served:
         args = ("load", served.url, "--topic", "t", "--for", "500ms", "--connections", "2")
         refused = tidelog(*args, "--json")

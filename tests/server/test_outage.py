@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Served, error, serving
+from tests.support.serving import Served, error, serving
 from tidelog.errors import CorruptError, UnavailableError
-from tidelog.server import health, limits
+from tidelog.server.http import health, limits
 
 
 class Switch:
@@ -45,12 +45,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(served: Served, monkeypatch: pytest.MonkeyPatch) -> Switch:
-    return Switch(served.home.log.store, monkeypatch, ("put", "get", "head"))
+    return Switch(served.home.context.store, monkeypatch, ("put", "get", "head"))
 
 
 @pytest.fixture
 def catalog(served: Served, monkeypatch: pytest.MonkeyPatch) -> Switch:
-    return Switch(served.home.log.catalog, monkeypatch, ("get", "scan", "write"))
+    return Switch(served.home.context.catalog, monkeypatch, ("get", "scan", "write"))
 
 
 def test_a_store_that_is_gone_is_503_and_leaves_nothing(
@@ -151,7 +151,7 @@ def test_a_store_that_is_gone_while_it_stops_does_not_keep_it(
 ) -> None:
     with serving(tmp_path, settings={"linger_ms": 300}) as served:
         served.post({"value": "x"})
-        switch = Switch(served.home.log.store, monkeypatch, ("put",))
+        switch = Switch(served.home.context.store, monkeypatch, ("put",))
         switch.broken = UnavailableError("store: does not answer")
         assert served.client.get("/track/t.gif?ack=0").status_code == 200
     assert "does not answer" in capfd.readouterr().err, "a lost pixel is told"

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 import tidelog
-from tests.cli.running import TIDELOG
+from tests.support.cli_run import TIDELOG
 from tidelog.home import create_home
 from tidelog.settings import Settings
 

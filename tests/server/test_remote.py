@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import serving
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
+from tests.support.serving import serving
 from tidelog.home import create_home
-from tidelog.server import health
+from tidelog.server.http import health
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server

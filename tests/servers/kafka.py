@@ -24,7 +24,7 @@ from tests.servers.fetch import Package, ensure, maven_fill, pom_text
 from tests.servers.java import java
 from tests.servers.process import Launch, Process, started
 from tests.servers.tools import JAVA, MAVEN, require
-from tests.waiting import until
+from tests.support.waiting import until
 
 NAME = "kafka"
 VERSION = "4.3.1"

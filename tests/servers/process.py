@@ -40,7 +40,7 @@ class Launch:
     stop_seconds_max: float = 5.0  # what it may take after SIGTERM before it gets SIGKILL
 
     @property
-    def log(self) -> Path:
+    def context(self) -> Path:
         """The file that takes what the server prints."""
         return self.folder / f"{self.name}.log"
 
@@ -74,11 +74,11 @@ class Process:
         if self.alive:
             return
         leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
-        with self.launch.log.open("ab") as log:
+        with self.launch.context.open("ab") as context:
             self._running = subprocess.Popen(
                 [*leash, *self.launch.command],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=context,
                 stderr=subprocess.STDOUT,
                 cwd=self.launch.folder,
                 env=dict(self.launch.environment),
@@ -127,7 +127,7 @@ class Process:
     def log_tail(self) -> str:
         """The last lines that the server printed."""
         try:
-            lines = self.launch.log.read_text(errors="replace").splitlines()
+            lines = self.launch.context.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return ""
         return "\n".join(lines[-LOG_LINES_SHOWN:])

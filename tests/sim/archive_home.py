@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,33 @@ from tests.sim.archive_marks import Erasures, Markers
 from tests.sim.archive_store import Folders
 from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_raw import WatchedStore
-from tidelog.codec.events import table_of
-from tidelog.codec.parsers import Found, LayoutSettings, foreign
+from tidelog import store as here
+from tidelog.archive import commit_retention as compact
+from tidelog.archive.archive import create_archive, find_archive, open_pipeline
+from tidelog.codec.event_batch import table_of
+from tidelog.codec.parsers import LayoutSettings, ParsedValues
+from tidelog.codec.parsers import entry_points as foreign
 from tidelog.codec.segment import encode_staged
+from tidelog.connectors.archive import staging as uploads
+from tidelog.connectors.source import Source
+from tidelog.connectors.sources import open_source
+from tidelog.connectors.topic import segments
+from tidelog.context import Context
 from tidelog.errors import TidelogError
 from tidelog.home import Home
-from tidelog.identity import Identity
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
+from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
 from tidelog.model import limits
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
-from tidelog.pipeline import compact, places
-from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.model.home import HomeIdentity
+from tidelog.opening import World as Outside
+from tidelog.pipeline import endpoints as places
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import Due
-from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
-from tidelog.sinks import segments, uploads
-from tidelog.sources import open_source
-from tidelog.sources.base import Source
-from tidelog.store import here
 from tidelog.store.base import Store
-from tidelog.store.meter import Meter
-from tidelog.substrates import World as Outside
 from tidelog.testing.faults import Fault
 from tidelog.testing.hosts import Process
 
@@ -78,11 +81,11 @@ class ByKind:
     def __init__(self, argument: str, settings: LayoutSettings) -> None:
         self._kinds = argument.split(",")
 
-    def times(self, batch: pa.RecordBatch) -> Found:
+    def times(self, batch: pa.RecordBatch) -> ParsedValues:
         parts = [value.decode().split("=") for value in batch.column("value").to_pylist()]
         times = [int(time_ms) if kind in self._kinds else None for _, time_ms, kind in parts]
         errors = [None if kind in self._kinds else f"kind {kind}" for _, _, kind in parts]
-        return Found(pa.array(times, pa.int64()), pa.array(errors, pa.string()))
+        return ParsedValues(pa.array(times, pa.int64()), pa.array(errors, pa.string()))
 
 
 class ArchiveStore(WatchedStore):
@@ -110,8 +113,8 @@ def _open_source(url: str, **how: Any) -> Source:
     """As the product's, which knows no patterns of its own topics, nor backups with holes."""
     kind, _, name = url.partition(":")
     if kind == "holed":
-        return HoledBackup(how["open_log"], name)
-    return ManyTopics(how["open_log"], name) if kind == "many" else open_source(url, **how)
+        return HoledBackup(how["open_context"], name)
+    return ManyTopics(how["open_context"], name) if kind == "many" else open_source(url, **how)
 
 
 class ArchivesHome(HomeWorld):
@@ -127,7 +130,7 @@ class ArchivesHome(HomeWorld):
         self.bare_objects = self.objects = ArchiveStore(self.scheduler.clock)
         self.truth.objects = self.bare_objects
         self.bare_objects.truth = self.truth
-        self.quiet = self._log(faulty=False)
+        self.quiet = self._context(faulty=False)
         self.folders = Folders(self.bare_rows, self.bare_objects)
         self.accountant = Accountant(self.folders, self.truth)
         self.erasures = Erasures(self.bare_rows, self.bare_objects)
@@ -191,14 +194,21 @@ class ArchivesHome(HomeWorld):
             return self.scheduler.clock
         return current.group.clock
 
-    def home(self, log: Log | None = None) -> Home:
+    def home(self, context: Context | None = None) -> Home:
         """A home of the current process."""
-        log = log or self._log()
+        context = context or self._context()
         outside = Outside(
-            {}, Path("/"), clock=log.clock, ids=log.ids, random=log.random, machine="sim"
+            {},
+            Path("/"),
+            clock=context.clock,
+            ids=context.ids,
+            random=context.random,
+            machine="sim",
         )
         settings = Settings("memory:", "memory:", retry_attempts=3)
-        return Home(Identity("sim"), settings, log, Meter(), outside)
+        standing = HomeIdentity("sim")
+        opened = replace(context, configuration=settings, standing=standing)
+        return Home(opened, outside)
 
     def event(self) -> Event:
         """A new event of one of three kinds; no archive takes the third."""
@@ -208,18 +218,20 @@ class ArchivesHome(HomeWorld):
         key = f"k{self.random.randrange(5)}".encode()
         return Event(f"{event_id}={time_ms}={kind}".encode(), key=key, id=event_id)
 
-    def append_to(self, log: Log, name: str, partition: int, events: Sequence[Event]) -> None:
+    def append_to(
+        self, context: Context, name: str, partition: int, events: Sequence[Event]
+    ) -> None:
         """Append events to a topic."""
-        appender = Appender(log, find_topic(log, name), f"~{log.ids.new()}")
-        segment = encode_staged([(partition, table_of(list(events), log.clock.now_ms()))])
+        appender = Appender(context, find_topic(context, name), f"~{context.ids.new()}")
+        segment = encode_staged([(partition, table_of(list(events), context.clock.now_ms()))])
         appender.commit(appender.upload(segment), segment.pieces[0])
 
-    def create_archive(self, home: Home, name: str, source: str, making: Making) -> Archive:
+    def create_archive(self, home: Home, name: str, source: str, making: ArchiveFormat) -> Archive:
         return create_archive(
-            home,
+            home.context,
             Archive(
                 name=name,
-                incarnation=home.log.ids.new(),
+                incarnation=home.context.ids.new(),
                 source=source,
                 kind="partition" if making.parser else "backup",
                 store=home.store.url,
@@ -232,9 +244,9 @@ class ArchivesHome(HomeWorld):
 
     def drive(self, home: Home, name: str, generation: int | None = None, **how: Any) -> int:
         """One driver, until the source is drained."""
-        archive = find_archive(home, name)
-        pipeline = open_pipeline(home, archive, LocalWorkers(1), generation)
-        return Driver(home.log, pipeline, Driving(stop=self.stop(), **how)).run()
+        archive = find_archive(home.context, name)
+        pipeline = open_pipeline(home.context, archive, LocalWorkers(1), generation)
+        return Driver(home.context, pipeline, DriverOptions(stop=self.stop(), **how)).run()
 
     def stop(self) -> Any:
         """What stops a driver; an event whose waits take simulated time."""

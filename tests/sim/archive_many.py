@@ -16,20 +16,20 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from tidelog.log.archives import read_archive, read_progress
-from tidelog.log.base import OpenLog
-from tidelog.log.topics import list_topics
-from tidelog.sources.base import (
+from tidelog.connectors.source import (
     Bounds,
     Chunk,
-    Explaining,
-    Missing,
-    Range,
+    ExplainingSource,
+    MissingOffsets,
     RangeReader,
     Source,
     SourcePartition,
+    SourceRange,
 )
-from tidelog.sources.topic import TopicSource
+from tidelog.connectors.topic.source import TopicSource
+from tidelog.context import OpenContext
+from tidelog.coordination.pipeline_rows import read_archive, read_progress
+from tidelog.log.topics import list_topics
 
 __all__ = ["HoledBackup", "ManyTopics"]
 
@@ -37,8 +37,8 @@ __all__ = ["HoledBackup", "ManyTopics"]
 class ManyTopics:
     """All topics of a home whose names begin so."""
 
-    def __init__(self, open_log: OpenLog, prefix: str) -> None:
-        self._open_log = open_log
+    def __init__(self, open_context: OpenContext, prefix: str) -> None:
+        self._open_context = open_context
         self._prefix = prefix
 
     @property
@@ -46,8 +46,8 @@ class ManyTopics:
         return f"many:{self._prefix}"
 
     def partitions(self) -> list[SourcePartition]:
-        with self._open_log() as log:
-            names = [each.name for each in list_topics(log) if each.state == "ready"]
+        with self._open_context() as context:
+            names = [each.name for each in list_topics(context) if each.state == "ready"]
         topics = [self._topic(name) for name in sorted(names) if name.startswith(self._prefix)]
         return [each for topic in topics for each in topic.partitions()]
 
@@ -57,13 +57,13 @@ class ManyTopics:
             found |= self._topic(topic).bounds(list(each))
         return found
 
-    def missing(self, range: Range, read: int) -> Missing:
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
         return self._topic(range.partition.topic).missing(range, read)
 
-    def read(self, range: Range) -> Iterator[Chunk]:
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
         return self._topic(range.partition.topic).read(range)
 
-    def reader(self, range: Range) -> RangeReader:
+    def reader(self, range: SourceRange) -> RangeReader:
         return self._topic(range.partition.topic).reader(range)
 
     def cut(self, start: str, end: str, events: int) -> str:
@@ -76,16 +76,16 @@ class ManyTopics:
         return self._topic("any").count(start, end)
 
     def _topic(self, name: str) -> TopicSource:
-        return TopicSource(self._open_log, name)
+        return TopicSource(self._open_context, name)
 
 
 class HoledBackup:
     """What an archive has archived of topic ``t``, without every third event."""
 
-    def __init__(self, open_log: OpenLog, archive: str) -> None:
-        self._open_log = open_log
+    def __init__(self, open_context: OpenContext, archive: str) -> None:
+        self._open_context = open_context
         self._archive = archive
-        self._topic = TopicSource(open_log, "t")
+        self._topic = TopicSource(open_context, "t")
 
     @property
     def url(self) -> str:
@@ -97,10 +97,10 @@ class HoledBackup:
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """No further than the live generation, which may be at another topic of the name."""
         ends: dict[SourcePartition, int] = {}
-        with self._open_log() as log:
-            pipeline = read_archive(log, self._archive).pipeline()
+        with self._open_context() as context:
+            pipeline = read_archive(context, self._archive).pipeline()
             for each in partitions:
-                head = read_progress(log, pipeline, each.text)
+                head = read_progress(context, pipeline, each.text)
                 ends[each] = 0 if head is None else int(head.position)
         found = self._topic.bounds(partitions)
         return {
@@ -108,10 +108,10 @@ class HoledBackup:
             for each, held in found.items()
         }
 
-    def read(self, range: Range) -> Iterator[Chunk]:
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
         return self.reader(range).read()
 
-    def reader(self, range: Range) -> RangeReader:
+    def reader(self, range: SourceRange) -> RangeReader:
         return _Holed(self._topic.reader(range))
 
     def cut(self, start: str, end: str, events: int) -> str:
@@ -129,7 +129,7 @@ class _Holed:
     reader: RangeReader
 
     @property
-    def range(self) -> Range:
+    def range(self) -> SourceRange:
         return self.reader.range
 
     def read(self) -> Iterator[Chunk]:
@@ -140,4 +140,4 @@ class _Holed:
 
 _source: type[Source] = ManyTopics
 _holed: type[Source] = HoledBackup
-_explaining: type[Explaining] = ManyTopics
+_explaining: type[ExplainingSource] = ManyTopics

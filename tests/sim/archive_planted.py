@@ -17,40 +17,37 @@ from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
 from tests.sim.staged_world import StagedWorld
+from tidelog.archive import archive as archives
+from tidelog.archive import commit_retention as compact
+from tidelog.archive import dead_letters as replay
+from tidelog.archive import finalize, generations
+from tidelog.archive.coverage import MissingRange
+from tidelog.archive.finalize import Finalizer
 from tidelog.catalog.base import Check, Delete, Put
+from tidelog.connectors.source import Bounds, MissingOffsets
+from tidelog.connectors.topic import sink as topic_sink
+from tidelog.connectors.topic.source import TopicSource
+from tidelog.coordination.dead_letter_rows import Replays
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.erasure import from_archives as archived
+from tidelog.erasure import proof
+from tidelog.erasure import rewrite as erase
+from tidelog.erasure.proof import _ProofSearch
+from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
-from tidelog.journal import policy
-from tidelog.log import sweep as log_sweep
-from tidelog.log.append import Appender
-from tidelog.log.archives import read_partitions, read_progress
-from tidelog.log.replays import Replays
+from tidelog.journal.compile import policy
+from tidelog.log.maintenance import sweep as log_sweep
+from tidelog.log.producer.append import Appender
+from tidelog.maintenance import erase as erasure
+from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
-from tidelog.pipeline import archive as archives
-from tidelog.pipeline import (
-    archived,
-    compact,
-    counting,
-    cycle,
-    erase,
-    erasure,
-    finalize,
-    generations,
-    proof,
-    replay,
-    sweep,
-)
+from tidelog.pipeline import cycle
+from tidelog.pipeline import date_folders as counting
 from tidelog.pipeline.completed import CompletedReader
-from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
-from tidelog.pipeline.failures import Failures
-from tidelog.pipeline.finalize import Finalizer
-from tidelog.pipeline.proof import _Search
-from tidelog.pipeline.topic_copies import Copies
-from tidelog.sinks import topic as topic_sink
-from tidelog.sources.base import Bounds, Missing
-from tidelog.sources.topic import TopicSource
+from tidelog.pipeline.failures import PipelineFailures
 from tidelog.spark import commit
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
@@ -176,12 +173,12 @@ def _withdrawn_under_the_same_head(patch: Patch) -> None:
 def _failures_are_not_guarded(patch: Patch) -> None:
     """Failures are put and deleted without an expectation, so that one can come back."""
 
-    def anyhow(self: Failures, rows: Any) -> bool:
+    def anyhow(self: PipelineFailures, rows: Any) -> bool:
         where = layout.pipeline_shards(self.pipeline)
-        self.log.catalog.write(where, *rows, write_id=self.log.ids.new())
+        self.context.catalog.write(where, *rows, write_id=self.context.ids.new())
         return True
 
-    patch.setattr(Failures, "_write_lot", anyhow)
+    patch.setattr(PipelineFailures, "_write_lot", anyhow)
 
 
 def _gaps_are_not_recorded(patch: Patch) -> None:
@@ -191,7 +188,7 @@ def _gaps_are_not_recorded(patch: Patch) -> None:
 
 def _deleted_offsets_are_not_counted(patch: Patch) -> None:
     """A manifest does not say how many offsets of its range held no event any more."""
-    patch.setattr(Cycle, "_missing", lambda *_: Missing())
+    patch.setattr(Cycle, "_missing", lambda *_: MissingOffsets())
 
 
 def _totals_forget_the_dead(patch: Patch) -> None:
@@ -206,14 +203,14 @@ def _totals_forget_the_dead(patch: Patch) -> None:
 
 def _range_without_incarnation(patch: Patch) -> None:
     """A range is read from the topic that has the name now."""
-    patch.setattr(TopicSource, "_find", lambda self, log, _: topics_find(log, self.topic))
+    patch.setattr(TopicSource, "_find", lambda self, context, _: topics_find(context, self.topic))
     patch.setattr(Cycle, "_is_ended", lambda *_: False)
 
 
-def topics_find(log: Any, name: str) -> Any:
+def topics_find(context: Any, name: str) -> Any:
     from tidelog.log.topics import find_topic
 
-    return find_topic(log, name)
+    return find_topic(context, name)
 
 
 def _later_partitions_are_skipped(patch: Patch) -> None:
@@ -248,11 +245,11 @@ def _latest_is_what_the_driver_sees(patch: Patch) -> None:
 def _promote_compares_ends(patch: Patch) -> None:
     """A promote looks at positions alone, and a backfill reads nothing but the source."""
 
-    def behind(log: Any, archive: Any, old: int, new: int) -> list[MissingRange]:
+    def behind(context: Any, archive: Any, old: int, new: int) -> list[MissingRange]:
         found = []
-        for partition in read_partitions(log, archive.pipeline(old)):
-            before = read_progress(log, archive.pipeline(old), partition)
-            now = read_progress(log, archive.pipeline(new), partition)
+        for partition in read_partitions(context, archive.pipeline(old)):
+            before = read_progress(context, archive.pipeline(old), partition)
+            now = read_progress(context, archive.pipeline(new), partition)
             if before is not None and before.ordinal:
                 position = now.position if now else "0"
                 if int(position or 0) < int(before.position or 0):
@@ -275,7 +272,7 @@ def _promote_does_not_freeze(patch: Patch) -> None:
 
 def _fill_leaves_dead_letters_out(patch: Patch) -> None:
     """A backfill takes data files of the live generation, and not its dead letters."""
-    from tidelog.sources import archive_read
+    from tidelog.connectors.archive import reader as archive_read
 
     patch.setattr(archive_read, "_KINDS", ("data",))
 
@@ -368,7 +365,7 @@ def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
 def _proof_does_not_look_at_staging(patch: Patch) -> None:
     """A proof does not search what is staged."""
     explained = proof._explained
-    patch.setattr(_Search, "staged", lambda *_, **__: None)
+    patch.setattr(_ProofSearch, "staged", lambda *_, **__: None)
     patch.setattr(proof, "_explained", lambda *of: (*explained(*of), "staging/"))
 
 
@@ -382,7 +379,7 @@ def _marker_without_bound(patch: Patch) -> None:
 
 def _marker_by_one_clock(patch: Patch) -> None:
     """The present is what the clock of the machine says, however wrong it is."""
-    patch.setattr(finalize, "trusted_now_ms", lambda log: log.clock.now_ms())
+    patch.setattr(finalize, "trusted_now_ms", lambda context: context.clock.now_ms())
 
 
 def _chain_is_bounded_by_its_source(patch: Patch) -> None:
@@ -412,7 +409,9 @@ def _copies_have_no_numbers(patch: Patch) -> None:
     append = topic_sink.append_staged
 
     def anyhow(producer: Any, segments: Any, ordinal: int, pool: Any) -> int:
-        producer = type(producer)(producer._log, producer.topic, f"~{producer._log.ids.new()}")
+        producer = type(producer)(
+            producer._context, producer.topic, f"~{producer._context.ids.new()}"
+        )
         return append(producer, segments, ordinal, pool)
 
     patch.setattr(topic_sink, "append_staged", anyhow)
@@ -440,7 +439,9 @@ def _batches_have_no_numbers(patch: Patch) -> None:
     append = commit.append_staged
 
     def anyhow(producer: Any, segments: Any, first: int, pool: Any) -> int:
-        producer = type(producer)(producer._log, producer._topic, f"~{producer._log.ids.new()}")
+        producer = type(producer)(
+            producer._context, producer._topic, f"~{producer._context.ids.new()}"
+        )
         return append(producer, segments, first, pool)
 
     patch.setattr(commit, "append_staged", anyhow)
@@ -455,13 +456,13 @@ def _killed_writes_stay(patch: Patch) -> None:
 
 def _proof_passes_over_spark(patch: Patch) -> None:
     """A proof does not search what tasks of Spark have staged."""
-    loose = _Search._loose
+    loose = _ProofSearch._loose
 
     def other(self: Any, key: str, *rest: Any) -> None:
         if "/sinks/" not in key:
             loose(self, key, *rest)
 
-    patch.setattr(_Search, "_loose", other)
+    patch.setattr(_ProofSearch, "_loose", other)
 
 
 def _proof_passes_over_copies(patch: Patch) -> None:

@@ -23,37 +23,32 @@ from tests.sim.archive_home import ANY_KIND, FIRST_KIND, ArchivesHome
 from tests.sim.archive_store import Generation
 from tests.sim.journal_home import PARTITIONS
 from tests.sim.journal_raw import DELETED, Gone
-from tidelog.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    InvalidError,
-    NotFoundError,
-)
+from tidelog.archive.account import read_account
+from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import ReplayOptions, replay
+from tidelog.archive.finalize import FinalizeOptions, finalize
+from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.erasure.proof import prove_erased
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import create_topic, delete_topic, find_topic
-from tidelog.log.trim import ToOffsets
-from tidelog.model.archive import Making
+from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.model.archive import ArchiveFormat
 from tidelog.model.topic import Topic
-from tidelog.pipeline.account import read_account
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.erasure import ArchiveEraser, carry_out
-from tidelog.pipeline.finalize import Finalizing, finalize
-from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
-from tidelog.pipeline.proof import prove_erased
-from tidelog.pipeline.pump import Pumping, open_pump
-from tidelog.pipeline.replay import Replaying, replay
-from tidelog.pipeline.restore import Restoring, restore
-from tidelog.pipeline.sweep import sweep_archives
-from tidelog.pipeline.verify import Verifying, verify_archive
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 
 __all__ = ["ArchivesWorld", "Done"]
 
 LINES = {"mode": "events"}
-BY_DAY = Making(parser=FIRST_KIND, format="jsonlines", codec="none", format_settings=LINES)
-BY_MINUTE = Making(
+BY_DAY = ArchiveFormat(parser=FIRST_KIND, format="jsonlines", codec="none", format_settings=LINES)
+BY_MINUTE = ArchiveFormat(
     parser=ANY_KIND,
     format="jsonlines",
     codec="none",
@@ -61,7 +56,7 @@ BY_MINUTE = Making(
     layout={"granularity": "minute"},
 )
 BY_MINUTE_A = msgspec.structs.replace(BY_MINUTE, parser=FIRST_KIND)
-RAW = Making(format="parquet", codec="none")
+RAW = ArchiveFormat(format="parquet", codec="none")
 COPIES = ("pumped", "restored")  # topics
 OTHERS = ("trim", "remake", "build", "replay", "erase", "finalize", "chain", "copy", "later")
 LATER = ("m1", "m2")  # topics of an archive by pattern; the second one appears later
@@ -90,7 +85,7 @@ class Done:
 class ArchivesWorld(ArchivesHome):
     """One seed's world."""
 
-    first_makings: Sequence[Making] = (BY_DAY, BY_MINUTE_A)
+    first_makings: Sequence[ArchiveFormat] = (BY_DAY, BY_MINUTE_A)
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -145,18 +140,18 @@ class ArchivesWorld(ArchivesHome):
     # The source.
 
     def produce(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(8):
-            log.clock.sleep(self.random.uniform(0, 10))
+            context.clock.sleep(self.random.uniform(0, 10))
             events = [self.event() for _ in range(self.random.randint(1, 4))]
             with self.tolerating(ConflictError, NotFoundError):
-                self.append(log, self.random.randrange(PARTITIONS), events)
+                self.append(context, self.random.randrange(PARTITIONS), events)
 
     def trim(self) -> None:
         """Trim to where archives have read, or past them."""
         home = self.home()
         for _ in range(4):
-            home.log.clock.sleep(self.random.uniform(1, 12))
+            home.context.clock.sleep(self.random.uniform(1, 12))
             past = self.chance(0.25)
             self.past_readers |= past
             ends = {number: self.trim_to(number, past) for number in range(PARTITIONS)}
@@ -178,45 +173,49 @@ class ArchivesWorld(ArchivesHome):
 
     def remake(self) -> None:
         """Delete the topic, and make another one of its name."""
-        log = self._log()
-        log.clock.sleep(self.random.uniform(2, 40))
+        context = self._context()
+        context.clock.sleep(self.random.uniform(2, 40))
         for _ in range(4):
             with self.tolerating(NotFoundError, ConflictError):
-                delete_topic(log, "t")
+                delete_topic(context, "t")
                 break
         for _ in range(4):
             with self.tolerating(ConflictError, AlreadyExistsError):
-                create_topic(log, Topic("t", log.ids.new(), PARTITIONS, log.clock.now_ms()))
+                create_topic(
+                    context, Topic("t", context.ids.new(), PARTITIONS, context.clock.now_ms())
+                )
                 self.done.remade += 1
                 break
         for number in range(PARTITIONS):  # the new one soon reaches beyond the old one's end
             with self.tolerating(ConflictError, NotFoundError):
                 events = [self.event() for _ in range(self.random.choice([4, 30]))]
-                self.append_to(log, "t", number, events)
+                self.append_to(context, "t", number, events)
 
     def appear(self) -> None:
         """Let a topic appear that an archive by pattern did not see at its creation."""
-        log = self._log()
+        context = self._context()
         for _ in range(4):
-            log.clock.sleep(self.random.uniform(0, 10))
+            context.clock.sleep(self.random.uniform(0, 10))
             with self.tolerating(ConflictError, AlreadyExistsError):
-                create_topic(log, Topic("m2", log.ids.new(), PARTITIONS, log.clock.now_ms()))
+                create_topic(
+                    context, Topic("m2", context.ids.new(), PARTITIONS, context.clock.now_ms())
+                )
             for name in LATER:
                 with self.tolerating(ConflictError, NotFoundError):
                     number = self.random.randrange(PARTITIONS)
-                    self.append_to(log, name, number, [self.event() for _ in range(2)])
+                    self.append_to(context, name, number, [self.event() for _ in range(2)])
 
     # The archives.
 
     def run_drivers(self) -> None:
         home = self.home()
         for _ in range(6):
-            home.log.clock.sleep(self.random.uniform(0, 8))
+            home.context.clock.sleep(self.random.uniform(0, 8))
             name = self.random.choice(["day", *self.names()])
             take_over, accept_loss = self.chance(0.3), self.chance(0.5)
             with self.tolerating(InvalidError, NotFoundError):  # lost events, a retired generation
                 how: dict[str, Any] = {"start": "latest"} if name == "many" else {}
-                building = find_archive(home, name).building if self.chance(0.3) else None
+                building = find_archive(home.context, name).building if self.chance(0.3) else None
                 self.drive(
                     home, name, building, take_over=take_over, accept_loss=accept_loss, **how
                 )
@@ -226,56 +225,56 @@ class ArchivesWorld(ArchivesHome):
         """Build generations, promote them, roll back to kept ones, drop others."""
         home = self.home()
         for _ in range(4):
-            home.log.clock.sleep(self.random.uniform(0, 10))
+            home.context.clock.sleep(self.random.uniform(0, 10))
             with self.tolerating(InvalidError, NotFoundError):
                 self.change_generation(home)
 
     def change_generation(self, home: Home) -> None:
-        archive = find_archive(home, "day")
+        archive = find_archive(home.context, "day")
         others = sorted(archive.makings.keys() - {archive.generation})
         chance = self.random.random()
         if others and chance < 0.2:
-            drop_generation(home, "day", self.random.choice(others))
+            drop_generation(home.context, "day", self.random.choice(others))
             self.done.dropped += 1
         elif others and chance < 0.45:
-            rollback(home, "day", generation=self.random.choice(others))
+            rollback(home.context, "day", generation=self.random.choice(others))
             self.done.rolled_back += 1
         else:
             making = self.random.choice([BY_DAY, BY_MINUTE])
-            _, number = begin_backfill(home, "day", making)
+            _, number = begin_backfill(home.context, "day", making)
             self.done.backfills += 1
             self.drive(home, "day", number, accept_loss=self.chance(0.5))
-            promote(home, "day")
+            promote(home.context, "day")
             self.done.promoted += 1
 
     def replay(self) -> None:
         home = self.home()
         for _ in range(3):
-            home.log.clock.sleep(self.random.uniform(2, 15))
+            home.context.clock.sleep(self.random.uniform(2, 15))
             with self.tolerating(NotFoundError):
                 parser = self.random.choice([FIRST_KIND, ANY_KIND])
-                how = Replaying(parser=parser, stop=self.stop())
-                replay(home, find_archive(home, "day"), how, LocalWorkers(1))
+                how = ReplayOptions(parser=parser, stop=self.stop())
+                replay(home.context, find_archive(home.context, "day"), how, LocalWorkers(1))
                 self.done.replays += 1
 
     def finalize(self) -> None:
         home = self.home()
         for _ in range(5):
-            home.log.clock.sleep(self.random.uniform(5, 30))
+            home.context.clock.sleep(self.random.uniform(5, 30))
             with self.tolerating(NotFoundError):
                 self.finalize_one(home, self.random.choice(self.names()))
                 self.done.finalized += 1
 
     def finalize_one(self, home: Home, name: str) -> None:
-        archive = find_archive(home, name)
+        archive = find_archive(home.context, name)
         with self.markers.by(archive.name, archive.generation, self.truth.tick):
-            finalize(home, archive, Finalizing(delay_ms=self.delay_ms))
+            finalize(home.context, archive, FinalizeOptions(delay_ms=self.delay_ms))
 
     def erase(self) -> None:
         """Delete some events, carry that into archives, and prove it."""
         home = self.home()
         for _ in range(2):
-            home.log.clock.sleep(self.random.uniform(2, 20))
+            home.context.clock.sleep(self.random.uniform(2, 20))
             ids = self.some_ids(self.random.choice([1, 3]))
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 self.accountant.asked.update(ids)
@@ -287,9 +286,9 @@ class ArchivesWorld(ArchivesHome):
                     break
 
     def prove(self, home: Home, ids: list[str]) -> None:
-        topic = find_topic(home.log, "t")
-        carry_out(home, topic, 0)
-        proof = prove_erased(home, topic, ids)
+        topic = find_topic(home.context, "t")
+        carry_out(home.context, topic, 0)
+        proof = prove_erased(home.context, topic, ids)
         if proof.is_erased and proof.known:
             gone = [each for each in ids if self.is_gone(each, topic)]
             self.erasures.prove(gone)
@@ -308,28 +307,30 @@ class ArchivesWorld(ArchivesHome):
         """Restore the archive into a topic, and pump the source into another."""
         home = self.home()
         for _ in range(3):
-            home.log.clock.sleep(self.random.uniform(2, 15))
+            home.context.clock.sleep(self.random.uniform(2, 15))
             with self.tolerating(NotFoundError, InvalidError):
                 self.copy_once(home, self.chance(0.3))
 
     def copy_once(self, home: Home, take_over: bool, **how: Any) -> None:
-        driving = Driving(stop=self.stop(), take_over=take_over, accept_loss=True)
+        driving = DriverOptions(stop=self.stop(), take_over=take_over, accept_loss=True)
         if how.get("pump", self.chance(0.5)):
-            pipeline = open_pump(home, Pumping("topic:t", "pumped", partition="same"), self.workers)
-            Driver(home.log, pipeline, driving).run()
+            pipeline = open_pump(
+                home.context, PumpOptions("topic:t", "pumped", partition="same"), self.workers
+            )
+            Driver(home.context, pipeline, driving).run()
             self.done.pumped += 1
         else:
-            restore(home, Restoring("day", "topic:restored"), self.workers, driving)
+            restore(home.context, RestoreOptions("day", "topic:restored"), self.workers, driving)
             self.done.restored += 1
 
     def sweep(self) -> None:
         home = self.home()
         for _ in range(4):
-            home.log.clock.sleep(self.random.uniform(2, 15))
+            home.context.clock.sleep(self.random.uniform(2, 15))
             with self.tolerating(NotFoundError):
-                sweep_home(home.log, 5_000)
+                sweep_home(home.context, 5_000)
             with self.tolerating(NotFoundError):
-                sweep_archives(home, self.random.choice([0, 0, 5_000]))
+                sweep_archives(home.context, self.random.choice([0, 0, 5_000]))
                 self.done.sweeps += 1
 
     # In the end.
@@ -338,15 +339,15 @@ class ArchivesWorld(ArchivesHome):
         """Finish what is left without faults, then count."""
         home = self.home(self.quiet)
         ArchiveEraser(
-            home
+            home.context
         ).turn()  # one that died half-way leaves files that are not as their manifests say
         for name in sorted(self.names(), key=lambda each: each == "chain"):
             self.finish(home, name)
         self.scheduler.time.advance(300)  # a promote that died has had its time
-        building = find_archive(home, "day").building
+        building = find_archive(home.context, "day").building
         if building is not None:
-            drop_generation(home, "day", building, force=True)
-        sweep_archives(home, 0)
+            drop_generation(home.context, "day", building, force=True)
+        sweep_archives(home.context, 0)
         self.accountant.check_live()
         for live in self.folders.live():
             self.check_archive(home, live)
@@ -361,7 +362,12 @@ class ArchivesWorld(ArchivesHome):
         with contextlib.suppress(InvalidError, NotFoundError) if self.is_remade() else _nothing():
             start = "latest" if name == "many" else "earliest"
             self.drive(home, name, accept_loss=True, take_over=True, start=start)
-        replay(home, find_archive(home, name), Replaying(stop=self.stop()), self.workers)
+        replay(
+            home.context,
+            find_archive(home.context, name),
+            ReplayOptions(stop=self.stop()),
+            self.workers,
+        )
 
     def is_remade(self) -> bool:
         """Whether the topic was deleted: then no archive of it can reach its end."""
@@ -382,8 +388,8 @@ class ArchivesWorld(ArchivesHome):
                 assert int(rows.head["position"]) == end, f"{live} {partition} ends before {end}"
                 assert self.past_readers or not rows.head["gaps"], f"{live} has {rows.head['gaps']}"
         self.accountant.check_others(live)
-        archive = find_archive(home, live.archive)
-        found = verify_archive(home, archive, Verifying(deep=True))
+        archive = find_archive(home.context, live.archive)
+        found = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
         assert not found.problems, f"{live}: verify finds {found.problems}"
 
     def check_erased(self, home: Home) -> None:
@@ -401,10 +407,10 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
                 self.pass_notes()
-                carry_out(home, topic, 0)
+                carry_out(home.context, topic, 0)
             if "copy" in self.kinds:
                 self.erase_copies(home, topic, gone)
-            proof = prove_erased(home, topic, gone)
+            proof = prove_erased(home.context, topic, gone)
             assert proof.is_erased, f"the proof finds {proof.traces[:3]}"
             self.erasures.prove(gone)
             self.done.erased += 1
@@ -413,12 +419,12 @@ class ArchivesWorld(ArchivesHome):
 
     def erase_copies(self, home: Home, topic: Topic, gone: list[str]) -> None:
         """Delete events from topics that they were copied into; a proof before that is true too."""
-        if prove_erased(home, topic, gone).is_erased:
+        if prove_erased(home.context, topic, gone).is_erased:
             self.erasures.prove(gone)
         with self.home(self.quiet) as own:  # which ends the threads that deletes begin
             for name in COPIES:
                 own.delete(name, gone, why="request")
-                carry_out(home, find_topic(home.log, name), 0)
+                carry_out(home.context, find_topic(home.context, name), 0)
 
     def check_markers(self, home: Home) -> None:
         for name in self.names():

@@ -19,19 +19,19 @@ from tests.sim import archive_home
 from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
 from tests.sim.journal_home import KEYS, PARTITIONS
 from tests.sim.journal_raw import DELETED, TRIMMED
+from tidelog.archive.archive import find_archive
+from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.catalog.base import Change
+from tidelog.context import Context
+from tidelog.erasure.from_archives import delete_events, delete_key
+from tidelog.erasure.proof import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import Why
-from tidelog.log.base import Log
 from tidelog.log.topics import find_topic
+from tidelog.maintenance.erase import carry_out
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.archived import delete_events, delete_key
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
-from tidelog.pipeline.proof import prove_erased
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = ["ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
@@ -89,10 +89,10 @@ class BusyWorld(ArchivesWorld):
     def keep_busy(self) -> None:
         home = self.home()
         for _ in range(self.rounds):
-            home.log.clock.sleep(self.random.uniform(0, 2))
+            home.context.clock.sleep(self.random.uniform(0, 2))
             with self.tolerating(ConflictError, NotFoundError):
                 events = [self.event() for _ in range(self.random.randint(1, 3))]
-                self.append(home.log, self.random.randrange(PARTITIONS), events)
+                self.append(home.context, self.random.randrange(PARTITIONS), events)
             with self.tolerating(InvalidError, NotFoundError):
                 self.drive_some(home, None)
 
@@ -112,12 +112,12 @@ class GenerationsWorld(BusyWorld):
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "chain"])}
 
-    def _log(self, faulty: bool = True) -> Log:
+    def _context(self, faulty: bool = True) -> Context:
         """Promotes are slow: most of what goes wrong does so between their steps."""
-        log = super()._log(faulty)
+        context = super()._context(faulty)
         if faulty and self.process.name == "build":
-            return replace(log, catalog=SlowCatalog(self.rows, self.faults, self.process.clock))
-        return log
+            return replace(context, catalog=SlowCatalog(self.rows, self.faults, self.process.clock))
+        return context
 
     def spawn_all(self) -> None:
         super().spawn_all()
@@ -127,26 +127,26 @@ class GenerationsWorld(BusyWorld):
         """Drive the generation that is being built, while it may be dropped or promoted."""
         home = self.home()
         for _ in range(self.rounds):
-            home.log.clock.sleep(self.random.uniform(0, 3))
+            home.context.clock.sleep(self.random.uniform(0, 3))
             with self.tolerating(InvalidError, NotFoundError):
-                building = find_archive(home, "day").building
+                building = find_archive(home.context, "day").building
                 if building is not None:
                     self.drive_some(home, building)
 
     def change_generation(self, home: Home) -> None:
-        archive = find_archive(home, "day")
+        archive = find_archive(home.context, "day")
         if archive.building is not None and self.chance(0.6):
-            promote(home, "day")
+            promote(home.context, "day")
             self.done.promoted += 1
             return
         if archive.building is None and self.chance(0.6):
             super().change_generation(home)
             return
         making = archive.makings.get(archive.building or 0, BY_MINUTE)
-        _, number = begin_backfill(home, "day", making)
+        _, number = begin_backfill(home.context, "day", making)
         self.done.backfills += 1
-        home.log.clock.sleep(self.random.uniform(0, 4))
-        drop_generation(home, "day", number, force=True)
+        home.context.clock.sleep(self.random.uniform(0, 4))
+        drop_generation(home.context, "day", number, force=True)
         self.done.dropped += 1
 
 
@@ -158,22 +158,22 @@ class HolesWorld(GenerationsWorld):
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "build"])}
 
     def change_generation(self, home: Home) -> None:
-        archive = find_archive(home, "day")
+        archive = find_archive(home.context, "day")
         others = archive.in_state("kept")
         if archive.building is not None:
             self.drive_some(home, archive.building)
-            promote(home, "day")
+            promote(home.context, "day")
             self.done.promoted += 1
         elif others and self.chance(0.4):
             if self.chance(0.5):
-                drop_generation(home, "day", self.random.choice(others))
+                drop_generation(home.context, "day", self.random.choice(others))
                 self.done.dropped += 1
             else:
-                rollback(home, "day", generation=self.random.choice(others))
+                rollback(home.context, "day", generation=self.random.choice(others))
                 self.done.rolled_back += 1
         else:
             source = self.random.choice(["holed:day", "holed:day", ""])
-            begin_backfill(home, "day", msgspec.structs.replace(BY_MINUTE, source=source))
+            begin_backfill(home.context, "day", msgspec.structs.replace(BY_MINUTE, source=source))
             self.done.backfills += 1
 
 
@@ -192,17 +192,17 @@ class ErasureWorld(BusyWorld):
     def erase(self) -> None:
         home = self.home()
         for _ in range(3):
-            home.log.clock.sleep(self.random.uniform(0, 8))
+            home.context.clock.sleep(self.random.uniform(0, 8))
             for _ in range(self.random.choice([0, 8])):
                 if not self.held:
-                    home.log.clock.sleep(1)
+                    home.context.clock.sleep(1)
             ids: list[str] = []
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 ids = self.delete(home)
                 self.wanted.update(ids)
                 self.done.erased += 1
             for _ in range(4):
-                home.log.clock.sleep(self.random.uniform(0, 4))
+                home.context.clock.sleep(self.random.uniform(0, 4))
                 with self.tolerating(NotFoundError, InvalidError, ConflictError):
                     self.prove(home, ids)
 
@@ -213,13 +213,13 @@ class ErasureWorld(BusyWorld):
             key = f"k{self.random.randrange(KEYS)}".encode()
             ids = self.ids_of(key)
             self.accountant.asked.update(ids)
-            delete_key(home, "t", key, WHY)
+            delete_key(home.context, home.amender("t", WHY), key)
             self.accountant.asked.update(self.ids_of(key))
             return ids
         newest = sorted(self.truth.by_id.keys() & set(self.held)) or sorted(self.truth.by_id)[-3:]
         ids = [self.random.choice(newest)] if chance < 0.7 else self.some_ids(2)
         self.accountant.asked.update(ids)
-        delete_events(home, "t", ids, WHY)
+        delete_events(home.context, home.amender("t", WHY), ids)
         return ids
 
     def ids_of(self, key: bytes) -> list[str]:
@@ -230,10 +230,10 @@ class ErasureWorld(BusyWorld):
 
     def prove(self, home: Home, ids: list[str]) -> None:
         """A proof that is clean must be true, whatever was carried out before it."""
-        topic = find_topic(home.log, "t")
+        topic = find_topic(home.context, "t")
         if self.chance(0.6):
-            carry_out(home, topic, 0)
-        proof = prove_erased(home, topic, ids) if ids else None
+            carry_out(home.context, topic, 0)
+        proof = prove_erased(home.context, topic, ids) if ids else None
         if proof is not None and proof.is_erased and proof.known:
             gone = [each for each in ids if self.is_gone(each, topic)]
             self.erasures.prove(gone)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidelog.catalog.base import Change, Check, Outcome, Put, Row, judge, versions_of
+from tidelog.catalog.base import Change, Check, Put, Row, WriteOutcome, judge, versions_of
 from tidelog.catalog.memory import MemoryCatalog
 
 # Rows that are put without an expectation: a repeated packet may put the same beat twice, or a name
@@ -79,7 +79,9 @@ class AuditedCatalog(MemoryCatalog):
                 continue
             outcome = judge(changes, versions_of(rows), write_id)
             names = [each.row for each in changes if not isinstance(each, Check)]
-            assert outcome is not Outcome.HOLDS, f"write {write_id} of {names} could land again"
+            assert outcome is not WriteOutcome.HOLDS, (
+                f"write {write_id} of {names} could land again"
+            )
 
     def _is_left(self, partition: str) -> bool:
         """Whether it is a row of a deleted pipeline, or a consumer's, say, of a deleted topic.

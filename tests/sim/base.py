@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tests.sim.audit import AuditedCatalog
+from tidelog.context import Context, LogSettings
 from tidelog.errors import FencedError, TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.log.base import Log, LogSettings
 from tidelog.model.backoff import Backoff
 from tidelog.store.memory import MemoryStore
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.hosts import Host, Process
@@ -96,7 +96,7 @@ class SimWorld:
         self._checked_at = (-1, -1)
         self._kills = 0
         self._ids = seeded_ids(seed)
-        self._quiet = self._log(faulty=False)
+        self._quiet = self._context(faulty=False)
         self._running: list[tuple[Callable[[], None], Process]] = []
 
     def run(self) -> Counter[Fault]:
@@ -137,12 +137,12 @@ class SimWorld:
     def settings(self) -> LogSettings:
         return LogSettings(lease_ttl_ms=3_000)
 
-    def _log(self, faulty: bool = True) -> Log:
+    def _context(self, faulty: bool = True) -> Context:
         """What the current process works with; outside, or without faults, a log in peace."""
         chance = random.Random(self.random.getrandbits(64))
         if not faulty:
             clock = self.scheduler.clock
-            return Log(self.objects, self.rows, clock, self._ids, chance, self.settings())
+            return Context(self.objects, self.rows, clock, self._ids, chance, self.settings())
         process = self.process
         attempts = self.random.choice(self.attempts)
         store = RetryingStore(
@@ -151,7 +151,7 @@ class SimWorld:
             random=chance,
             backoff=Backoff(attempts=attempts),
         )
-        return Log(
+        return Context(
             store,
             self._faulty(self.rows, self.faults, process.clock, attempts),
             process.clock,
@@ -202,7 +202,7 @@ class SimWorld:
                 self._spawn(process.name, run)
 
 
-def in_peace(world: SimWorld, name: str, run: Callable[[Log], Any], within_s: float) -> Any:
+def in_peace(world: SimWorld, name: str, run: Callable[[Context], Any], within_s: float) -> Any:
     """Run a process without faults, on a host with the right time, when all others have ended.
 
     It must end within this much fake time: what was left behind may delay it, not block it.
@@ -210,8 +210,8 @@ def in_peace(world: SimWorld, name: str, run: Callable[[Log], Any], within_s: fl
     result: list[Any] = []
 
     def live(process: Process) -> None:
-        log = world._log()
-        result.append(run(log))
+        context = world._context()
+        result.append(run(context))
 
     host = Host(world.scheduler, "right")
     began_s = world.scheduler.time.monotonic_s()

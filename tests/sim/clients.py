@@ -20,6 +20,7 @@ from tests.sim.audit import AuditedCatalog
 from tests.sim.base import RATES, SimWorld, in_peace
 from tests.sim.flushers import send_and_flush
 from tests.sim.ledger import Ledger, Place
+from tidelog.context import Context, LogSettings
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -32,17 +33,15 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log import readers
-from tidelog.log.base import Log, LogSettings
-from tidelog.log.consumer import Consumer
-from tidelog.log.flush import SendFuture
-from tidelog.log.notifier import Notifier
-from tidelog.log.notify import Notification, repair
-from tidelog.log.once import append_once
-from tidelog.log.producer import Producer
-from tidelog.log.sweep import sweep_home
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.notify.notifier import Notification, Notifier, repair
+from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.idempotent_append import append_once
+from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic, find_topic
-from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
-from tidelog.log.verify import verify_topic
 from tidelog.model.event import Event, Position
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault
@@ -86,9 +85,9 @@ class ClientsWorld(SimWorld):
             event_bytes_max=300,
         )
 
-    def create(self, log: Log) -> Topic:
-        wanted = Topic("t", log.ids.new(), PARTITIONS, 0, notify=("sim:",), max_latency_ms=500)
-        return create_topic(log, wanted)
+    def create(self, context: Context) -> Topic:
+        wanted = Topic("t", context.ids.new(), PARTITIONS, 0, notify=("sim:",), max_latency_ms=500)
+        return create_topic(context, wanted)
 
     def spawn_all(self) -> None:
         kinds: list[Callable[[], None]] = [
@@ -126,14 +125,14 @@ class ClientsWorld(SimWorld):
 
     def send(self) -> None:
         """Threads that share an unnamed producer; each waits for what it sent."""
-        log = self._log()
-        with self._notifier(log) as topic, self._closing(Producer(log, topic)) as producer:
+        context = self._context()
+        with self._notifier(context) as topic, self._closing(Producer(context, topic)) as producer:
 
             def work() -> None:
                 for _ in range(self.random.randint(2, 5)):
                     how = self.random.choice([self._send_some, self._append, self._append_at])
                     how(producer, topic, self._values(self.random.randint(1, 3)))
-                    log.clock.sleep(self.random.uniform(0, 1))
+                    context.clock.sleep(self.random.uniform(0, 1))
 
             self._in_threads(2, work)
 
@@ -197,9 +196,9 @@ class ClientsWorld(SimWorld):
 
     def spread(self) -> None:
         """Appends events without keys, one by one: every partition gets its share."""
-        log = self._log()
-        topic = find_topic(log, "t")
-        with self._closing(Producer(log, topic)) as producer:
+        context = self._context()
+        topic = find_topic(context, "t")
+        with self._closing(Producer(context, topic)) as producer:
             found: list[int | None] = []  # the partition of each; None for one that failed
             for _ in range(4 * PARTITIONS):
                 [value] = self._values(1)
@@ -211,19 +210,19 @@ class ClientsWorld(SimWorld):
 
     def send_sequenced(self) -> None:
         """Sends sequences 0 to 9 under one name, beside another process that does the same."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(2):
             with (
                 contextlib.suppress(FencedError, AlreadyExistsError),
-                self._closing(Producer(log, topic, "sequenced")) as producer,
+                self._closing(Producer(context, topic, "sequenced")) as producer,
             ):
-                self._send_sequences(log, topic, producer)
-            log.clock.sleep(self.random.uniform(0, 3))
+                self._send_sequences(context, topic, producer)
+            context.clock.sleep(self.random.uniform(0, 3))
 
-    def _send_sequences(self, log: Log, topic: Topic, producer: Producer) -> None:
+    def _send_sequences(self, context: Context, topic: Topic, producer: Producer) -> None:
         for sequence in range(10):
-            value = f"s-{sequence}-{log.ids.new()}".encode()
+            value = f"s-{sequence}-{context.ids.new()}".encode()
             repeated = producer.is_stored(sequence)
             # One mark for all values of a sequence: their differences tell whose write has landed.
             mark = f"s-{sequence}".encode()
@@ -236,11 +235,11 @@ class ClientsWorld(SimWorld):
 
     def send_numbered(self) -> None:
         """Threads that share a named producer, which numbers their events."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         with (
             contextlib.suppress(FencedError),
-            self._closing(Producer(log, topic, "numbered")) as producer,
+            self._closing(Producer(context, topic, "numbered")) as producer,
         ):
 
             def work() -> None:
@@ -255,8 +254,8 @@ class ClientsWorld(SimWorld):
 
     def serve(self) -> None:
         """Requests with idempotency keys that other servers get too."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for key in self.random.sample(range(KEYS), KEYS):
             chance = self.random.random()
             events = [
@@ -265,20 +264,20 @@ class ClientsWorld(SimWorld):
             values = [event.value or b"" for event in events]
             for _ in range(4):
                 denied = self._settle(
-                    topic, values, partial(append_once, log, topic, f"key-{key}", events)
+                    topic, values, partial(append_once, context, topic, f"key-{key}", events)
                 )
                 self.ledger.retry(denied)  # another server may store them
                 if not denied and chance < 0.7:
                     break
-                log.clock.sleep(self.random.uniform(0, 4))
+                context.clock.sleep(self.random.uniform(0, 4))
 
     # Consumers.
 
     def consume(self, group: str = "c", seeks: bool = False) -> None:
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(2):
-            consumer = Consumer(log, topic, group, "earliest")
+            consumer = Consumer(context, topic, group, "earliest")
             for _ in range(self.random.randint(3, 10)):
                 with contextlib.suppress(*self.passing, FencedError):
                     self._poll(consumer, topic)
@@ -287,10 +286,12 @@ class ClientsWorld(SimWorld):
                     if seeks and self.chance(0.3):
                         self._seek(consumer, topic)
                     if self.chance(0.2):
-                        log.clock.sleep(self.random.uniform(2, 20))  # so slow that others take over
+                        context.clock.sleep(
+                            self.random.uniform(2, 20)
+                        )  # so slow that others take over
                     if self.chance(0.7):
                         consumer.commit()
-                log.clock.sleep(self.random.uniform(0, 1))
+                context.clock.sleep(self.random.uniform(0, 1))
             consumer.close()
 
     def seek(self) -> None:
@@ -333,20 +334,22 @@ class ClientsWorld(SimWorld):
 
     def read_once(self) -> None:
         """A function that is woken now and then, in a new process each time."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(6):
             with contextlib.suppress(*self.passing, FencedError):
-                self._read_once(log, topic, wait_s=0.0)
-            log.clock.sleep(self.random.uniform(0, 3))
+                self._read_once(context, topic, wait_s=0.0)
+            context.clock.sleep(self.random.uniform(0, 3))
 
-    def _read_once(self, log: Log, topic: Topic, wait_s: float, slow_rate: float = 0.05) -> bool:
-        consumer = Consumer(log, topic, "o", "earliest")
+    def _read_once(
+        self, context: Context, topic: Topic, wait_s: float, slow_rate: float = 0.05
+    ) -> bool:
+        consumer = Consumer(context, topic, "o", "earliest")
 
         def handle(event: Event) -> None:
             self.ledger.deliver("o", topic.incarnation, [event])
             if self.chance(slow_rate):
-                log.clock.sleep(10)
+                context.clock.sleep(10)
 
         done = []
         for partition in range(PARTITIONS):
@@ -369,11 +372,11 @@ class ClientsWorld(SimWorld):
     # Upkeep.
 
     def sweep(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 6))
+            context.clock.sleep(self.random.uniform(0, 6))
             with contextlib.suppress(*self.passing):
-                report = sweep_home(log, self.random.choice([1, 5_000]))
+                report = sweep_home(context, self.random.choice([1, 5_000]))
                 assert not report.refused, report.refused
 
     def sweep_often(self) -> None:
@@ -382,31 +385,31 @@ class ClientsWorld(SimWorld):
             self.sweep()
 
     def trim(self) -> None:
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 6))
+            context.clock.sleep(self.random.uniform(0, 6))
             with contextlib.suppress(*self.passing):
                 if self.chance(0.5):
-                    trim_topic(log, topic, self._trim_to(log, topic))
+                    trim_topic(context, topic, self._trim_to(context, topic))
                 else:
-                    self._trim_with_care(log, topic)
+                    self._trim_with_care(context, topic)
 
-    def _trim_with_care(self, log: Log, topic: Topic) -> None:
+    def _trim_with_care(self, context: Context, topic: Topic) -> None:
         """Trims unless that passes a reader; a reader that was there before is never passed."""
         cursors = self.ledger.cursors("c", topic.incarnation)
-        check = partial(readers.check_readers, log, topic, False)
+        check = partial(readers.check_readers, context, topic, False)
         with contextlib.suppress(InvalidError):
-            for done in trim_topic(log, topic, self._trim_to(log, topic), check):
+            for done in trim_topic(context, topic, self._trim_to(context, topic), check):
                 now = self.ledger.cursors("c", topic.incarnation)
                 if done.partition in cursors and done.partition in now:
                     allowed = max(done.old_start, now[done.partition])
                     assert done.new_start <= allowed, f"trimmed to {done.new_start}, read {allowed}"
 
-    def _trim_to(self, log: Log, topic: Topic) -> ToOffsets | BeforeTime | KeepBytes:
+    def _trim_to(self, context: Context, topic: Topic) -> ToOffsets | BeforeTime | KeepBytes:
         how = self.random.random()
         if how < 0.2:
-            return BeforeTime(log.clock.now_ms() - 10_000)
+            return BeforeTime(context.clock.now_ms() - 10_000)
         if how < 0.3:
             return KeepBytes(3_000)
         offsets = {}
@@ -416,9 +419,9 @@ class ClientsWorld(SimWorld):
         return ToOffsets(offsets)
 
     @contextlib.contextmanager
-    def _notifier(self, log: Log) -> Iterator[Topic]:
-        topic = find_topic(log, "t")
-        notifier = Notifier(log, lambda _: Target(self, topic))
+    def _notifier(self, context: Context) -> Iterator[Topic]:
+        topic = find_topic(context, "t")
+        notifier = Notifier(context, lambda _: Target(self, topic))
         notifier.watch(topic)
         yield topic
         notifier.close()
@@ -459,28 +462,28 @@ class ClientsWorld(SimWorld):
                 assert sequence > last.get(partition, -1), f"sequence {sequence} is stored again"
                 last[partition] = sequence
 
-    def _drain(self, log: Log) -> None:
-        topic = find_topic(log, "t")
-        with Consumer(log, topic, "c", "earliest") as consumer:
+    def _drain(self, context: Context) -> None:
+        topic = find_topic(context, "t")
+        with Consumer(context, topic, "c", "earliest") as consumer:
             while True:
                 self._poll(consumer, topic)
                 consumer.commit()
                 if not self.ledger.undelivered("c", topic.incarnation):
                     return
 
-    def _drain_once(self, log: Log) -> None:
-        topic = find_topic(log, "t")
-        while not self._read_once(log, topic, wait_s=10.0, slow_rate=0):
-            log.clock.sleep(0.1)
+    def _drain_once(self, context: Context) -> None:
+        topic = find_topic(context, "t")
+        while not self._read_once(context, topic, wait_s=10.0, slow_rate=0):
+            context.clock.sleep(0.1)
 
-    def _repair(self, log: Log) -> None:
-        topic = find_topic(log, "t")
+    def _repair(self, context: Context) -> None:
+        topic = find_topic(context, "t")
         target = Target(self, topic)
         while True:
-            repaired = repair(log, topic, [target])
+            repaired = repair(context, topic, [target])
             if not repaired.waiting and not repaired.errors:
                 return
-            log.clock.sleep(1)
+            context.clock.sleep(1)
 
     def acknowledged(self) -> int:
         return len(self.ledger.acknowledged)

@@ -9,15 +9,14 @@ from unittest import mock
 
 from tidelog.catalog.base import Put
 from tidelog.errors import UnknownOutcomeError
-from tidelog.log import consumers
-from tidelog.log.consumer import Consumer
-from tidelog.log.failures import Failure, Failures
-from tidelog.log.flush import SendFuture
-from tidelog.log.intake import Intake
-from tidelog.log.lease import Lease, Member, Membership
+from tidelog.log.consumer import delete as consumers
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.fetcher import Intake
+from tidelog.log.consumer.leases import Lease, Member, Membership
+from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
 from tidelog.model.event import Position
-from tidelog.model.run import encode_row
+from tidelog.model.partition_rows import encode_row
 
 __all__ = [
     "back_to_positions",
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 
-def keep_one_failure(self: Failures, failure: Failure) -> None:
+def keep_one_failure(self: FlushFailures, failure: FlushFailure) -> None:
     """Keeps the first failure only, until a call for the whole producer comes."""
     if not self._kept:
         self._kept.append(failure)
@@ -53,7 +52,7 @@ def result_tells_the_flush(self: SendFuture, timeout_s: float | None = None) -> 
     return flush.positions()[self.index]
 
 
-def due_to_one_thread(self: Failures) -> BaseException | None:
+def due_to_one_thread(self: FlushFailures) -> BaseException | None:
     """Raises a failure in the first call that comes, and in no other."""
     due, self._kept = self._kept, []
     return due[0].error if due and not due[0]._is_told() else None
@@ -112,7 +111,7 @@ def release_without_version(self: Membership, partition: int) -> None:
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         with contextlib.suppress(UnknownOutcomeError):
             change = Put("lease", encode_row(free))
-            self._log.catalog.write(where, change, write_id=self._log.ids.new())
+            self._context.catalog.write(where, change, write_id=self._context.ids.new())
 
 
 _begin_delete = consumers._Deletion._begin
@@ -131,8 +130,8 @@ def never_overtaken(self: Any, version: str) -> None:
 def beat_whatever(self: Membership) -> bool:
     """Writes a heartbeat without regard to a delete of the consumer."""
     self._beats += 1
-    member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
+    member = Member(self._beats, self._context.processes.mark(), self._context.clock.now_ms())
     change = Put(layout.member_row(self.id), encode_row(member))
     with contextlib.suppress(UnknownOutcomeError):
-        self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+        self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
     return True

@@ -16,18 +16,18 @@ import crc32c
 import msgspec
 
 from tests.sim.world import PARTITIONS, World
+from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.compile import Compiling, _swaps
-from tidelog.journal.marks import Mark, Marker
-from tidelog.journal.policy import Policy
-from tidelog.journal.rows import MovedError
-from tidelog.log.base import Log
-from tidelog.log.lease import Membership
-from tidelog.log.read import Reader
+from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.compile.compile import PartitionCompile, _swaps
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.partition_map import MovedError
+from tidelog.log.consumer.leases import Membership
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
-from tidelog.log.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.run import Head, Run
+from tidelog.model.partition_rows import Head, Run
 from tidelog.store.base import Store
 from tidelog.testing.scheduler import Scheduler
 
@@ -76,28 +76,30 @@ class CompiledWorld(World):
     # The actors.
 
     def compile(self) -> None:
-        log = self._log()
-        log = replace(log, store=cast("Store", Stalling(log.store, self.scheduler)))
-        topic = find_topic(log, "t")
+        context = self._context()
+        context = replace(context, store=cast("Store", Stalling(context.store, self.scheduler)))
+        topic = find_topic(context, "t")
         for _ in range(6):
-            log.clock.sleep(self.scheduler.random.uniform(0.1, 3))
+            context.clock.sleep(self.scheduler.random.uniform(0.1, 3))
             for partition in range(PARTITIONS):
                 most = self.scheduler.random.choice([3, 6, 1_000])
-                policy = Policy(min_events=1, min_amendments=1, max_events=most)
-                compiling = Compiling(log, topic, partition, policy)
+                policy = CompilePolicy(min_events=1, min_amendments=1, max_events=most)
+                compiling = PartitionCompile(context, topic, partition, policy)
                 with contextlib.suppress(UnavailableError, UnknownOutcomeError, FencedError):
                     if compiling.holding.take():
                         # Without a heartbeat, so that one that is slow is taken for dead.
-                        for _done in _swaps(log, compiling, compiling.plan(), None, lambda: True):
+                        for _done in _swaps(
+                            context, compiling, compiling.plan(), None, lambda: True
+                        ):
                             self.compiled += 1
                         compiling.holding.release()
 
     def amend(self) -> None:
         """Updates and deletes what was acknowledged; alone, so that it knows their order."""
-        log = self._log()
+        context = self._context()
         chance = self.scheduler.random
         for number in range(12):
-            log.clock.sleep(chance.uniform(0, 2))
+            context.clock.sleep(chance.uniform(0, 2))
             places = sorted(self.book.acknowledged.values())
             if not places:
                 continue
@@ -105,21 +107,25 @@ class CompiledWorld(World):
             states = self.states.setdefault(place, [])
             if any(state.value is None for state in states):
                 continue
-            value = None if chance.random() < 0.3 else f"new-{number}-{log.ids.new()}".encode()
+            value = None if chance.random() < 0.3 else f"new-{number}-{context.ids.new()}".encode()
             states.append(State(value))
             with contextlib.suppress(UnavailableError, UnknownOutcomeError, MovedError):
-                if self._amend_one(log, place, value):
+                if self._amend_one(context, place, value):
                     self.sure[place] = len(states)
 
-    def _amend_one(self, log: Log, place: Place, value: bytes | None) -> bool:
+    def _amend_one(self, context: Context, place: Place, value: bytes | None) -> bool:
         partition, offset = place
-        seen = read_head(log, self.topic, partition)
-        marker = Marker(log, self.topic, partition, seen, log.ids.new(), log.clock.now_ms())
-        mark = Mark(None, partition, offset, "delete" if value is None else "update", value)
+        seen = read_head(context, self.topic, partition)
+        marker = Marker(
+            context, self.topic, partition, seen, context.ids.new(), context.clock.now_ms()
+        )
+        mark = AmendmentChange(
+            None, partition, offset, "delete" if value is None else "update", value
+        )
         return bool(list(marker.put([mark])))
 
-    def _consume_some(self, log: Log, member: Membership, partition: int) -> None:
-        reader = Reader(log, self.topic, partition)
+    def _consume_some(self, context: Context, member: Membership, partition: int) -> None:
+        reader = Reader(context, self.topic, partition)
         at = member.held[partition].lease.cursor
         sure = dict(self.sure)
         try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidelog.errors import TidelogError, UnavailableError
-from tidelog.log.flush import SendFuture
-from tidelog.log.producer import Producer
+from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import find_topic
 from tidelog.model.topic import Topic
 
@@ -25,9 +25,9 @@ _ROUNDS = 4
 
 def send_and_flush(world: ClientsWorld) -> None:
     """One process: its threads send and flush, then it closes the producer."""
-    log = world._log()
-    topic = find_topic(log, "t")
-    producer = Producer(log, topic)
+    context = world._context()
+    topic = find_topic(context, "t")
+    producer = Producer(context, topic)
     threads = [_Thread(world, producer, topic) for _ in range(2)]
     world._in_threads(1, threads[0].run) if world.chance(0.3) else _share(world, threads)
     try:

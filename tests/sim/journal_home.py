@@ -17,21 +17,24 @@ from tests.sim import base
 from tests.sim.bare import fields
 from tests.sim.base import SimWorld
 from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
-from tidelog.codec import journal as journal_codec
-from tidelog.codec.events import table_of
+from tidelog.codec import journal_file as journal_codec
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.journal import absent, amend, marks
+from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.context import Context
+from tidelog.journal.amend import amend
+from tidelog.journal.amend import amendment_writer as marks
+from tidelog.journal.amend import insert_if_absent as absent
 from tidelog.journal.calls import JournalCalls
-from tidelog.journal.lookup import Lookups
-from tidelog.journal.scribe import Scribing, Turn
-from tidelog.log import amended, read
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
-from tidelog.log.positions import Positions
+from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.scribe import ScribeOptions, Turn
+from tidelog.log.producer.append import Appender
+from tidelog.log.reader import amendments as amended
+from tidelog.log.reader import partition_reader as read
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event
+from tidelog.model.positions import Positions
 from tidelog.model.topic import Topic
-from tidelog.playback.outlet_topic import TopicOutlet
 from tidelog.testing.faults import Fault
 
 __all__ = ["KEYS", "PARTITIONS", "Desk", "HomeWorld"]
@@ -73,25 +76,25 @@ def small_limits(limits: Sequence[tuple[Any, str, int]]) -> Iterator[None]:
 class Desk(JournalCalls):
     """A process's home, as far as journals go; without threads."""
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, context: Context) -> None:
+        self.context = context
         self._pool = cast("Executor", None)
-        self._lookups = Lookups(log)
+        self._lookups = Lookups(context)
         self._who = "sim"
 
     def topic(self, name: str) -> Topic:
-        return find_topic(self.log, name)
+        return find_topic(self.context, name)
 
-    def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
+    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         return lambda turn: turn  # there are no archives here
 
     def append_absent(self, topic: str, events: Sequence[Event]) -> Positions:
         """What ``Home.append(..., if_absent=True)`` does."""
         found = self.topic(topic)
-        appender = Appender(self.log, found, f"~{self.log.ids.new()}")
+        appender = Appender(self.context, found, f"~{self.context.ids.new()}")
 
         def append(events: Any, *, partition: int, expected_offset: int) -> Positions:
-            segment = encode_staged([(partition, table_of(events, self.log.clock.now_ms()))])
+            segment = encode_staged([(partition, table_of(events, self.context.clock.now_ms()))])
             stored = appender.upload(segment)
             base, _ = appender.commit(stored, segment.pieces[0], expected_offset=expected_offset)
             count = len(events)
@@ -99,7 +102,7 @@ class Desk(JournalCalls):
                 topic, np.full(count, partition, np.int32), np.arange(base, base + count)
             )
 
-        return absent.append_absent(self.log, self._lookups.of(found), events, append)
+        return absent.append_absent(self.context, self._lookups.of(found), events, append)
 
 
 class HomeWorld(SimWorld):
@@ -116,7 +119,7 @@ class HomeWorld(SimWorld):
         self.truth = Truth(self.bare_rows, self.bare_objects)
         self.bare_rows.truth = self.bare_objects.truth = self.truth
         self.faults.stall_s = 10.0
-        self.quiet = self._log(faulty=False)
+        self.quiet = self._context(faulty=False)
         self._numbers = iter(range(10_000))
         self.topic = self.create("t")
 
@@ -165,10 +168,10 @@ class HomeWorld(SimWorld):
         time_ms = 1_700_000_000_000 + self.random.randrange(20_000)
         return Event(f"{event_id}=0".encode(), key=key, id=event_id, timestamp=time_ms)
 
-    def append(self, log: Log, partition: int, events: Sequence[Event]) -> None:
+    def append(self, context: Context, partition: int, events: Sequence[Event]) -> None:
         """Append events to the topic; on return they must be there."""
-        appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
-        segment = encode_staged([(partition, table_of(list(events), log.clock.now_ms()))])
+        appender = Appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
+        segment = encode_staged([(partition, table_of(list(events), context.clock.now_ms()))])
         base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
         for number, event in enumerate(events):
             self.check_stored(event.id or "", (partition, base + number))

@@ -18,32 +18,32 @@ from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWor
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
+from tidelog.connectors.kafka.playback_sink import KafkaOutlet
+from tidelog.connectors.playback_sinks import Lot, SinkContext
+from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.context import Context
+from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
-from tidelog.journal import amend, swap
-from tidelog.journal.amend import Amender
+from tidelog.journal.amend import amend
+from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
 from tidelog.journal.audit import AuditRecord
-from tidelog.journal.compile import CompileReport, Compiling, Planned
-from tidelog.journal.lookup import Lookup, Lookups
-from tidelog.journal.make import Made
-from tidelog.journal.marks import Mark, Marker
+from tidelog.journal.compile import swap
+from tidelog.journal.compile.build import Made
+from tidelog.journal.compile.compile import CompileReport, PartitionCompile, PlannedGroup
+from tidelog.journal.lookup.lookup import Lookup, Lookups
 from tidelog.journal.scribe import Scribe
-from tidelog.log import leftovers, references, sweep
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
-from tidelog.log.copying import Copier
-from tidelog.log.hold import write_repeatedly
-from tidelog.log.ledger import ErasedIds
+from tidelog.log.ledger import Copier, ErasedIds
+from tidelog.log.maintenance import leftovers, references, sweep
+from tidelog.log.maintenance.unused import Uses
+from tidelog.log.producer.append import Appender
 from tidelog.log.topics import read_head
-from tidelog.log.unused import Uses
 from tidelog.model import layout
+from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.playback import Cursor
-from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlet_kafka import KafkaOutlet
-from tidelog.playback.outlet_topic import TopicOutlet
-from tidelog.playback.outlets import Lot, Setting
-from tidelog.playback.standing import Standing
+from tidelog.playback.run_queue import SwapGuard
+from tidelog.playback.session import NamedPlayback
 
 __all__ = ["BUGS", "Bug", "seeds_until_caught"]
 
@@ -83,7 +83,7 @@ def notices(bug: Bug, seed: int) -> bool:
 def _seen_moves_for_all_lots(patch: Patch) -> None:
     """After a conflict, only the rows of the lot at hand are looked at for deletes."""
 
-    def wrote(self: Marker, marks: Sequence[Mark], head: Head) -> None:
+    def wrote(self: Marker, marks: Sequence[AmendmentChange], head: Head) -> None:
         self._looked = head.amendments
         self._done(marks)
 
@@ -109,7 +109,7 @@ def _lots_are_written_again(patch: Patch) -> None:
     """An update that meets a compile writes all its lots again."""
     put_here = Amender._put_here
 
-    def again(self: Amender, record: Any, marks: Any, *rest: Any) -> Sequence[Mark]:
+    def again(self: Amender, record: Any, marks: Any, *rest: Any) -> Sequence[AmendmentChange]:
         return marks if put_here(self, record, marks, *rest) else ()
 
     patch.setattr(Amender, "_put_here", again)
@@ -136,10 +136,10 @@ def _amended_is_not_widened(patch: Patch) -> None:
 def _audit_without_version(patch: Patch) -> None:
     """A record is put without an expectation, so a doubled packet brings its first state back."""
 
-    def put(log: Log, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
+    def put(context: Context, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
         where = layout.audit_partition(topic.incarnation)
         change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
-        write_repeatedly(log, where, change)
+        write_repeatedly(context, where, change)
         return ""
 
     patch.setattr(amend, "put_record", put)
@@ -161,8 +161,8 @@ def _nothing_is_entered(patch: Patch) -> None:
 def _nothing_is_announced(patch: Patch) -> None:
     """A delete does not tell copies that the ledger has grown."""
 
-    def look_only(log: Log, topic: Topic, partition: int) -> Head:
-        return read_head(log, topic, partition)[0]
+    def look_only(context: Context, topic: Topic, partition: int) -> Head:
+        return read_head(context, topic, partition)[0]
 
     patch.setattr(amend, "announce_erasure", look_only)
 
@@ -184,9 +184,9 @@ def _time_does_not_count(patch: Patch) -> None:
 def _epochs_are_not_raised(patch: Patch) -> None:
     """A sweep looks at the epoch of a compiler, and does not fence it."""
 
-    def look_only(log: Log, topic: Topic, partition: int) -> int:
+    def look_only(context: Context, topic: Topic, partition: int) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
-        row = log.catalog.get(where, layout.COMPILE_ROW)
+        row = context.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
     patch.setattr(sweep, "raise_epoch", look_only)
@@ -212,10 +212,10 @@ def _values_are_forgotten(patch: Patch) -> None:
 
 def _journal_claims_too_much(patch: Patch) -> None:
     """A journal says that it has all amendments up to the swap."""
-    swap_journals = Compiling.swap
+    swap_journals = PartitionCompile.swap
 
-    def claim(self: Compiling, planned: Planned, made: Made) -> CompileReport | None:
-        head, _ = read_head(self._log, self._topic, self._partition)
+    def claim(self: PartitionCompile, planned: PlannedGroup, made: Made) -> CompileReport | None:
+        head, _ = read_head(self._context, self._topic, self._partition)
         journals = tuple(
             msgspec.structs.replace(
                 run, journal=msgspec.structs.replace(run.journal, applied=head.amendments)
@@ -224,7 +224,7 @@ def _journal_claims_too_much(patch: Patch) -> None:
         )
         return swap_journals(self, planned, replace(made, journals=journals))
 
-    patch.setattr(Compiling, "swap", claim)
+    patch.setattr(PartitionCompile, "swap", claim)
 
 
 def _swap_expects_no_head(patch: Patch) -> None:
@@ -243,8 +243,8 @@ def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
     """A trim removes the run that holds the first offset."""
     remove = leftovers._remove_runs
 
-    def more(log: Log, topic: Topic, partition: int, end: int) -> Any:
-        return remove(log, topic, partition, end + 3)
+    def more(context: Context, topic: Topic, partition: int, end: int) -> Any:
+        return remove(context, topic, partition, end + 3)
 
     patch.setattr(leftovers, "_remove_runs", more)
 
@@ -315,7 +315,7 @@ def _cursor_before_lot(patch: Patch) -> None:
 
 def _playback_passes_over_swaps(patch: Patch) -> None:
     """A playback does not notice that journals took the place of runs."""
-    patch.setattr(Standing, "_compared", lambda self, partition, head: head)
+    patch.setattr(SwapGuard, "_compared", lambda self, partition, head: head)
 
 
 def _events_counted_inside_a_lot(patch: Patch) -> None:
@@ -335,12 +335,12 @@ def _events_counted_inside_a_lot(patch: Patch) -> None:
 
 def _playback_goes_on_in_another_topic(patch: Patch) -> None:
     """A playback opens whichever topic has the name of its target when its turn comes."""
-    of_named = Setting.of_named
+    of_named = SinkContext.of_named
 
-    def anywhere(*given: Any) -> Setting:
+    def anywhere(*given: Any) -> SinkContext:
         return replace(of_named(*given), target="")
 
-    patch.setattr(Setting, "of_named", anywhere)
+    patch.setattr(SinkContext, "of_named", anywhere)
 
 
 BUGS: Mapping[str, Bug] = {

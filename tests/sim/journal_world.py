@@ -26,8 +26,11 @@ import crc32c
 from tests.sim.base import ACCEPTED
 from tests.sim.journal_home import KEYS, PARTITIONS, Desk, HomeWorld
 from tests.sim.journal_raw import DELETED, Gone, Place, traces
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.connectors.topic.segments import EventLimit
+from tidelog.connectors.topic.sink import TopicSettings, TopicSink
+from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -35,20 +38,17 @@ from tidelog.errors import (
     PartialAppendError,
     TidelogError,
 )
-from tidelog.journal.amend import Amended
-from tidelog.journal.policy import Policy
-from tidelog.journal.scribe import Scribing
-from tidelog.log.base import Log
-from tidelog.log.read import Reader
-from tidelog.log.sweep import sweep_home
+from tidelog.journal.amend.amend import AmendResult
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.scribe import ScribeOptions
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic
-from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import verify_topic
 from tidelog.model.event import Event
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.sinks.segments import Limit
-from tidelog.sinks.topic import TopicSettings, TopicSink
 
 __all__ = ["JournalWorld", "Tally"]
 
@@ -119,9 +119,9 @@ class JournalWorld(HomeWorld):
 
     def amend(self) -> None:
         """Updates and deletes sets of events that overlap with those of others."""
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(4):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s))
             ids = self.some_ids(self.random.choice([1, 4, 9, 14]))
             chance = self.random.random()
             with contextlib.suppress(*self.may_fail):
@@ -133,7 +133,7 @@ class JournalWorld(HomeWorld):
                     self.delete_key(desk, f"k{self.random.randrange(KEYS)}".encode())
 
     def update(self, desk: Desk, ids: Sequence[str]) -> None:
-        why = desk.log.ids.new()[:12]
+        why = desk.context.ids.new()[:12]
         pad = self.random.choice(["", "", "-" * 60])  # large ones are objects
         values: dict[str, bytes | None] = {each: f"{each}={why}{pad}".encode() for each in ids}
         begin = self.truth.tick
@@ -153,14 +153,14 @@ class JournalWorld(HomeWorld):
                 )
 
     def delete(self, desk: Desk, ids: Sequence[str]) -> None:
-        why = desk.log.ids.new()[:12]
+        why = desk.context.ids.new()[:12]
         begin = self.truth.tick
         done = desk.delete("t", ids, why=why)
         self._acknowledged(why)
         self._check_deleted(done, ids, begin)
 
     def delete_key(self, desk: Desk, key: bytes) -> None:
-        why = desk.log.ids.new()[:12]
+        why = desk.context.ids.new()[:12]
         begin = self.truth.tick
         done = desk.delete_key("t", key, why=why)
         self._acknowledged(why)
@@ -176,18 +176,18 @@ class JournalWorld(HomeWorld):
                 )
 
     def produce(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(5):
-            log.clock.sleep(self.random.uniform(0, 2))
+            context.clock.sleep(self.random.uniform(0, 2))
             events = [self.event() for _ in range(2)]
             with contextlib.suppress(*self.may_fail, ConflictError):
-                self.append(log, self.random.randrange(PARTITIONS), events)
+                self.append(context, self.random.randrange(PARTITIONS), events)
 
     def append_absent(self) -> None:
         """Appends events of a few ids, which others append and delete too."""
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(6):
-            desk.log.clock.sleep(self.random.uniform(0, 2))
+            desk.context.clock.sleep(self.random.uniform(0, 2))
             ids = self.random.sample([f"once{n}x" for n in range(5)], self.random.choice([1, 2]))
             events = [Event(f"{each}=0".encode(), id=each) for each in ids]
             begin = self.truth.tick
@@ -208,16 +208,16 @@ class JournalWorld(HomeWorld):
                     self.check_stored(event_id, (position.partition, position.offset))
 
     def read(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(6):
-            log.clock.sleep(self.random.uniform(0, self.pause_s))
+            context.clock.sleep(self.random.uniform(0, self.pause_s))
             with contextlib.suppress(*self.may_fail):
-                self._read_partition(log, self.random.randrange(PARTITIONS))
+                self._read_partition(context, self.random.randrange(PARTITIONS))
 
-    def _read_partition(self, log: Log, partition: int) -> None:
+    def _read_partition(self, context: Context, partition: int) -> None:
         begin, at = self.truth.tick, 0
-        topic = find_topic(log, "t")
-        reader = Reader(log, topic, partition)
+        topic = find_topic(context, "t")
+        reader = Reader(context, topic, partition)
         try:
             for stretch in reader.stretches(at):
                 assert stretch.base == at, "a reader skipped or went back"
@@ -234,9 +234,9 @@ class JournalWorld(HomeWorld):
                 raise AssertionError(f"{at} was called trimmed, and is not") from exc
 
     def get(self) -> None:
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(8):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s))
             event_id = self.random.choice(self.some_ids(3))
             begin = self.truth.tick
             try:
@@ -251,53 +251,53 @@ class JournalWorld(HomeWorld):
             self.tally.gets += 1
 
     def compile(self) -> None:
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(5):
-            desk.log.clock.sleep(self.random.uniform(0.1, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0.1, self.pause_s))
             most = self.random.choice([4, 9, 1_000])
-            policy = Policy(min_events=1, min_amendments=1, max_events=most)
+            policy = CompilePolicy(min_events=1, min_amendments=1, max_events=most)
             with contextlib.suppress(*self.may_fail):
                 self.tally.compiled += desk.compile("t", policy).journals
 
     def scribe(self) -> None:
-        desk = Desk(self._log())
-        how = Scribing(policy=Policy.everything(), grace_ms=1, sweep_every_ms=0)
+        desk = Desk(self._context())
+        how = ScribeOptions(policy=CompilePolicy.everything(), grace_ms=1, sweep_every_ms=0)
         for _ in range(2):
-            desk.log.clock.sleep(self.random.uniform(0.1, 2 * self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0.1, 2 * self.pause_s))
             with contextlib.suppress(*self.may_fail):
                 turn = desk.scribe_once(how)
                 if turn is not None:
                     self.tally.compiled += turn.compiled.journals
 
     def sweep(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(4):
-            log.clock.sleep(self.random.uniform(0, 1.5 * self.pause_s))
+            context.clock.sleep(self.random.uniform(0, 1.5 * self.pause_s))
             with contextlib.suppress(*self.may_fail, ConflictError):
-                sweep_home(log, 1)
+                sweep_home(context, 1)
 
     def trim(self) -> None:
-        log = self._log()
-        log.clock.sleep(4)
+        context = self._context()
+        context.clock.sleep(4)
         for count in (2, 6):
-            log.clock.sleep(self.random.uniform(0, 3))
+            context.clock.sleep(self.random.uniform(0, 3))
             partition = self.random.randrange(PARTITIONS)
             with contextlib.suppress(*self.may_fail, ConflictError):
                 start = min(count, self.truth.end(self.topic.incarnation, partition))
-                trim_topic(log, self.topic, ToOffsets({partition: start}))
+                trim_topic(context, self.topic, ToOffsets({partition: start}))
 
     def copy(self) -> None:
         """Brings old events in from a place that does not know what was deleted, as a pump does."""
-        log = self._log()
-        settings = TopicSettings(self.topic, "memory:", False, Limit(1 << 20))
+        context = self._context()
+        settings = TopicSettings(self.topic, "memory:", False, EventLimit(1 << 20))
 
         @contextlib.contextmanager
-        def open_log() -> Iterator[Log]:
-            yield log
+        def open_context() -> Iterator[Context]:
+            yield context
 
-        sink = TopicSink(open_log, settings, lambda _: log.store)
+        sink = TopicSink(open_context, settings, lambda _: context.store)
         for manifest in self.manifests:
-            log.clock.sleep(self.random.uniform(0, 4))
+            context.clock.sleep(self.random.uniform(0, 4))
             with contextlib.suppress(*self.may_fail):
                 sink.check(["0"])
                 sink.publish(manifest)
@@ -366,7 +366,7 @@ class JournalWorld(HomeWorld):
             f"{event_id} was refused, but it was never there"
         )
 
-    def _check_deleted(self, done: Amended, ids: Sequence[str], begin: int) -> None:
+    def _check_deleted(self, done: AmendResult, ids: Sequence[str], begin: int) -> None:
         self.tally.deletes += 1
         for event_id in ids:
             if event_id in done.missing:
@@ -412,7 +412,9 @@ class JournalWorld(HomeWorld):
 
     def _check_scribe(self, desk: Desk) -> None:
         """A scribe sweeps every hour, whatever date a wrong clock gave to the last sweep."""
-        how = Scribing(policy=Policy.everything(), grace_ms=1_000, sweep_every_ms=3_600_000)
+        how = ScribeOptions(
+            policy=CompilePolicy.everything(), grace_ms=1_000, sweep_every_ms=3_600_000
+        )
         sweeps = 0
         for _ in range(2):
             self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week

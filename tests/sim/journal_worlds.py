@@ -6,7 +6,7 @@ import contextlib
 
 from tests.sim.journal_home import Desk
 from tests.sim.journal_world import JournalWorld
-from tidelog.journal.policy import Policy
+from tidelog.journal.compile.policy import CompilePolicy
 
 __all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
 
@@ -51,31 +51,31 @@ class LotsWorld(JournalWorld):
         self._spawn("compiler-2", self.compile_often)
 
     def update_all(self) -> None:
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(3):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s))
             with contextlib.suppress(*self.may_fail):
                 self.update(desk, self.some_ids(24))
 
     def delete_one(self) -> None:
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(4):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s))
             with contextlib.suppress(*self.may_fail):
                 self.delete(desk, self.some_ids(1))
 
     def update_few(self) -> None:
-        desk = Desk(self._log())
+        desk = Desk(self._context())
         for _ in range(6):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s))
             with contextlib.suppress(*self.may_fail):
                 self.update(desk, self.some_ids(6))
 
     def compile_often(self) -> None:
-        desk = Desk(self._log())
-        policy = Policy(min_events=1, min_amendments=1, max_events=1_000)
+        desk = Desk(self._context())
+        policy = CompilePolicy(min_events=1, min_amendments=1, max_events=1_000)
         for _ in range(10):
-            desk.log.clock.sleep(self.random.uniform(0, self.pause_s / 2))
+            desk.context.clock.sleep(self.random.uniform(0, self.pause_s / 2))
             with contextlib.suppress(*self.may_fail):
                 self.tally.compiled += desk.compile("t", policy).journals
 

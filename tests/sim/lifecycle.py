@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from tests.sim.base import ACCEPTED, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
+from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.read import Reader
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model.topic import Topic
 
@@ -54,31 +54,31 @@ class LifecycleWorld(ClientsWorld):
 
     def administer(self) -> None:
         """Deletes the topic and creates it again; another admin may do the same."""
-        log = self._log()
+        context = self._context()
         for _ in range(2):
-            log.clock.sleep(self.random.uniform(0, 8))
+            context.clock.sleep(self.random.uniform(0, 8))
             with contextlib.suppress(*self.passing, NotFoundError):
-                delete_topic(log, "t")
+                delete_topic(context, "t")
             with contextlib.suppress(*self.passing, AlreadyExistsError):
-                self.create(log)
+                self.create(context)
 
     def _incarnations(self) -> list[str]:
         return [topic["incarnation"] for topic in self.ledger.bare.topics().values()]
 
     def read(self) -> None:
         """Reads all partitions from the start, again and again, without a lease."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(8):
             for partition in range(PARTITIONS):
                 with contextlib.suppress(*self.passing):
-                    self._read(log, topic, partition)
-            log.clock.sleep(self.random.uniform(0, 1))
+                    self._read(context, topic, partition)
+            context.clock.sleep(self.random.uniform(0, 1))
 
-    def _read(self, log: Log, topic: Topic, partition: int) -> None:
+    def _read(self, context: Context, topic: Topic, partition: int) -> None:
         at = 0
         try:
-            for stretch in Reader(log, topic, partition).stretches(at):
+            for stretch in Reader(context, topic, partition).stretches(at):
                 assert stretch.base == at, "a reader skipped or went back"
                 self.ledger.deliver("reader", topic.incarnation, stretch.events())
                 at = stretch.end
@@ -90,19 +90,19 @@ class LifecycleWorld(ClientsWorld):
         while self.faults.late:  # what arrives after the last sweep is the next one's
             self.faults.late.pop()()
         in_peace(self, "admin", self._create_again, PEACE_S)
-        in_peace(self, "sweep", lambda log: sweep_home(log, 0), PEACE_S)
+        in_peace(self, "sweep", lambda context: sweep_home(context, 0), PEACE_S)
         known = set(self._incarnations())
         stored = [key for key in self.objects.bare() if key.startswith("topics/")]
         left = [key for key in stored if key.split("/")[1] not in known]
         assert not left, f"objects of deleted topics are left: {left}"
         super().check_after()
 
-    def _create_again(self, log: Log) -> None:
+    def _create_again(self, context: Context) -> None:
         with contextlib.suppress(AlreadyExistsError):
-            self.create(log)
+            self.create(context)
         with contextlib.suppress(NotFoundError):
-            find_topic(log, "t")
+            find_topic(context, "t")
             return
         # A deletion that a crash has cut off: the next one completes it.
-        delete_topic(log, "t")
-        create_topic(log, Topic("t", log.ids.new(), PARTITIONS, 0, notify=("sim:",)))
+        delete_topic(context, "t")
+        create_topic(context, Topic("t", context.ids.new(), PARTITIONS, 0, notify=("sim:",)))

@@ -25,46 +25,32 @@ from tests.sim.rollback_world import RollbackWorld
 from tests.sim.world import Parts, World
 from tidelog.catalog.base import Catalog, Change, Delete, Put
 from tidelog.codec.segment import Piece, Segment
-from tidelog.errors import (
-    ConflictError,
-    FencedError,
-    NotFoundError,
-    TidelogError,
-    UnavailableError,
-)
-from tidelog.journal import recover
+from tidelog.context import Context
+from tidelog.errors import ConflictError, FencedError, NotFoundError, TidelogError, UnavailableError
 from tidelog.journal.audit import key_mark, read_records
-from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
-from tidelog.journal.present import Present
-from tidelog.log import (
-    consumers,
-    leftovers,
-    losses,
-    notify,
-    read,
-    readers,
-    silent,
-    sweep,
-    topics,
-    verify,
-)
-from tidelog.log.append import Appender, Stored
-from tidelog.log.append_plan import AppendPlan
-from tidelog.log.base import Log
-from tidelog.log.consumer import Consumer
-from tidelog.log.copying import Copier
-from tidelog.log.failures import Failures
-from tidelog.log.flush import SendFuture
-from tidelog.log.lease import Lease, Membership, read_lease
-from tidelog.log.notify import Checked, Debounce, NotifyState
+from tidelog.journal.recover import recover
+from tidelog.journal.recover.stray_events import Forgotten, Present, Unit, UnitEvents
+from tidelog.log import readers, topics
+from tidelog.log.consumer import delete as consumers
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.leases import Lease, Membership, read_lease
+from tidelog.log.ledger import Copier
+from tidelog.log.maintenance import ended_producers as silent
+from tidelog.log.maintenance import leftovers, losses, sweep, verify
+from tidelog.log.maintenance.ended_producers import PRODUCER_EXPIRES_MS
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.unused import Uses
+from tidelog.log.notify import notifier as notify
+from tidelog.log.notify.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
-from tidelog.log.pending import Rest
-from tidelog.log.producer import Producer
-from tidelog.log.silent import PRODUCER_EXPIRES_MS
-from tidelog.log.sweep import sweep_home
-from tidelog.log.unused import Uses
+from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.append_plan import AppendPlan
+from tidelog.log.producer.buffer import Rest
+from tidelog.log.producer.flush import FlushFailures, SendFuture
+from tidelog.log.producer.producer import Producer
+from tidelog.log.reader import partition_reader as read
 from tidelog.model import layout
-from tidelog.model.run import Head, Known, Source, encode_row
+from tidelog.model.partition_rows import AppenderView, Head, JournalOrigin, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
@@ -118,19 +104,19 @@ def fails(world: SimWorld) -> bool:
 class CounterBeforeData(Appender):
     """Gives out offsets first and stores the bytes afterwards."""
 
-    def upload(self, segment: Segment) -> Stored:
-        key = layout.segment(self.topic.incarnation, self.topic.generation, self._log.ids.new())
-        return Stored(segment, key, self.topic.generation)
+    def upload(self, segment: Segment) -> StoredSegment:
+        key = layout.segment(self.topic.incarnation, self.topic.generation, self._context.ids.new())
+        return StoredSegment(segment, key, self.topic.generation)
 
     def commit(
         self,
-        stored: Stored,
+        stored: StoredSegment,
         piece: Piece,
         sequences: Sequence[int] | None = None,
         expected_offset: int | None = None,
-    ) -> tuple[int, Stored]:
+    ) -> tuple[int, StoredSegment]:
         done = super().commit(stored, piece, sequences, expected_offset)
-        self._log.store.put(stored.key, stored.segment.data)
+        self._context.store.put(stored.key, stored.segment.data)
         return done
 
 
@@ -143,8 +129,8 @@ class NoFence(Membership):
         held = self.held[partition]
         lease = Lease(self.id, held.lease.epoch, cursor)
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
-        write_id = self._log.ids.new()
-        self._log.catalog.write(where, Put("lease", encode_row(lease)), write_id=write_id)
+        write_id = self._context.ids.new()
+        self._context.catalog.write(where, Put("lease", encode_row(lease)), write_id=write_id)
         held.lease, held.version = lease, write_id
 
 
@@ -154,7 +140,7 @@ class CursorWithoutEpoch(Membership):
     def commit(
         self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
     ) -> None:
-        found = read_lease(self._log, self._topic, self._name, partition)
+        found = read_lease(self._context, self._topic, self._name, partition)
         if found is not None:
             self.held[partition].version = found[1]
         super().commit(partition, cursor, epoch, back=True)
@@ -188,14 +174,14 @@ class _NoFloors:
             self._inner.write(partition, *changes, write_id=write_id)
 
 
-def sweep_without_floor(log: Log, grace_ms: int) -> object:
+def sweep_without_floor(context: Context, grace_ms: int) -> object:
     """Deletes what nothing refers to, without keeping out commits that are under way.
 
     Strays go after the grace, as a producer of this world never stalls for a week.
     """
-    floorless: Any = _NoFloors(log.catalog)
+    floorless: Any = _NoFloors(context.catalog)
     with mock.patch.object(sweep, "_kept_since", return_value=0):
-        return sweep_home(replace(log, catalog=floorless), grace_ms)
+        return sweep_home(replace(context, catalog=floorless), grace_ms)
 
 
 class FencedOnce(Appender):
@@ -270,7 +256,7 @@ def two_turns(self: KeylessTurns, events: int) -> int:
 
 def take_until(self: Membership, partition: int) -> bool:
     """Writes into a one-shot lease when it is over, by the writer's wall clock."""
-    until_ms = self._log.clock.now_ms() + self._log.settings.lease_ttl_ms
+    until_ms = self._context.clock.now_ms() + self._context.settings.lease_ttl_ms
     return self._take(partition, Lease(self.id, 1, 0, once=True, mark=str(until_ms)), [])
 
 
@@ -278,8 +264,8 @@ def is_over_by_wall_clock(
     self: Membership, partition: int, lease: Lease, version: str, began_s: float
 ) -> bool:
     """Compares that with another host's wall clock."""
-    allowance_ms = self._log.settings.lease_ttl_ms // 2
-    return self._log.clock.now_ms() > int(lease.mark) + allowance_ms
+    allowance_ms = self._context.settings.lease_ttl_ms // 2
+    return self._context.clock.now_ms() > int(lease.mark) + allowance_ms
 
 
 class RefusalIsExistence(FaultyStore):
@@ -306,14 +292,14 @@ def refusing_clients(seed: int) -> SimWorld:
 
 def record_before_sending(
     self: Debounce, partition: int, end: int, claim: NotifyState, version: str
-) -> Checked | None:
+) -> CheckResult | None:
     """Records a notification first and sends it afterwards."""
-    until_ms = self.log.clock.now_ms() + self.topic.max_latency_ms
+    until_ms = self.context.clock.now_ms() + self.topic.max_latency_ms
     if self._write(partition, NotifyState(end, self.waiter, until_ms), version) is None:
         return None
     notification = notify.Notification(self.topic.name, partition, end - 1)
     error = self._tell(notification)
-    return Checked(end, None, None if error else notification)
+    return CheckResult(end, None, None if error else notification)
 
 
 def any_promise(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
@@ -322,14 +308,14 @@ def any_promise(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
 
 
 def forget_by_own_clock(
-    log: Log, place: tuple[Topic, int], row: Any, newest_ms: int, now_ms: int
+    context: Context, place: tuple[Topic, int], row: Any, newest_ms: int, now_ms: int
 ) -> bool:
     """Forgets a key that is a week old by the sweeper's clock and the producer's."""
-    is_old = log.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS
-    return is_old and silent._remove_producer(log, *place, row)
+    is_old = context.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS
+    return is_old and silent._remove_producer(context, *place, row)
 
 
-def no_readers(log: Log, topic: Topic, starts: Any, past: Any = False) -> list[Any]:
+def no_readers(context: Context, topic: Topic, starts: Any, past: Any = False) -> list[Any]:
     """Finds no reader that a trim would pass."""
     return []
 
@@ -337,22 +323,22 @@ def no_readers(log: Log, topic: Topic, starts: Any, past: Any = False) -> list[A
 # In the topics' world.
 
 
-def read_closed_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
+def read_closed_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str]:
     """Returns a head that a delete has closed, so that a reader takes what it misses for damage."""
-    row = log.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
+    row = context.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
     if row is None:
         raise NotFoundError("deleted")
     return topics.head_of(topic, partition, row)
 
 
-def no_closing(log: Log, topic: Topic, partition: int) -> None:
+def no_closing(context: Context, topic: Topic, partition: int) -> None:
     """Deletes a topic without keeping out commits that are under way."""
 
 
-def remove_heads_too(log: Log, partition: str) -> None:
+def remove_heads_too(context: Context, partition: str) -> None:
     """Removes closed heads with the topic, so that a doubled creation makes an open one."""
-    for row in log.catalog.scan(partition):
-        log.catalog.write(partition, Delete(row.row), write_id=log.ids.new())
+    for row in context.catalog.scan(partition):
+        context.catalog.write(partition, Delete(row.row), write_id=context.ids.new())
 
 
 # In the world whose catalog goes back.
@@ -386,20 +372,20 @@ def week_from_upload(info: ObjectInfo, since: Any) -> int:
 _is_lost = losses._Check._is_lost
 
 
-def lost_by_dates(self: Any, known: Known, listed: Any, stray: ObjectInfo) -> bool:
+def lost_by_dates(self: Any, known: AppenderView, listed: Any, stray: ObjectInfo) -> bool:
     """Takes a commit for lost only where its object is older than the stray that names it."""
     if not _is_lost(self, known, listed, stray):
         return False
-    return bool(self._log.store.head(known.object).modified_ms <= stray.modified_ms)
+    return bool(self._context.store.head(known.object).modified_ms <= stray.modified_ms)
 
 
 _known = Appender.known
 
 
-def known_of_own_runs(self: Appender, partitions: Sequence[int]) -> dict[int, Known]:
+def known_of_own_runs(self: Appender, partitions: Sequence[int]) -> dict[int, AppenderView]:
     """Lets a segment name the last run only where its own appender has committed it."""
     return {
-        partition: each if partition in self._states else Known(next=each.next)
+        partition: each if partition in self._states else AppenderView(next=each.next)
         for partition, each in _known(self, partitions).items()
     }
 
@@ -412,7 +398,7 @@ def recovery_without_numbers(origin: str, partition: int) -> str:
     return f"~recovery-{next(_fresh)}"
 
 
-def no_claim(self: Appender, stored: Stored, partition: int, now_ms: int) -> list[Put]:
+def no_claim(self: Appender, stored: StoredSegment, partition: int, now_ms: int) -> list[Put]:
     """Commits a copy of a segment without regard to a recovery of it."""
     return []
 
@@ -436,7 +422,7 @@ def never_recovered(self: Appender, *given: object) -> None:
     """Commits a copy of a segment that a recovery has appended."""
 
 
-def no_sources(self: Forgotten, key: str, data: bytes) -> list[Source]:
+def no_sources(self: Forgotten, key: str, data: bytes) -> list[JournalOrigin]:
     """Takes a journal for another origin than the segments that it was made of."""
     return []
 
@@ -445,7 +431,7 @@ def absent_by_dates(self: Any, unit: Unit, events: UnitEvents) -> Any:
     """Compares when a delete was given with the date of the object that holds the event."""
     held = [] if unit.segment is None else [unit.segment]
     stored_ms = max(info.modified_ms for info in [*held, *(info for info, _ in unit.journals)])
-    records = [each for each, _ in read_records(self._log, self._topic) if each.op == "delete"]
+    records = [each for each, _ in read_records(self._context, self._topic) if each.op == "delete"]
     gone = {each.key for each in records if each.at_ms >= stored_ms}
     keys = events.table.column("key").to_pylist()
     return np.array([r for r, k in enumerate(keys) if not k or key_mark(k) not in gone], np.int64)
@@ -492,11 +478,13 @@ BUGS: dict[str, Bug] = {
     "lost reply taken for nothing stored": _clients(
         "P1", (Appender, "_settled", conflict_means_not_stored)
     ),
-    "one failure kept at a time": _clients("P1", (Failures, "add", wrong.keep_one_failure)),
+    "one failure kept at a time": _clients("P1", (FlushFailures, "add", wrong.keep_one_failure)),
     "future of one event tells for its flush": _clients(
         "P1", (SendFuture, "result", wrong.result_tells_the_flush)
     ),
-    "failure raised in one thread only": _clients("P1", (Failures, "due", wrong.due_to_one_thread)),
+    "failure raised in one thread only": _clients(
+        "P1", (FlushFailures, "due", wrong.due_to_one_thread)
+    ),
     "number before there is room": _clients("P7", (Producer, "send", number_then_wait)),
     "two turns for a keyless flush": _clients("P7", (KeylessTurns, "next", two_turns)),
     "commit under another lease": _members(

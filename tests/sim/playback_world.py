@@ -21,17 +21,17 @@ from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
+from tidelog.connectors.kafka.playback_sink import KafkaOutlet
+from tidelog.connectors.playback_sinks import SinkContext, open_outlet
+from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
-from tidelog.log.base import Log
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model.event import Event, to_iso
 from tidelog.model.topic import Topic
-from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlet_kafka import KafkaOutlet
-from tidelog.playback.outlets import Setting, open_outlet
-from tidelog.playback.play import play_events
-from tidelog.playback.run import How, Playback, run_named
+from tidelog.playback.merge import play_events
+from tidelog.playback.play import Playback, PlaybackOptions, run_named
+from tidelog.playback.request import PlaybackRequest, pinned_playback
+from tidelog.playback.session import NamedPlayback
 
 __all__ = ["PlaybackWorld"]
 
@@ -83,62 +83,62 @@ class PlaybackWorld(JournalWorld):
     # The actors.
 
     def drive(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 2))
+            context.clock.sleep(self.random.uniform(0, 2))
             remade = (InvalidError, NotFoundError) if self.remakes else ()
             with contextlib.suppress(*ACCEPTED, ConflictError, *remade):
-                self._drive(log)
+                self._drive(context)
 
     def remake(self) -> None:
         """Deletes the target, and makes another one of its name, again and again."""
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 3))
+            context.clock.sleep(self.random.uniform(0, 3))
             with contextlib.suppress(*ACCEPTED, ConflictError, NotFoundError):
-                delete_topic(log, "out")
+                delete_topic(context, "out")
             with contextlib.suppress(*ACCEPTED, ConflictError, AlreadyExistsError, NotFoundError):
-                self._make_target(log)
+                self._make_target(context)
 
-    def _make_target(self, log: Log) -> None:
-        wanted = Topic("out", log.ids.new(), PARTITIONS, log.clock.now_ms())
+    def _make_target(self, context: Context) -> None:
+        wanted = Topic("out", context.ids.new(), PARTITIONS, context.clock.now_ms())
         self.truth.targets.add(wanted.incarnation)
-        create_topic(log, wanted)
+        create_topic(context, wanted)
 
-    def _drive(self, log: Log, patient: bool = False) -> None:
+    def _drive(self, context: Context, patient: bool = False) -> None:
         """What the command does."""
         if self.began is None:
             self.began = self.truth.tick
-        asked = Asked("t", SINK, to_iso(START_MS), to_iso(END_MS))
-        topic, pinned = pinned_playback(log, NAME, asked)
-        named = NamedPlayback(log, NAME, pinned.generation)
+        asked = PlaybackRequest("t", SINK, to_iso(START_MS), to_iso(END_MS))
+        topic, pinned = pinned_playback(context, NAME, asked)
+        named = NamedPlayback(context, NAME, pinned.generation)
         if self.remakes and not patient:
-            log.clock.sleep(self.random.uniform(0, 3))  # as one that waits for another does
-        until_s = log.clock.monotonic_s() + (1_000 if patient else 5)
-        if not named.take(lambda: log.clock.monotonic_s() > until_s) or named.state.finished_ms:
+            context.clock.sleep(self.random.uniform(0, 3))  # as one that waits for another does
+        until_s = context.clock.monotonic_s() + (1_000 if patient else 5)
+        if not named.take(lambda: context.clock.monotonic_s() > until_s) or named.state.finished_ms:
             return
-        setting = Setting.of_named(log, {}, named, pinned)
-        playback = Playback(log, topic, pinned.pin, None, How())
+        setting = SinkContext.of_named(context, {}, named, pinned)
+        playback = Playback(context, topic, pinned.pin, None, PlaybackOptions())
         run_named(playback, named, lambda: open_outlet(SINK, setting))
 
     def stream(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(3):
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                self._stream(log)
-            log.clock.sleep(self.random.uniform(0, 2))
+                self._stream(context)
+            context.clock.sleep(self.random.uniform(0, 2))
 
-    def _stream(self, log: Log, patient: bool = False) -> None:
+    def _stream(self, context: Context, patient: bool = False) -> None:
         """The same into Kafka."""
         if self.stream_began is None:
             self.stream_began = self.truth.tick
-        asked = Asked("t", STREAM_SINK, to_iso(START_MS), to_iso(END_MS))
-        topic, pinned = pinned_playback(log, STREAM, asked)
-        named = NamedPlayback(log, STREAM, pinned.generation)
-        until_s = log.clock.monotonic_s() + (1_000 if patient else 5)
-        if not named.take(lambda: log.clock.monotonic_s() > until_s) or named.state.finished_ms:
+        asked = PlaybackRequest("t", STREAM_SINK, to_iso(START_MS), to_iso(END_MS))
+        topic, pinned = pinned_playback(context, STREAM, asked)
+        named = NamedPlayback(context, STREAM, pinned.generation)
+        until_s = context.clock.monotonic_s() + (1_000 if patient else 5)
+        if not named.take(lambda: context.clock.monotonic_s() > until_s) or named.state.finished_ms:
             return
-        playback = Playback(log, topic, pinned.pin, None, How())
+        playback = Playback(context, topic, pinned.pin, None, PlaybackOptions())
         run_named(playback, named, self._open_stream)
 
     def _open_stream(self) -> KafkaOutlet:
@@ -156,13 +156,13 @@ class PlaybackWorld(JournalWorld):
             raise self.scheduler.crash()
 
     def play(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(2):
-            log.clock.sleep(self.random.uniform(0, 3))
+            context.clock.sleep(self.random.uniform(0, 3))
             with contextlib.suppress(*ACCEPTED):
                 begin = self.truth.tick
                 starts = [self.truth.end(self.topic.incarnation, p) for p in range(PARTITIONS)]
-                events = list(play_events(log, "t", START_MS, END_MS))
+                events = list(play_events(context, "t", START_MS, END_MS))
                 self._check_played(events, begin, starts)
 
     # Checks.

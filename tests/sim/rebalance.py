@@ -14,19 +14,19 @@ import dataclasses
 from tests.sim.base import RATES, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
 from tidelog.catalog.base import Change, Put, Row
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.context import Context, LogSettings
+from tidelog.coordination.outcome import Sent, _NotingCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
-from tidelog.log.append import Appender
-from tidelog.log.base import Log, LogSettings
-from tidelog.log.consumer import Consumer
-from tidelog.log.consumers import consumer_version, delete_consumer
-from tidelog.log.lease import Membership, Registered, decode_registered
-from tidelog.log.outcome import Sent, _Noting
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.delete import consumer_version, delete_consumer
+from tidelog.log.consumer.leases import Membership, RegisteredConsumer, decode_registered
+from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import decode_row
+from tidelog.model.partition_rows import decode_row
 from tidelog.testing.faults import Fault
 
 __all__ = ["RebalanceWorld"]
@@ -34,12 +34,12 @@ __all__ = ["RebalanceWorld"]
 EVENTS = 40  # of each partition, from the beginning
 
 
-class Asked(_Noting):
+class Asked(_NotingCatalog):
     """The catalog of a call that deletes a consumer which a person was asked about; it stalls."""
 
-    def __init__(self, log: Log, world: RebalanceWorld, lives: range) -> None:
-        super().__init__(log.catalog, Sent())
-        self._clock = log.clock
+    def __init__(self, context: Context, world: RebalanceWorld, lives: range) -> None:
+        super().__init__(context.catalog, Sent())
+        self._clock = context.clock
         self._world = world
         self._lives = lives  # that it may have had when it was looked at
 
@@ -56,7 +56,7 @@ class Asked(_Noting):
 
     def _check(self, change: Put) -> None:
         """P3: only the consumer that was asked about is marked; what is decided is finished."""
-        if decode_row(change.value, Registered, "a consumer").state == "deleting":
+        if decode_row(change.value, RegisteredConsumer, "a consumer").state == "deleting":
             life = self._world.versions[str(change.expect)]
             assert life in self._lives, f"consumer {life} is deleted, asked about: {self._lives}"
 
@@ -100,9 +100,9 @@ class RebalanceWorld(ClientsWorld):
 
     def go_back(self) -> None:
         """Polls and commits, and takes most commits back."""
-        log = self._log()
-        topic = find_topic(log, "t")
-        with Consumer(log, topic, "s", "earliest") as consumer:
+        context = self._context()
+        topic = find_topic(context, "t")
+        with Consumer(context, topic, "s", "earliest") as consumer:
             for _ in range(24):
                 with contextlib.suppress(*self.passing, FencedError):
                     self._poll(consumer, topic)
@@ -113,30 +113,30 @@ class RebalanceWorld(ClientsWorld):
 
     def delete(self) -> None:
         """Deletes the consumer, with its members or only without."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         rounds, apart_s = (12, 3) if self.asks else (6, 6)
         for _ in range(rounds):
-            log.clock.sleep(self.random.uniform(0, apart_s))
+            context.clock.sleep(self.random.uniform(0, apart_s))
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
-                delete_consumer(log, topic, "c", force=self.chance(0.7))
+                delete_consumer(context, topic, "c", force=self.chance(0.7))
                 if self.asks:  # a job uses the name again, for a moment
-                    again = Membership(log, topic, "c", "earliest")
+                    again = Membership(context, topic, "c", "earliest")
                     again.join()
                     again.leave()
 
     def ask_and_delete(self) -> None:
         """Looks at the consumer, waits for an answer, and deletes the one that it has seen."""
-        log = self._log()
-        topic = find_topic(log, "t")
+        context = self._context()
+        topic = find_topic(context, "t")
         for _ in range(24):
-            log.clock.sleep(self.random.uniform(0, 1))
+            context.clock.sleep(self.random.uniform(0, 1))
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
                 before = self.lives
-                shown = consumer_version(log, topic, "c")
-                asked = Asked(log, self, range(before, self.lives + 1))
-                log.clock.sleep(self.random.uniform(0, 1))
-                noting = dataclasses.replace(log, catalog=asked)
+                shown = consumer_version(context, topic, "c")
+                asked = Asked(context, self, range(before, self.lives + 1))
+                context.clock.sleep(self.random.uniform(0, 1))
+                noting = dataclasses.replace(context, catalog=asked)
                 delete_consumer(noting, topic, "c", force=self.chance(0.8), shown=shown)
 
     def check(self) -> None:
@@ -157,18 +157,18 @@ class RebalanceWorld(ClientsWorld):
             in_peace(self, "deleter", self._finish_delete, PEACE_S)
         super().check_after()
 
-    def _finish_delete(self, log: Log) -> None:
+    def _finish_delete(self, context: Context) -> None:
         """Ends what other calls have begun, either way: no force is needed."""
         with contextlib.suppress(InvalidError):
-            delete_consumer(log, find_topic(log, "t"), "c")
-        state = self.ledger.consumer_state(find_topic(log, "t").incarnation, "c")
+            delete_consumer(context, find_topic(context, "t"), "c")
+        state = self.ledger.consumer_state(find_topic(context, "t").incarnation, "c")
         assert state in ("ready", "deleted"), f"the consumer stays {state}"
 
     def take_part(self) -> None:
         """Polls a few events at a time; a poll often begins without a lease and ends with one."""
-        log = self._log()
-        topic = find_topic(log, "t")
-        consumer = Consumer(log, topic, "c", "earliest")
+        context = self._context()
+        topic = find_topic(context, "t")
+        consumer = Consumer(context, topic, "c", "earliest")
         for _ in range(24):
             deleted = (NotFoundError,) if self.deletes else ()  # no one joins while it is deleted
             with contextlib.suppress(*self.passing, FencedError, *deleted):
@@ -177,5 +177,5 @@ class RebalanceWorld(ClientsWorld):
                 if self.chance(0.7):
                     consumer.commit()
             is_slow = self.chance(0.2)
-            log.clock.sleep(self.random.uniform(4, 9) if is_slow else self.random.uniform(0, 1))
+            context.clock.sleep(self.random.uniform(4, 9) if is_slow else self.random.uniform(0, 1))
         consumer.close()

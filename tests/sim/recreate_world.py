@@ -14,9 +14,9 @@ from tests.sim.base import ACCEPTED
 from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import CLOSED, traces
 from tests.sim.journal_world import JournalWorld
+from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, ConflictError, NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model.topic import Topic
 
@@ -47,17 +47,17 @@ class RecreateWorld(JournalWorld):
         self._spawn("sweeper", self.sweep)
 
     def recreate(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(2):
-            log.clock.sleep(self.random.uniform(1, 3))
+            context.clock.sleep(self.random.uniform(1, 3))
             with contextlib.suppress(*self.may_fail, ConflictError):
-                delete_topic(log, "t")
+                delete_topic(context, "t")
             with contextlib.suppress(*self.may_fail, ConflictError, AlreadyExistsError):
-                self._create(log)
+                self._create(context)
                 self.recreated += 1
 
-    def _create(self, log: Log) -> None:
-        create_topic(log, Topic("t", log.ids.new(), PARTITIONS, log.clock.now_ms()))
+    def _create(self, context: Context) -> None:
+        create_topic(context, Topic("t", context.ids.new(), PARTITIONS, context.clock.now_ms()))
 
     def check_rest(self) -> None:
         try:

@@ -33,27 +33,27 @@ import pyarrow.parquet as pq
 from tests.sim.bare import fields
 from tests.sim.base import ACCEPTED, SimWorld, in_peace
 from tidelog.catalog.base import Row
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
+from tidelog.context import Context
 from tidelog.errors import ConflictError, CorruptError
-from tidelog.journal.amend import Amender
+from tidelog.journal.amend.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.lookup import Lookup
-from tidelog.journal.policy import Policy
-from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
-from tidelog.log.copying import Copier, append_staged
-from tidelog.log.staged import Staged, staged_origin
-from tidelog.log.sweep import sweep_home
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.lookup.lookup import Lookup
+from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.log.ledger import Copier, append_staged
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.maintenance.verify import VerifyReport, verify_topic
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.staged import StagedSegment, staged_origin
 from tidelog.log.topics import create_topic, find_topic
-from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
-from tidelog.model.run import Head
+from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
-from tidelog.store.fresh import put_fresh
+from tidelog.store.create import put_fresh
 from tidelog.testing.faults import Fault
 from tidelog.testing.threads import simulated
 
@@ -167,30 +167,30 @@ class RollbackWorld(SimWorld):
 
     def append_once(self) -> None:
         for _ in range(4):
-            log = self._log()
-            log.clock.sleep(self.random.uniform(0, 1))
+            context = self._context()
+            context.clock.sleep(self.random.uniform(0, 1))
             places = self.random.sample(range(PARTITIONS), self.random.choice([1, 1, PARTITIONS]))
             before = {place: self._head(place).get("last_object", "") for place in places}
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
-                self._append(log, appender, places, before)
+                appender = Appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
+                self._append(context, appender, places, before)
                 appender.close()
 
     def append_many(self) -> None:
-        log = self._log()
-        appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
+        context = self._context()
+        appender = Appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
         for _ in range(5):
-            log.clock.sleep(self.random.uniform(0, 1))
+            context.clock.sleep(self.random.uniform(0, 1))
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                self._append(log, appender, [self.random.randrange(PARTITIONS)], {})
+                self._append(context, appender, [self.random.randrange(PARTITIONS)], {})
 
     def _append(
-        self, log: Log, appender: Appender, places: list[int], before: dict[int, str]
+        self, context: Context, appender: Appender, places: list[int], before: dict[int, str]
     ) -> None:
         parts = []
         for place in sorted(places):
-            event = self._event(f"{place} {log.ids.new()}".encode())
-            parts.append((place, table_of([event], log.clock.now_ms())))
+            event = self._event(f"{place} {context.ids.new()}".encode())
+            parts.append((place, table_of([event], context.clock.now_ms())))
         segment = encode_segment(parts, appender.known(sorted(places)))
         stored = appender.upload(segment)
         for (place, table), piece in zip(parts, segment.pieces, strict=True):
@@ -204,23 +204,25 @@ class RollbackWorld(SimWorld):
     def copy_staged(self) -> None:
         """Commits staged segments, as drivers of pumps and Spark do."""
         for _ in range(3):
-            log = self._log()
-            log.clock.sleep(self.random.uniform(0, 1))
+            context = self._context()
+            context.clock.sleep(self.random.uniform(0, 1))
             places = self.random.sample(range(PARTITIONS), self.random.choice([1, PARTITIONS]))
             parts = []
             for place in sorted(places):
-                event = self._event(f"{place} {log.ids.new()}".encode())
-                parts.append((place, table_of([event], log.clock.now_ms())))
+                event = self._event(f"{place} {context.ids.new()}".encode())
+                parts.append((place, table_of([event], context.clock.now_ms())))
             segment = encode_staged(parts)
-            staged = Staged(f"staging/{log.ids.new()}/0", segment.pieces)
+            staged = StagedSegment(f"staging/{context.ids.new()}/0", segment.pieces)
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                put_fresh(log.store, staged.key, segment.data)
-                copier = Copier(log, find_topic(log, "t"), f"~{log.ids.new()}")
+                put_fresh(context.store, staged.key, segment.data)
+                copier = Copier(context, find_topic(context, "t"), f"~{context.ids.new()}")
                 append_staged(copier, [staged])
                 for place, table in parts:
                     self._note_copied(copier, staged, place, table)
 
-    def _note_copied(self, copier: Copier, staged: Staged, place: int, table: pa.Table) -> None:
+    def _note_copied(
+        self, copier: Copier, staged: StagedSegment, place: int, table: pa.Table
+    ) -> None:
         head, _ = copier._heads.get(place, (Head(), ""))
         if staged_origin(staged.key) in head.last_object:  # else a recovery has appended it
             event = table.to_pylist()[0]
@@ -236,57 +238,57 @@ class RollbackWorld(SimWorld):
 
     def amend(self) -> None:
         """Deletes all events of a key; the forgotten ones of it are not found, and stay erased."""
-        log = self._log()
+        context = self._context()
         for _ in range(4):
-            log.clock.sleep(self.random.uniform(0, 1))
+            context.clock.sleep(self.random.uniform(0, 1))
             key = self.random.choice(KEYS)
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                amender = Amender(log, Lookup(log, find_topic(log, "t")), Why("sim"))
+                amender = Amender(context, Lookup(context, find_topic(context, "t")), Why("sim"))
                 if amender.delete_key(key, lambda _: None).events:
                     self.erased[key] = self._erased_until(key)
 
     def compile(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 2))
+            context.clock.sleep(self.random.uniform(0, 2))
             with contextlib.suppress(*ACCEPTED):
-                compile_topic(log, self.topic, Policy.everything())
+                compile_topic(context, self.topic, CompilePolicy.everything())
 
     def trim(self) -> None:
-        log = self._log()
-        log.clock.sleep(self.random.uniform(0, 3))
+        context = self._context()
+        context.clock.sleep(self.random.uniform(0, 3))
         partition = self.random.randrange(PARTITIONS)
         start = self.random.randrange(max(1, self._head(partition)["next"]))
         with contextlib.suppress(*ACCEPTED, ConflictError):
-            trim_topic(log, self.topic, ToOffsets({partition: start}))
+            trim_topic(context, self.topic, ToOffsets({partition: start}))
 
     def sweep(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(self.random.uniform(0, 2))
+            context.clock.sleep(self.random.uniform(0, 2))
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                sweep_home(log, 1)
+                sweep_home(context, 1)
 
     def recover(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(2):
-            log.clock.sleep(self.random.uniform(0, 2))
+            context.clock.sleep(self.random.uniform(0, 2))
             with contextlib.suppress(*ACCEPTED, ConflictError):
-                self._recover(log)
+                self._recover(context)
 
-    def _recover(self, log: Log) -> RecoverReport:
+    def _recover(self, context: Context) -> RecoverReport:
         include = self.trims_past_lost and self.is_trimmed_past_lost
-        lookup = Lookup(log, find_topic(log, "t"))
-        report = recover_topic(log, lookup, writers_resumed=include, include_trimmed=include)
+        lookup = Lookup(context, find_topic(context, "t"))
+        report = recover_topic(context, lookup, writers_resumed=include, include_trimmed=include)
         counts = (report.appended, report.present, report.erased, report.doubted, report.waiting)
         others = report.trimmed + report.missing + report.earlier
         assert report.events == sum(counts) + others, report
         return report
 
-    def _recover_if_whole(self, log: Log) -> None:
+    def _recover_if_whole(self, context: Context) -> None:
         """Where ids must be looked up in an object that is missing, it refuses: restore first."""
         with contextlib.suppress(CorruptError):
-            self._recover(log)
+            self._recover(context)
 
     # The catalog goes back.
 
@@ -297,24 +299,24 @@ class RollbackWorld(SimWorld):
         rates, self.faults.rates = self.faults.rates, {}
         in_peace(self, "compiler", self._compile_all, PEACE_S)
         for _ in range(2):
-            in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
+            in_peace(self, "sweeper", lambda context: sweep_home(context, 0), PEACE_S)
         self.faults.rates = rates
         self._keep_copy_once()
 
-    def _compile_all(self, log: Log) -> None:
+    def _compile_all(self, context: Context) -> None:
         with contextlib.suppress(*ACCEPTED, ConflictError):
-            compile_topic(log, self.topic, Policy.everything())
+            compile_topic(context, self.topic, CompilePolicy.everything())
 
-    def _go_on(self, log: Log) -> None:
+    def _go_on(self, context: Context) -> None:
         """Take the offsets and the epochs of what is lost once more, from what the catalog has."""
         for _ in range(4):
-            appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
-            self._append(log, appender, list(range(PARTITIONS)), {})
+            appender = Appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
+            self._append(context, appender, list(range(PARTITIONS)), {})
             appender.close()
             with contextlib.suppress(CorruptError):  # a row may name an object that is missing
-                self._compile_all(log)
+                self._compile_all(context)
 
-    def _trim_past_lost(self, log: Log) -> None:
+    def _trim_past_lost(self, context: Context) -> None:
         """Trim each partition past the last row that names an object which is missing."""
         starts = {}
         for partition in range(PARTITIONS):
@@ -330,7 +332,7 @@ class RollbackWorld(SimWorld):
                 if each.partition == partition and is_lost and each.value not in self.trimmed:
                     self.forgotten.add(each.value)
         if starts:
-            trim_topic(log, find_topic(log, "t"), ToOffsets(starts))
+            trim_topic(context, find_topic(context, "t"), ToOffsets(starts))
         self.is_trimmed_past_lost = True
 
     def go_back(self) -> None:
@@ -398,7 +400,7 @@ class RollbackWorld(SimWorld):
                 assert each.value in stored, f"acknowledged event {each} is in no object"
 
     def check_end(self) -> None:
-        report = in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
+        report = in_peace(self, "sweeper", lambda context: sweep_home(context, 0), PEACE_S)
         self._check_stored()
         if self.recovers:
             self._check_recovered()
@@ -417,7 +419,7 @@ class RollbackWorld(SimWorld):
         for _ in range(2):
             in_peace(self, "recoverer", self._recover_if_whole, PEACE_S)
             self._check_once()
-            in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
+            in_peace(self, "sweeper", lambda context: sweep_home(context, 0), PEACE_S)
         self._check_stored()
 
     def _check_once(self) -> None:
@@ -480,8 +482,8 @@ class RollbackWorld(SimWorld):
         )
         return [value for offset, value in pairs if offset >= start and offset not in deleted]
 
-    def _verify(self, log: Log) -> VerifyReport:
-        return verify_topic(log, self.topic)
+    def _verify(self, context: Context) -> VerifyReport:
+        return verify_topic(context, self.topic)
 
     def _check_reported(self, report: VerifyReport) -> None:
         """Every event that the catalog has lost is in an object of which ``verify`` warns."""

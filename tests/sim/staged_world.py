@@ -22,18 +22,18 @@ from tests.sim import archive_home
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.journal_raw import DELETED, Gone
 from tidelog.codec.digest import Contents
+from tidelog.erasure.proof import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.sweep import sweep_home
+from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import find_topic
+from tidelog.maintenance.erase import carry_out
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.proof import prove_erased
-from tidelog.spark import stage as staging
-from tidelog.spark.commit import Batch, Sink
-from tidelog.spark.stage import Staging
+from tidelog.spark import write as staging
+from tidelog.spark.commit import Batch, SparkSink
 from tidelog.spark.task import Workshop
+from tidelog.spark.write import WriteStaging
 from tidelog.testing.faults import Fault
 from tidelog.testing.hosts import Process
 
@@ -77,8 +77,8 @@ class StagedWorld(ArchivesHome):
         """What a task works with; it runs in the process of its driver."""
         current = self.scheduler.current
         inside = current is not None and isinstance(current.group, Process)
-        log = self._log() if inside else self.quiet
-        return Workshop(log.store, log.clock, log.ids)
+        context = self._context() if inside else self.quiet
+        return Workshop(context.store, context.clock, context.ids)
 
     def fill(self) -> None:
         self.append(self.quiet, 0, [self.event() for _ in range(3)])
@@ -97,7 +97,7 @@ class StagedWorld(ArchivesHome):
         """A driver of the query: the next batch of the checkpoint, again and again."""
         home = self.home()
         for _ in range(5):
-            home.log.clock.sleep(self.random.uniform(0, 4))
+            home.context.clock.sleep(self.random.uniform(0, 4))
             number = self.checkpoint + 1
             with self.tolerating(InvalidError, NotFoundError):  # the other one is ahead
                 self.write(home, "stream", QUERY, number)
@@ -107,15 +107,15 @@ class StagedWorld(ArchivesHome):
         """Batch writes under numbers; some are repeated, as a job is that was started again."""
         home = self.home()
         for number in range(4):
-            home.log.clock.sleep(self.random.uniform(0, 5))
+            home.context.clock.sleep(self.random.uniform(0, 5))
             for _ in range(self.random.choice([1, 1, 2])):
                 with self.tolerating(InvalidError, NotFoundError):
                     self.write(home, "job", "", number)
 
     def write(self, home: Home, sink: str, query: str, number: int) -> None:
         """Stage all rows of a batch, and commit it."""
-        topic = find_topic(home.log, "t")
-        how = Staging(home.settings, topic, sink, use_partition=False)
+        topic = find_topic(home.context, "t")
+        how = WriteStaging(home.settings, topic, sink, use_partition=False)
         messages = []
         for index, rows in enumerate(self.rows_of(sink, number)):
             if self.chance(0.2):  # an attempt that Spark does not count
@@ -124,7 +124,7 @@ class StagedWorld(ArchivesHome):
         segments = tuple(each for found, _ in messages for each in found)
         contents = functools.reduce(Contents.plus, (each for _, each in messages))
         self.done.repeats += (sink, number) in self.stored
-        Sink(home.log, topic, sink).commit(Batch(query, number, segments, contents))
+        SparkSink(home.context, topic, sink).commit(Batch(query, number, segments, contents))
         self.stored.add((sink, number))
         self.done.batches += 1
         self.check_batch(sink, number)
@@ -140,12 +140,12 @@ class StagedWorld(ArchivesHome):
         """Tasks of a write that is killed before it commits."""
         home = self.home()
         for number in range(2):
-            home.log.clock.sleep(self.random.uniform(0, 6))
+            home.context.clock.sleep(self.random.uniform(0, 6))
             with self.tolerating(NotFoundError):
-                topic = find_topic(home.log, "t")
+                topic = find_topic(home.context, "t")
                 known = sorted(self.truth.by_id)
                 rows = [self.event(), *self.copies(known[-2:])]  # a job that writes them again
-                how = Staging(home.settings, topic, "killed", use_partition=False)
+                how = WriteStaging(home.settings, topic, "killed", use_partition=False)
                 staging.stage(how, number, 0, [_batch(rows)])
                 self.done.killed += 1
 
@@ -160,21 +160,21 @@ class StagedWorld(ArchivesHome):
     def erase(self) -> None:
         home = self.home()
         for _ in range(2):
-            home.log.clock.sleep(self.random.uniform(0, 8))
+            home.context.clock.sleep(self.random.uniform(0, 8))
             ids = sorted(self.truth.by_id)[-2:]
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 home.delete("t", ids, why="request")
                 self.done.erased += 1
             for _ in range(2):
-                home.log.clock.sleep(self.random.uniform(0, 4))
+                home.context.clock.sleep(self.random.uniform(0, 4))
                 with self.tolerating(NotFoundError, InvalidError, ConflictError):
                     self.prove(home, ids)
 
     def prove(self, home: Home, ids: list[str]) -> None:
-        topic = find_topic(home.log, "t")
+        topic = find_topic(home.context, "t")
         if self.chance(0.7):
-            carry_out(home, topic, 0)
-        proof = prove_erased(home, topic, ids)
+            carry_out(home.context, topic, 0)
+        proof = prove_erased(home.context, topic, ids)
         gone = [each for each in ids if self.is_deleted(each)]
         if proof.is_erased and proof.known and gone == ids:
             self.check_traces(ids)
@@ -194,11 +194,11 @@ class StagedWorld(ArchivesHome):
         """Sweeps, and days that pass between two of them now and then."""
         home = self.home()
         for _ in range(4):
-            home.log.clock.sleep(self.random.uniform(0, 8))
+            home.context.clock.sleep(self.random.uniform(0, 8))
             if self.chance(0.3):
                 self.scheduler.time.advance(DAY_S * self.random.uniform(0.4, 2))
             with self.tolerating(NotFoundError):
-                sweep_home(home.log, 5_000)
+                sweep_home(home.context, 5_000)
                 self.done.swept += 1
 
     # What must hold.
@@ -230,11 +230,11 @@ class StagedWorld(ArchivesHome):
         for _ in range(2):
             self.scheduler.time.advance(DAY_S * 8)  # strays are kept for a week
             self.pass_notes()
-            carry_out(home, self.topic, 0)
+            carry_out(home.context, self.topic, 0)
         left = self.bare_objects.keys_below(layout.sinks(self.topic.incarnation, "")[:-1])
         assert not left, f"staged segments are left: {left[:3]}"
         if gone:
-            proof = prove_erased(home, find_topic(self.quiet, "t"), gone)
+            proof = prove_erased(home.context, find_topic(self.quiet, "t"), gone)
             assert proof.is_erased, f"the proof finds {proof.traces[:3]}"
             self.check_traces(gone)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.compiled import CompiledWorld
+from tidelog.context import Context
 from tidelog.errors import TidelogError
-from tidelog.log import references, sweep
-from tidelog.log.base import Log
+from tidelog.log.maintenance import references, sweep
 from tidelog.model import layout
-from tidelog.model.run import HeldRow, decode_row
+from tidelog.model.partition_rows import HeldRow, decode_row
 from tidelog.model.topic import Topic
 
 BUG_SEEDS = 200
@@ -46,9 +46,9 @@ def _caught() -> bool:
 
 
 def test_a_sweep_that_does_not_raise_epochs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look_only(log: Log, topic: Topic, partition: int) -> int:
+    def look_only(context: Context, topic: Topic, partition: int) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
-        row = log.catalog.get(where, layout.COMPILE_ROW)
+        row = context.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
     monkeypatch.setattr(sweep, "raise_epoch", look_only)

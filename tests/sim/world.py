@@ -19,8 +19,9 @@ import msgspec
 from tests.sim.audit import AuditedCatalog
 from tests.sim.bare import Bare
 from tests.sim.base import SimWorld
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -29,16 +30,15 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.append import Appender
-from tidelog.log.base import Log
-from tidelog.log.lease import Lease, Membership
-from tidelog.log.read import Reader
-from tidelog.log.sweep import sweep_home
+from tidelog.log.consumer.leases import Lease, Membership
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.producer.append import Appender
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, find_topic
-from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import Head, Run
+from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import FaultyCatalog
 
@@ -53,7 +53,7 @@ class Parts:
     catalog: type[AuditedCatalog] = AuditedCatalog
     faulty: type[FaultyCatalog] = FaultyCatalog
     membership: type[Membership] = Membership
-    sweep: Callable[[Log, int], object] = sweep_home
+    sweep: Callable[[Context, int], object] = sweep_home
     acknowledge_early: bool = False
 
 
@@ -96,12 +96,12 @@ class World(SimWorld):
     # The actors.
 
     def produce(self, name: str) -> None:
-        log = self._log()
-        appender = self.parts.appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
+        context = self._context()
+        appender = self.parts.appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
         for number in range(6):
             partition = self.scheduler.random.randrange(PARTITIONS)
-            values = [f"{name}-{log.ids.new()}-{number}-{n}" for n in range(2)]
-            self._append(log, appender, partition, values, None)
+            values = [f"{name}-{context.ids.new()}-{number}-{n}" for n in range(2)]
+            self._append(context, appender, partition, values, None)
         appender.close()
 
     def produce_named(self) -> None:
@@ -109,25 +109,25 @@ class World(SimWorld):
 
         Another process does the same; one that is fenced tries again with what it has.
         """
-        log = self._log()
-        appender = self.parts.appender(log, find_topic(log, "t"), "named")
+        context = self._context()
+        appender = self.parts.appender(context, find_topic(context, "t"), "named")
         before = appender.open_named()
         for sequence in range(10):
             partition = sequence % PARTITIONS
             if sequence > before[partition].last:
-                values = [f"named-{sequence}-{log.ids.new()}"]
+                values = [f"named-{sequence}-{context.ids.new()}"]
                 with contextlib.suppress(AlreadyExistsError):  # the other process was first
-                    self._append(log, appender, partition, values, [sequence])
+                    self._append(context, appender, partition, values, [sequence])
 
     def _append(
         self,
-        log: Log,
+        context: Context,
         appender: Appender,
         partition: int,
         values: list[str],
         sequences: list[int] | None,
     ) -> None:
-        table = table_of([Event(value.encode()) for value in values], log.clock.now_ms())
+        table = table_of([Event(value.encode()) for value in values], context.clock.now_ms())
         segment = encode_staged([(partition, table)])
         for _ in range(5):
             try:
@@ -137,7 +137,7 @@ class World(SimWorld):
                 stored = appender.upload(segment)
                 base, _ = appender.commit(stored, segment.pieces[0], sequences)
             except (UnavailableError, ConflictError):
-                log.clock.sleep(0.1)
+                context.clock.sleep(0.1)
                 continue
             except (UnknownOutcomeError, FencedError):
                 return  # not acknowledged: it may be there or not, but never twice
@@ -149,8 +149,8 @@ class World(SimWorld):
             self.book.acknowledged[value] = (partition, base + number)
 
     def consume(self) -> None:
-        log = self._log()
-        member = self.parts.membership(log, find_topic(log, "t"), "c", "earliest")
+        context = self._context()
+        member = self.parts.membership(context, find_topic(context, "t"), "c", "earliest")
         member.join()
         for _ in range(25):
             try:
@@ -161,16 +161,16 @@ class World(SimWorld):
                 for partition in sorted(member.held, reverse=True)[: max(0, excess)]:
                     member.release(partition)
                 for partition in sorted(member.held):
-                    self._consume_some(log, member, partition)
+                    self._consume_some(context, member, partition)
             except (UnavailableError, UnknownOutcomeError):
                 pass
             except FencedError:
                 continue
-            log.clock.sleep(self.scheduler.random.uniform(0.1, 1.5))
+            context.clock.sleep(self.scheduler.random.uniform(0.1, 1.5))
         member.leave()
 
-    def _consume_some(self, log: Log, member: Membership, partition: int) -> None:
-        reader = Reader(log, self.topic, partition)
+    def _consume_some(self, context: Context, member: Membership, partition: int) -> None:
+        reader = Reader(context, self.topic, partition)
         at = member.held[partition].lease.cursor
         try:
             for stretch in reader.stretches(at, at + 3):
@@ -182,7 +182,7 @@ class World(SimWorld):
         except NotFoundError as exc:
             at = exc.context["start"]  # trimmed: reported, and accepted here
         if self.scheduler.random.random() < 0.15:
-            log.clock.sleep(6)  # so slow that it is taken for dead, and comes back
+            context.clock.sleep(6)  # so slow that it is taken for dead, and comes back
         member.commit(partition, at)
 
     def _deliver(self, partition: int, offset: int, value: bytes) -> None:
@@ -191,22 +191,22 @@ class World(SimWorld):
         self.book.delivered.setdefault(partition, set()).add(offset)
 
     def sweep(self) -> None:
-        log = self._log()
+        context = self._context()
         for _ in range(4):
             with contextlib.suppress(UnavailableError, ConflictError, UnknownOutcomeError):
-                self.parts.sweep(log, 1)
-            log.clock.sleep(2)
+                self.parts.sweep(context, 1)
+            context.clock.sleep(2)
 
     def trim(self) -> None:
         """Trims only what the consumer has committed, so that P1 can be checked to the end."""
-        log = self._log()
+        context = self._context()
         for _ in range(3):
-            log.clock.sleep(6)
+            context.clock.sleep(6)
             offsets = {p: max(0, cursor - 2) for p, cursor in self.book.cursors.items()}
             if not offsets:
                 continue
             with contextlib.suppress(UnavailableError, ConflictError, UnknownOutcomeError):
-                trim_topic(log, self.topic, ToOffsets(offsets))
+                trim_topic(context, self.topic, ToOffsets(offsets))
 
     # Checks.
 

@@ -14,30 +14,24 @@ import pytest
 
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.digest import Contents
-from tidelog.codec.events import table_of
+from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.errors import (
-    CorruptError,
-    InvalidError,
-    NotFoundError,
-    TidelogError,
-    UnavailableError,
-)
-from tidelog.log.base import Log
-from tidelog.log.copying import Copier, append_staged
-from tidelog.log.read import Reader
-from tidelog.log.staged import Staged
-from tidelog.log.sweep import sweep_home
+from tidelog.context import Context
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
+from tidelog.log.ledger import Copier, append_staged
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic, find_topic
-from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.spark import commit
-from tidelog.spark.commit import Batch, Sink
+from tidelog.spark.commit import Batch, SparkSink
 from tidelog.store.memory import MemoryStore
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
@@ -55,15 +49,15 @@ class World:
         self.clock = FakeClock()
         self.rows, self.objects = MemoryCatalog(), MemoryStore(self.clock)
         self.ids = seeded_ids(seed)
-        self.log = Log(self.objects, self.rows, self.clock, self.ids, random.Random(seed))
-        self.topic = create_topic(self.log, Topic("t", self.ids.new(), PARTITIONS, 0))
+        self.context = Context(self.objects, self.rows, self.clock, self.ids, random.Random(seed))
+        self.topic = create_topic(self.context, Topic("t", self.ids.new(), PARTITIONS, 0))
 
-    def behind(self, faults: Faults) -> Log:
+    def behind(self, faults: Faults) -> Context:
         """The log as a driver sees it."""
         clock = self.scheduler.clock if self.scheduler else self.clock
         chance = random.Random(self.seed)
         store = FaultyStore(self.objects, faults)
-        return Log(
+        return Context(
             RetryingStore(store, clock=clock, random=chance, backoff=Backoff()),
             FaultyCatalog(self.rows, faults, clock),
             clock,
@@ -73,7 +67,7 @@ class World:
 
     def stage(
         self, batch: int, driver: str, segments: int = 2, sink: str = "s"
-    ) -> tuple[Staged, ...]:
+    ) -> tuple[StagedSegment, ...]:
         """What the tasks of one driver put into the store."""
         found = []
         for number in range(segments):
@@ -82,15 +76,15 @@ class World:
                 for partition in range(PARTITIONS)
             ]
             segment = encode_staged(parts)
-            generation = find_topic(self.log, "t").generation
+            generation = find_topic(self.context, "t").generation
             place = (self.topic.incarnation, sink, batch, generation)
             key = layout.sink_staged(*place, self.ids.new())
             self.objects.put(key, segment.data)
-            found.append(Staged(key, segment.pieces))
+            found.append(StagedSegment(key, segment.pieces))
         return tuple(found)
 
     def stored(self, partition: int) -> list[str]:
-        stretches = Reader(self.log, find_topic(self.log, "t"), partition).stretches(0)
+        stretches = Reader(self.context, find_topic(self.context, "t"), partition).stretches(0)
         return [(e.value or b"").decode() for stretch in stretches for e in stretch.events()]
 
     def check(self, batches: int, segments: int = 2) -> None:
@@ -105,7 +99,7 @@ class World:
         assert found == expected
         assert len(drivers) == batches
         assert self.stored(1) == expected
-        assert verify_topic(self.log, self.topic).errors == 0
+        assert verify_topic(self.context, self.topic).errors == 0
 
     def staged_left(self, sink: str = "s") -> list[str]:
         folder = layout.sinks(self.topic.incarnation, sink)
@@ -113,7 +107,10 @@ class World:
 
 
 def made(
-    query: str | None, batch: int, staged: tuple[Staged, ...], contents: Contents | None = None
+    query: str | None,
+    batch: int,
+    staged: tuple[StagedSegment, ...],
+    contents: Contents | None = None,
 ) -> Batch:
     """A batch whose repeats are all the same to the sink, unless contents are given."""
     return Batch(query, batch, staged, contents or Contents(len(staged), f"{batch:x}", "test"))
@@ -125,19 +122,19 @@ def world() -> World:
 
 
 def test_one_lost_batch_is_proven(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     sink.commit(made(QUERY, 0, world.stage(0, "a")))
     before = {name: dict(rows) for name, rows in world.rows._partitions.items()}
     sink.commit(made(QUERY, 1, world.stage(1, "a", segments=1)))
     world.rows._partitions = before
-    assert verify_topic(world.log, world.topic).proven_losses == 1
+    assert verify_topic(world.context, world.topic).proven_losses == 1
     sink.commit(made(QUERY, 2, world.stage(2, "a")))  # Spark goes on after its checkpoint
-    assert verify_topic(world.log, world.topic).proven_losses == 1
-    assert [each.topic for each in sweep_home(world.log, 0).refused] == ["t"]
+    assert verify_topic(world.context, world.topic).proven_losses == 1
+    assert [each.topic for each in sweep_home(world.context, 0).refused] == ["t"]
 
 
 def test_a_repeated_batch_is_stored_once(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     for batch in range(3):
         sink.commit(made(QUERY, batch, world.stage(batch, "a")))
         sink.commit(made(QUERY, batch, world.stage(batch, "b")))
@@ -146,7 +143,7 @@ def test_a_repeated_batch_is_stored_once(world: World) -> None:
 
 
 def test_a_batch_that_is_older_than_the_last_is_refused(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     for batch in range(3):
         sink.commit(made(QUERY, batch, world.stage(batch, "a")))
     with pytest.raises(InvalidError, match="batch 1 comes after batch 2, which is stored"):
@@ -160,7 +157,7 @@ def test_a_batch_that_is_older_than_the_last_is_refused(world: World) -> None:
 )
 def test_repeat_of_a_batch_with_other_events_is_refused(world: World, other: Contents) -> None:
     """As after a checkpoint was set back by one batch."""
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     sink.commit(made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "test")))
     repeat = made(QUERY, 0, world.stage(0, "b"), other)
     with pytest.raises(InvalidError, match=r"batch 0 is stored with 2 events.*acceptRepeat to 0"):
@@ -176,42 +173,42 @@ def test_repeat_is_checked_after_a_decided_batch_was_finished(world: World) -> N
     """The driver died before the batch was in the topic: its events are stored, then compared."""
     for call in range(1, 100):
         with contextlib.suppress(Crash):
-            Sink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
+            SparkSink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
                 made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "test"))
             )
         row = world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s")
         if row is not None:
             break
     with pytest.raises(InvalidError, match="comes again with 9"):
-        Sink(world.log, world.topic, "s").commit(
+        SparkSink(world.context, world.topic, "s").commit(
             made(QUERY, 0, world.stage(0, "b"), Contents(9, "7", "test"))
         )
     world.check(1)
 
 
 def test_counts_alone_are_compared_with_a_digest_of_another_version(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     sink.commit(made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "old")))
     sink.commit(made(QUERY, 0, world.stage(0, "b"), Contents(2, "9", "new")))
     world.check(1)
 
 
 def test_query_whose_topic_was_deleted_and_made_again_is_refused(world: World) -> None:
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "a")))
-    delete_topic(world.log, "t")
-    world.topic = create_topic(world.log, Topic("t", world.ids.new(), PARTITIONS, 0))
-    sink = Sink(world.log, world.topic, "s")
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "a")))
+    delete_topic(world.context, "t")
+    world.topic = create_topic(world.context, Topic("t", world.ids.new(), PARTITIONS, 0))
+    sink = SparkSink(world.context, world.topic, "s")
     sink.commit(made(QUERY, 1, ()))  # nothing to store, nothing lost
     with pytest.raises(InvalidError, match=r"deleted and made again since query query-1 wrote"):
         sink.commit(made(QUERY, 1, world.stage(1, "a")))
     assert world.stored(0) == []
     sink.commit(made("query-2", 0, world.stage(0, "b")))  # with a new checkpoint
-    Sink(world.log, world.topic, "other").commit(made(QUERY, 2, world.stage(1, "c")))
+    SparkSink(world.context, world.topic, "other").commit(made(QUERY, 2, world.stage(1, "c")))
     assert len(world.stored(0)) == 4
 
 
 def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     world.stage(0, "failed-task")
     sink.commit(made(QUERY, 0, world.stage(0, "a")))
     assert world.staged_left() == []
@@ -228,10 +225,10 @@ DAY_S = 86_400
 def test_what_a_killed_write_staged_is_swept_after_a_day(world: World, sink: str) -> None:
     world.stage(0, "killed", sink=sink)
     world.clock.advance(DAY_S - 10)
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     assert len(world.staged_left(sink)) == 2, "a job may run that long"
     world.clock.advance(20)
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     assert world.staged_left(sink) == []
 
 
@@ -239,20 +236,20 @@ def test_batch_is_swept_as_a_whole(world: World) -> None:
     world.stage(0, "a")
     world.clock.advance(DAY_S)
     staged = world.stage(0, "a")  # by a later task of the same batch
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     assert len(world.staged_left()) == 4
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
     world.check(1)
 
 
 def test_batch_that_was_swept_is_refused_and_stores_nothing(world: World) -> None:
     staged = world.stage(0, "slow")
     world.clock.advance(DAY_S)
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     with pytest.raises(UnavailableError, match="a sweep has deleted what it had staged"):
-        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+        SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
     assert world.stored(0) == []
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
     world.check(1)
 
 
@@ -260,9 +257,9 @@ def test_stream_that_stages_under_an_old_generation_is_not_refused(world: World)
     world.stage(7, "killed", sink="other")
     world.clock.advance(2 * DAY_S)
     first = world.stage(0, "a")  # as a query does that has read the topic long ago
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     assert world.staged_left("other") == []
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, first))
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, first))
     world.check(1)
 
 
@@ -274,15 +271,15 @@ def test_sweep_between_any_calls_of_a_commit_loses_no_decided_batch(
     staged = world.stage(0, "slow")
     world.clock.advance(DAY_S)
     with contextlib.suppress(Crash):
-        Sink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
+        SparkSink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
             made(QUERY, 0, staged)
         )
-    sweep_home(world.log, 0)
+    sweep_home(world.context, 0)
     with contextlib.suppress(UnavailableError):
-        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+        SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
     if world.stored(0):
         world.check(1)
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
     world.check(1)
 
 
@@ -295,34 +292,36 @@ def test_sweep_before_the_row_is_written_makes_the_batch_fail(
     real = commit.check_not_swept
     swept = []
 
-    def then_swept(log: Log, topic: Topic, segments: tuple[Staged, ...]) -> str | None:
-        version = real(log, topic, segments)
+    def then_swept(
+        context: Context, topic: Topic, segments: tuple[StagedSegment, ...]
+    ) -> str | None:
+        version = real(context, topic, segments)
         if not swept:
-            swept.append(sweep_home(world.log, 0))
+            swept.append(sweep_home(world.context, 0))
         return version
 
     monkeypatch.setattr(commit, "check_not_swept", then_swept)
     with pytest.raises(UnavailableError, match="a sweep has deleted"):
-        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+        SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
     assert world.stored(0) == []
 
 
 def test_batch_numbers_may_leave_gaps_and_be_large(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     for batch in (3, 20_261_115, 1 << 60):
         sink.commit(made("", batch, world.stage(batch, "a", 1)))
     assert len(world.stored(0)) == 3
 
 
 def test_an_empty_batch_writes_nothing_but_finishes_what_was_decided(world: World) -> None:
-    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, ()))
+    SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, ()))
     assert world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s") is None
     faults = Faults()
     decided = False
     for call in range(1, 100):
         crashing = Faults(crash_after_call=call)
         with contextlib.suppress(Crash):
-            Sink(world.behind(crashing), world.topic, "s").commit(
+            SparkSink(world.behind(crashing), world.topic, "s").commit(
                 made(QUERY, 1, world.stage(1, str(call)))
             )
         row = world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s")
@@ -330,12 +329,12 @@ def test_an_empty_batch_writes_nothing_but_finishes_what_was_decided(world: Worl
             decided = True
             break
     assert decided
-    Sink(world.behind(faults), world.topic, "s").commit(made(None, 2, ()))
+    SparkSink(world.behind(faults), world.topic, "s").commit(made(None, 2, ()))
     assert len(world.stored(0)) == 2
 
 
 def test_another_query_is_refused(world: World) -> None:
-    sink = Sink(world.log, world.topic, "s")
+    sink = SparkSink(world.context, world.topic, "s")
     sink.commit(made(QUERY, 0, world.stage(0, "a")))
     with pytest.raises(InvalidError, match=r"belongs to query query-1.*bring its checkpoint back"):
         sink.commit(made("query-2", 0, world.stage(0, "b")))
@@ -349,15 +348,15 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(world: World)
     for call in range(1, 200):
         faults = Faults(crash_after_call=call)
         try:
-            Sink(world.behind(faults), world.topic, "s").commit(
+            SparkSink(world.behind(faults), world.topic, "s").commit(
                 made(QUERY, batch, world.stage(batch, "dies"))
             )
             died = False
         except Crash:
             died = True
         world.clock.sleep(10)
-        sweep_home(world.log, 1)
-        Sink(world.log, find_topic(world.log, "t"), "s").commit(
+        sweep_home(world.context, 1)
+        SparkSink(world.context, find_topic(world.context, "t"), "s").commit(
             made(QUERY, batch, world.stage(batch, "lives"))
         )
         batch += 1
@@ -373,30 +372,30 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(world: World)
 def test_a_sweep_between_copy_and_commit_costs_another_copy(world: World) -> None:
     stale = world.topic  # as a driver knows it that has slept during a sweep
     world.clock.sleep(10)
-    sweep_home(world.log, 1)
-    Sink(world.log, stale, "s").commit(made(QUERY, 0, world.stage(0, "a")))
+    sweep_home(world.context, 1)
+    SparkSink(world.context, stale, "s").commit(made(QUERY, 0, world.stage(0, "a")))
     world.check(1)
 
 
 def test_a_deleted_topic_is_told(world: World) -> None:
     staged = world.stage(0, "a")
-    delete_topic(world.log, "t")
+    delete_topic(world.context, "t")
     with pytest.raises(NotFoundError, match="was deleted"):
-        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+        SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
 
 
 def test_a_staged_segment_that_is_gone_is_corruption(world: World) -> None:
     staged = world.stage(0, "a")
     world.objects.delete([staged[1].key])
     with pytest.raises(CorruptError, match="batch 0 is decided, but something of it is gone"):
-        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+        SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
 
 
 def test_without_a_name_each_piece_is_stored_once(world: World) -> None:
     staged = world.stage(0, "a")
-    producer = Copier(world.log, world.topic, "~me")
+    producer = Copier(world.context, world.topic, "~me")
     append_staged(producer, staged)
-    append_staged(Copier(world.log, world.topic, "~me"), staged)
+    append_staged(Copier(world.context, world.topic, "~me"), staged)
     producer.close()
     world.check(1)
 
@@ -419,12 +418,14 @@ def simulate(seed: int) -> list[str]:
     faults = Faults(scheduler.random, RATES, scheduler)
 
     def drive(name: str) -> None:
-        log = world.behind(faults)
+        context = world.behind(faults)
         for batch in range(BATCHES):
             while True:
                 try:
-                    topic = find_topic(log, "t")
-                    Sink(log, topic, "s").commit(made(QUERY, batch, world.stage(batch, name)))
+                    topic = find_topic(context, "t")
+                    SparkSink(context, topic, "s").commit(
+                        made(QUERY, batch, world.stage(batch, name))
+                    )
                     break  # as Spark does, on to the next batch
                 except InvalidError:
                     break  # the other one is past this batch
@@ -444,9 +445,9 @@ def simulate(seed: int) -> list[str]:
     scheduler.spawn("sweeper", sweep)
     scheduler.run()
     for batch in range(BATCHES):  # whoever died, the query is started again
-        topic = find_topic(world.log, "t")
+        topic = find_topic(world.context, "t")
         with contextlib.suppress(InvalidError):
-            Sink(world.log, topic, "s").commit(made(QUERY, batch, world.stage(batch, "c")))
+            SparkSink(world.context, topic, "s").commit(made(QUERY, batch, world.stage(batch, "c")))
     world.check(BATCHES)
     return scheduler.trace
 

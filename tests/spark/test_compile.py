@@ -7,20 +7,20 @@ import threading
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.beating import beaten_between_takes
+from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event, Home
+from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
-from tidelog.journal.compile import CompileReport, Compiling
-from tidelog.journal.policy import Policy
-from tidelog.log.base import LogSettings
-from tidelog.log.trim import ToOffsets
-from tidelog.pipeline import compile as by_spark
-from tidelog.pipeline.compile import compile_by_spark
+from tidelog.journal.compile.compile import CompileReport, PartitionCompile
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.spark import compile as by_spark
+from tidelog.spark.compile import compile_by_spark
 
 pytestmark = pytest.mark.spark
 
-ALL = Policy.everything()
-FOUR = Policy(min_events=1, min_amendments=1, max_events=40)
+ALL = CompilePolicy.everything()
+FOUR = CompilePolicy(min_events=1, min_amendments=1, max_events=40)
 
 
 def fill(home: Home, topic: str, partitions: int = 3, runs: int = 6) -> None:
@@ -45,12 +45,12 @@ def test_partitions_of_several_topics_are_compiled(home: Home, local_spark: Spar
     before = contents(home, "a"), contents(home, "b")
     topics = [home.topic("a"), home.topic("b")]
     swaps: list[CompileReport] = []
-    report = compile_by_spark(home, local_spark, topics, FOUR, on_swap=swaps.append)
+    report = compile_by_spark(home.context, local_spark, topics, FOUR, on_swap=swaps.append)
     assert (report.partitions, report.busy, report.runs, report.events) == (5, 0, 30, 299)
     assert (report.journals, report.amendments) == (10, 2)
     assert len(swaps) == 10
     assert (contents(home, "a"), contents(home, "b")) == before
-    again = compile_by_spark(home, local_spark, topics, FOUR)
+    again = compile_by_spark(home.context, local_spark, topics, FOUR)
     assert again == CompileReport()
     home.sweep(0)
     assert (contents(home, "a"), contents(home, "b")) == before
@@ -78,7 +78,7 @@ def test_others_change_rows_while_tasks_run(
         return done
 
     monkeypatch.setattr(by_spark, "_run", disturbed)
-    report = compile_by_spark(home, local_spark, [home.topic("a")], ALL)
+    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
     assert (report.partitions, report.busy) == (3, 0)
     assert rounds > 1, "what was swept was made again"
     found = contents(home, "a")
@@ -93,9 +93,9 @@ def test_others_change_rows_while_tasks_run(
 def test_a_partition_that_another_process_compiles_is_left_to_it(
     home: Home, local_spark: SparkSession
 ) -> None:
-    object.__setattr__(home.log, "settings", LogSettings(lease_ttl_ms=2_000))
+    object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=2_000))
     fill(home, "a")
-    other = Compiling(home.log, home.topic("a"), 1, ALL)
+    other = PartitionCompile(home.context, home.topic("a"), 1, ALL)
     assert other.holding.try_take()
     ended = threading.Event()
 
@@ -107,7 +107,7 @@ def test_a_partition_that_another_process_compiles_is_left_to_it(
     thread.start()
     try:
         with beaten_between_takes():
-            report = compile_by_spark(home, local_spark, [home.topic("a")], ALL)
+            report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
     finally:
         ended.set()
         thread.join()
@@ -119,17 +119,17 @@ def test_a_group_with_very_many_amendments_is_made_by_the_driver(
 ) -> None:
     fill(home, "a", 1)
     monkeypatch.setattr(by_spark, "_PAGES_MAX", 1)
-    monkeypatch.setattr("tidelog.log.amended._ROWS_MAX", 5)
+    monkeypatch.setattr("tidelog.log.reader.amendments._ROWS_MAX", 5)
     home.update_many("a", {f"0-1-{n}": b"new" for n in range(10)})
     before = contents(home, "a")
-    report = compile_by_spark(home, local_spark, [home.topic("a")], ALL)
+    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
     assert (report.amendments, report.journals) == (10, 1)
     assert contents(home, "a") == before
 
 
 def test_told_to_stop_it_stops_between_jobs(home: Home, local_spark: SparkSession) -> None:
     fill(home, "a")
-    report = compile_by_spark(home, local_spark, [home.topic("a")], ALL, lambda: False)
+    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL, lambda: False)
     assert report == CompileReport(partitions=3)
     assert home.compile("a").journals == 3, "the rows were released"
 
@@ -145,6 +145,6 @@ def test_a_job_that_fails_leaves_all_as_it_was(
 
     monkeypatch.setattr(by_spark, "_run_pickled", broken)
     with pytest.raises(UnavailableError, match="Spark"):
-        compile_by_spark(home, local_spark, [home.topic("a")], ALL)
+        compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
     assert contents(home, "a") == before
     assert home.compile("a").journals == 1

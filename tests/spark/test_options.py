@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType, TimestampNTZType
 
 from tidelog.errors import InvalidError
-from tidelog.model.run import Run
+from tidelog.model.partition_rows import Run
 from tidelog.spark.columns import arrow_schema, check_writable, spark_schema
 from tidelog.spark.options import (
     BATCH_READ,
@@ -21,7 +21,7 @@ from tidelog.spark.options import (
     read_options,
     write_options,
 )
-from tidelog.spark.plan import Slice, split_tasks
+from tidelog.spark.plan import OffsetSlice, split_tasks
 from tidelog.spark.stream import shares
 
 ALL = (BATCH_READ, STREAM_READ, BATCH_WRITE, STREAM_WRITE)
@@ -145,9 +145,9 @@ def test_the_guide_names_every_option_for_its_use() -> None:
     assert set(shown) == {name for use in ALL for name in use.takes}
 
 
-def a_slice(size: int) -> Slice:
+def a_slice(size: int) -> OffsetSlice:
     run = Run(0, 10, "x", 0, size, 0, 0, 0, 0, 0)
-    return Slice(0, run, 0, 10)
+    return OffsetSlice(0, run, 0, 10)
 
 
 def test_tasks_are_of_about_one_size_and_keep_the_order() -> None:

@@ -10,14 +10,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.log.compiling import Bench
 from tests.spark.conftest import Read
+from tests.support.compiled_logs import Bench
 from tidelog import Event, Home
 from tidelog.errors import CorruptError, TidelogError
-from tidelog.log.trim import ToOffsets
-from tidelog.spark.batch import TidelogReader
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import BATCH_READ, read_columns, read_options
+from tidelog.spark.source import TidelogReader
 from tidelog.store.local import LocalStore
 
 START_MS = 1_763_200_000_000  # 2025-11-15T09:46:40Z
@@ -142,7 +142,7 @@ def amended(home: Home, orders: list[Event]) -> list[tuple[int, int, bytes | Non
     """Amendments in both partitions, one of which is compiled; and what is to be read."""
     rows = {(event.partition or 0, event.offset or 0): event.value for event in orders}
     for partition in (0, 1):
-        bench = Bench(home.log, home.topic("orders"), partition)
+        bench = Bench(home.context, home.topic("orders"), partition)
         bench.delete(0, 4, 7, 8)
         bench.update(3, b"three")
         if partition == 0:
@@ -174,7 +174,7 @@ def test_journals_and_amendments_are_read(home: Home, read: Read, orders: list[E
 def test_tasks_carry_their_amendments_and_need_no_catalog(
     home: Home, orders: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.codec.journal._GROUP_ROWS", 2)
+    monkeypatch.setattr("tidelog.codec.journal_file._GROUP_ROWS", 2)
     monkeypatch.setattr("tidelog.spark.plan._SLICE_BYTES", 1_500)
     wanted = amended(home, orders)
     reader, tasks = plan(home, columns="partition,offset,value", bytesPerTask="3000")
@@ -203,7 +203,7 @@ def test_columns_that_nobody_wants_are_not_fetched(
     home.create_topic("orders")
     noise = random.Random(1)
     home.append("orders", [Event(noise.randbytes(2_000), timestamp=n) for n in range(500)])
-    bench = Bench(home.log, home.topic("orders"))
+    bench = Bench(home.context, home.topic("orders"))
     bench.delete(3)
     run = bench.compile(0, 500)
     bench.update(5, b"", is_large=True)
@@ -216,7 +216,7 @@ def test_columns_that_nobody_wants_are_not_fetched(
         return data
 
     monkeypatch.setattr(LocalStore, "get", watched)
-    monkeypatch.setattr("tidelog.log.contents._WHOLE_BYTES", 1 << 10)
+    monkeypatch.setattr("tidelog.log.reader.run_reader._WHOLE_BYTES", 1 << 10)
     reader, tasks = plan(home, columns="offset")
     rows = [
         row["offset"] for task in tasks for batch in reader.read(task) for row in batch.to_pylist()
@@ -245,7 +245,7 @@ def deleted(home: Home) -> None:
     """Delete, compile and sweep, so that the objects of an older plan are deleted."""
     home.delete("orders", ["id-1"])
     for partition in (0, 1):
-        Bench(home.log, home.topic("orders"), partition).compile(0, 15)
+        Bench(home.context, home.topic("orders"), partition).compile(0, 15)
     home.sweep(grace="0s")
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.test_archive import an_archive, drive, fill
-from tests.pipeline.test_restore import assert_same
+from tests.archive.test_archive import an_archive, drive, fill
+from tests.archive.test_restore import assert_same
 from tidelog import Home
-from tidelog.pipeline.driver import Driving
-from tidelog.pipeline.policy import Policy
-from tidelog.pipeline.restore import Restoring, restore
-from tidelog.pipeline.spark import SparkWorkers
+from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.pipeline.driver import DriverOptions
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.spark.workers import SparkWorkers
 
 pytestmark = pytest.mark.spark
 
 
 def bring(home: Home, session: SparkSession) -> int:
-    how = Driving(policy=Policy(max_bytes=200_000))
-    return restore(home, Restoring("daily", "topic:back"), SparkWorkers(session), how)
+    how = DriverOptions(policy=FilePolicy(max_bytes=200_000))
+    return restore(home.context, RestoreOptions("daily", "topic:back"), SparkWorkers(session), how)
 
 
 def prepare(home: Home) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.spark.conftest import STREAM_SECONDS_MAX
 from tidelog import Event, Home
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.trim import ToOffsets
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import STREAM_READ, read_columns, read_options
 from tidelog.spark.stream import TidelogStreamReader

@@ -9,16 +9,16 @@ from collections import Counter
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.test_archive import fill
+from tests.archive.test_archive import fill
 from tidelog import Event, Home
+from tidelog.archive.archive import committed_files, create_archive, open_pipeline
 from tidelog.codec.formats import open_format
 from tidelog.errors import InvalidError
-from tidelog.model.archive import Archive, Making
-from tidelog.pipeline.archive import committed_files, create_archive, open_pipeline
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import CycleReport
-from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.spark import SparkWorkers
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.spark.workers import SparkWorkers
 
 GOOD = {
     "keep": lambda n: True,
@@ -51,15 +51,15 @@ BAD = {
 def an_archive(home: Home, transform: str) -> Archive:
     wanted = Archive(
         name="a",
-        incarnation=home.log.ids.new(),
+        incarnation=home.context.ids.new(),
         source="topic:t",
         kind="backup",
         store=home.store.url,
         root="archives/a",
         created_ms=0,
-        makings={1: Making(transform=transform)},
+        makings={1: ArchiveFormat(transform=transform)},
     )
-    return create_archive(home, wanted)
+    return create_archive(home.context, wanted)
 
 
 @pytest.fixture
@@ -73,23 +73,25 @@ def events_of(home: Home, archive: Archive) -> list[dict[str, object]]:
     form = open_format("parquet")
     return [
         row
-        for _, file in committed_files(home, archive)
+        for _, file in committed_files(home.context, archive)
         for batch in form.read(home.store.get(file.target))
         for row in batch.to_pylist()
     ]
 
 
 def drive(home: Home, archive: Archive, spark: SparkSession) -> int:
-    return Driver(home.log, open_pipeline(home, archive, SparkWorkers(spark)), Driving()).run()
+    return Driver(
+        home.context, open_pipeline(home.context, archive, SparkWorkers(spark)), DriverOptions()
+    ).run()
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_rows_may_go(filled: Home, local_spark: SparkSession, name: str) -> None:
-    archive = an_archive(filled, f"tests.spark.hooks:{name}")
+    archive = an_archive(filled, f"tests.support.spark_hooks:{name}")
     assert drive(filled, archive, local_spark) == 3_000
     kept = sorted(json.loads(row["value"])["n"] for row in events_of(filled, archive))  # type: ignore[arg-type]
     assert kept == [n for n in range(3_000) if GOOD[name](n)]
-    manifests = {m.partition: m for m, _ in committed_files(filled, archive)}
+    manifests = {m.partition: m for m, _ in committed_files(filled.context, archive)}
     assert all(m.read == m.written + m.dropped for m in manifests.values())
 
 
@@ -102,7 +104,7 @@ def test_rows_may_change_and_nothing_else_of_them_does(
         Event(b"\xff\x00", b"k", "id-2", 253_402_300_799_999),
     ]
     filled.append("t", odd, partition=1)
-    archive = an_archive(filled, "tests.spark.hooks:masked")
+    archive = an_archive(filled, "tests.support.spark_hooks:masked")
     drive(filled, archive, local_spark)
     found = [row for row in events_of(filled, archive) if row["partition"] == 1]
     expected = [batch.to_pylist() for batch in filled.read_arrow("t", 1)]
@@ -115,29 +117,31 @@ def test_a_transform_that_breaks_the_rules_is_refused_and_nothing_is_archived(
     filled: Home, local_spark: SparkSession, name: str
 ) -> None:
     with pytest.raises(InvalidError, match=BAD[name]):
-        drive(filled, an_archive(filled, f"tests.spark.hooks:{name}"), local_spark)
+        drive(filled, an_archive(filled, f"tests.support.spark_hooks:{name}"), local_spark)
     local_spark.catalog.clearCache()
     assert list(filled.store.list("archives/a/g1/")) == []
 
 
 def test_it_needs_spark(filled: Home) -> None:
-    archive = an_archive(filled, "tests.spark.hooks:keep")
+    archive = an_archive(filled, "tests.support.spark_hooks:keep")
     with pytest.raises(InvalidError, match="needs Spark"):
-        Driver(filled.log, open_pipeline(filled, archive, LocalWorkers()), Driving()).run()
+        Driver(
+            filled.context, open_pipeline(filled.context, archive, LocalWorkers()), DriverOptions()
+        ).run()
 
 
 def test_transform_that_fails_on_one_source_partition_stops_that_one_alone(
     filled: Home, local_spark: SparkSession
 ) -> None:
-    archive = an_archive(filled, "tests.spark.hooks:fails_in_partition_1")
+    archive = an_archive(filled, "tests.support.spark_hooks:fails_in_partition_1")
     stop, errors = threading.Event(), {}
 
     def after_one(report: CycleReport) -> None:
         errors.update(report.errors)
         stop.set()
 
-    pipeline = open_pipeline(filled, archive, SparkWorkers(local_spark))
-    Driver(filled.log, pipeline, Driving(stop=stop, on_cycle=after_one)).run()
+    pipeline = open_pipeline(filled.context, archive, SparkWorkers(local_spark))
+    Driver(filled.context, pipeline, DriverOptions(stop=stop, on_cycle=after_one)).run()
     assert [each.text for each in errors] == ["t/1"]
     found = Counter(row["partition"] for row in events_of(filled, archive))
     assert found == {number: len(list(filled.read("t", number))) for number in (0, 2)}

@@ -17,7 +17,7 @@ from tidelog.errors import InvalidError
 from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import stored
-from tidelog.spark.stage import Staging, stage
+from tidelog.spark.write import WriteStaging, stage
 
 MOMENT_MS = 1_763_200_000_000
 MOMENT = datetime.fromtimestamp(MOMENT_MS / 1000, UTC)
@@ -134,7 +134,7 @@ def stage_rows(home: Home, rows: pa.RecordBatch, **options: Any) -> list[tuple[i
     """Stage rows as task 1; the partitions of the pieces and their counts."""
     topic = home.topic("orders")
     use_partition = bool(options.pop("use_partition", False))
-    staging = Staging(home.settings, topic, "s", use_partition)
+    staging = WriteStaging(home.settings, topic, "s", use_partition)
     segments, _ = stage(staging, 7, 1, [rows])
     assert all(layout.sink_batch(segment.key) == 7 for segment in segments)
     return [(piece.partition, piece.count) for segment in segments for piece in segment.pieces]
@@ -150,7 +150,7 @@ def orders(home: Home) -> Topic:
 def test_rows_without_a_key_take_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.record_batch({"value": pa.array([b"x"] * 10)})
     assert stage_rows(home, rows) == [(0, 10)]
-    monkeypatch.setattr("tidelog.log.staged.SEGMENT_EVENTS_MAX", 4)
+    monkeypatch.setattr("tidelog.log.producer.staged.SEGMENT_EVENTS_MAX", 4)
     assert stage_rows(home, rows) == [(0, 4), (1, 4), (2, 2)]
 
 

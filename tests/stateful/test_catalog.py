@@ -7,7 +7,7 @@ import tempfile
 
 from hypothesis import settings
 
-from tests.opening import a_catalog
+from tests.support.homes import a_catalog
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.testing.stateful import CatalogMachine

@@ -7,7 +7,7 @@ import tempfile
 
 from hypothesis import settings
 
-from tests.opening import a_store
+from tests.support.homes import a_store
 from tidelog.store.base import Store
 from tidelog.store.cache import CachedStore
 from tidelog.testing.stateful import StoreMachine

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.opening import a_store
+from tests.support.homes import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
@@ -21,7 +21,7 @@ from tidelog.model.backoff import Backoff
 from tidelog.settings import Settings
 from tidelog.store.base import NoRoomError
 from tidelog.store.local import LocalStore
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import FakeClock
 
 KILLS = 200

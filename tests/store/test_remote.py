@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from botocore.credentials import RefreshableCredentials
 
-from tests.opening import a_store
 from tests.support.answers import Answer, AnsweringServer, Asked, answering, s3_error
+from tests.support.homes import a_store
 from tidelog.clock import SystemClock
 from tidelog.errors import (
     AlreadyExistsError,
@@ -23,7 +23,7 @@ from tidelog.errors import (
 from tidelog.model.backoff import Backoff
 from tidelog.store import remote, s3
 from tidelog.store.base import Store
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.clock import FakeClock
 
 WHOLE = {"ETag": '"e"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}

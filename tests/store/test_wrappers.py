@@ -19,8 +19,7 @@ from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
 from tidelog.store.cache import CachedStore
 from tidelog.store.memory import MemoryStore
-from tidelog.store.meter import Meter, MeteredStore
-from tidelog.store.retry import RetryingStore
+from tidelog.store.wrappers import Meter, MeteredStore, RetryingStore
 from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Fault, Faults, FaultyStore
 from tidelog.testing.store_contract import StoreContract

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.support.counting import stored_events
-from tests.waiting import until
+from tests.support.waiting import until
 from tidelog.catalog.base import Catalog
 from tidelog.errors import (
     AlreadyExistsError,
@@ -25,15 +25,15 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home, open_home
-from tidelog.journal.compile import compile_topic
-from tidelog.journal.policy import Policy
-from tidelog.log.trim import ToOffsets
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.event import Event
 from tidelog.store.base import Store
 
 TOPIC = "orders"
 PARTITIONS = 3
-_ALWAYS = Policy(min_events=1, older_than_ms=0, min_amendments=1, amended_before_ms=0)
+_ALWAYS = CompilePolicy(min_events=1, older_than_ms=0, min_amendments=1, amended_before_ms=0)
 # What a caller must expect of a home whose servers fail; anything else is a fault of ours.
 EXPECTED = (UnavailableError, UnknownOutcomeError, PartialAppendError, ConflictError)
 
@@ -242,7 +242,7 @@ class Soak:
         with self._open() as home:
             while not self._stop.wait(0.05):
                 try:
-                    compile_topic(home.log, home.topic(TOPIC), _ALWAYS)
+                    compile_topic(home.context, home.topic(TOPIC), _ALWAYS)
                     home.sweep(0)
                     self.done["turns"] += 1
                 except EXPECTED:

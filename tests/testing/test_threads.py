@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.errors import InternalError
-from tidelog.log import carrier, producer
+from tidelog.log.producer import producer
+from tidelog.log.producer import uploader as carrier
 from tidelog.testing.hosts import Host, Process
 from tidelog.testing.scheduler import Scheduler
-from tidelog.testing.threads import Threads, simulated
+from tidelog.testing.threads import SimulatedThreads, simulated
 
-Run = Callable[[Threads, Scheduler], object]
+Run = Callable[[SimulatedThreads, Scheduler], object]
 
 
 def in_process(seed: int, run: Run) -> Scheduler:
@@ -45,7 +46,7 @@ def test_names_are_replaced_while_simulated_and_restored_after() -> None:
 def test_lock_keeps_others_out_over_a_step() -> None:
     inside: list[str] = []
 
-    def run(threads: Threads, scheduler: Scheduler) -> None:
+    def run(threads: SimulatedThreads, scheduler: Scheduler) -> None:
         lock = threads.RLock()
 
         def work(name: str) -> None:
@@ -70,7 +71,7 @@ def test_lock_keeps_others_out_over_a_step() -> None:
 def test_condition_and_event_wait_for_others_or_for_their_timeout() -> None:
     seen: list[object] = []
 
-    def run(threads: Threads, scheduler: Scheduler) -> None:
+    def run(threads: SimulatedThreads, scheduler: Scheduler) -> None:
         state, done = threads.Condition(), threads.Event()
         items: list[int] = []
 
@@ -97,7 +98,7 @@ def test_pool_runs_at_most_its_workers_and_hands_back_results_and_errors() -> No
     running, most = [0], [0]
     results: list[int] = []
 
-    def run(threads: Threads, scheduler: Scheduler) -> None:
+    def run(threads: SimulatedThreads, scheduler: Scheduler) -> None:
         def work(number: int) -> int:
             running[0] += 1
             most[0] = max(most[0], running[0])
@@ -158,7 +159,7 @@ def test_killed_process_ends_all_its_threads_and_its_host_knows() -> None:
 
 
 def test_process_that_ends_takes_its_threads_along() -> None:
-    def run(threads: Threads, scheduler: Scheduler) -> None:
+    def run(threads: SimulatedThreads, scheduler: Scheduler) -> None:
         threads.Thread(lambda: threads.Event().wait(), daemon=True).start()
         scheduler.sleep(1)
 
@@ -171,7 +172,7 @@ def test_waiting_for_ever_is_a_deadlock_that_is_reported() -> None:
 
 
 def test_one_seed_gives_one_interleaving_of_threads() -> None:
-    def run(threads: Threads, scheduler: Scheduler) -> None:
+    def run(threads: SimulatedThreads, scheduler: Scheduler) -> None:
         with threads.pool(3) as pool:
             list(pool.map(lambda n: scheduler.sleep(n % 3), range(20)))
 

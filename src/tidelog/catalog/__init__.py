@@ -41,7 +41,7 @@ def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str
     """
     address = parse_address(url, plain_scheme="sqlite")
     if address.scheme == "sqlite":
-        from tidelog.catalog.sqlite import open_sqlite
+        from tidelog.catalog.sqlite.catalog import open_sqlite
 
         return open_sqlite(address, create=create, repeat=repeat)
     if address.scheme == "memory":
@@ -50,11 +50,11 @@ def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str
         address.take_options(())
         return MemoryCatalog()
     if address.scheme == "dynamodb":
-        from tidelog.catalog.dynamodb import open_dynamodb
+        from tidelog.catalog.dynamodb.catalog import open_dynamodb
 
         return open_dynamodb(address, create=create, repeat=repeat, environ=environ)
     if address.scheme == "cql":
-        from tidelog.catalog.cql import open_cql
+        from tidelog.catalog.cql.catalog import open_cql
 
         return open_cql(address, create=create, repeat=repeat, environ=environ)
     for entry in entry_points(group="tidelog.catalogs", name=address.scheme):

@@ -24,9 +24,9 @@ __all__ = [
     "Check",
     "Delete",
     "Expectation",
-    "Outcome",
     "Put",
     "Row",
+    "WriteOutcome",
     "carries",
     "check_limit",
     "check_name",
@@ -135,7 +135,7 @@ class Catalog(Protocol):
         ...
 
 
-class Outcome(Enum):
+class WriteOutcome(Enum):
     """What the rows of a write say about it."""
 
     DONE = "a row carries its id"
@@ -143,13 +143,15 @@ class Outcome(Enum):
     FAILED = "an expectation does not hold"
 
 
-def judge(changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str) -> Outcome:
+def judge(
+    changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str
+) -> WriteOutcome:
     """Tell a write's state from the present versions of the rows that it names."""
     if carries(changes, versions, write_id):
-        return Outcome.DONE
+        return WriteOutcome.DONE
     if all(_holds(change.expect, versions[change.row]) for change in changes):
-        return Outcome.HOLDS
-    return Outcome.FAILED
+        return WriteOutcome.HOLDS
+    return WriteOutcome.FAILED
 
 
 def carries(changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str) -> bool:

@@ -12,9 +12,9 @@ from tidelog.catalog.base import (
     Catalog,
     Change,
     Delete,
-    Outcome,
     Put,
     Row,
+    WriteOutcome,
     check_limit,
     check_name,
     check_write,
@@ -64,9 +64,9 @@ class MemoryCatalog:
             rows = self._partitions.setdefault(partition, {})
             found = {change.row: rows.get(change.row) for change in changes}
             outcome = judge(changes, versions_of(found), write_id)
-            if outcome is Outcome.DONE:
+            if outcome is WriteOutcome.DONE:
                 return
-            if outcome is Outcome.FAILED:
+            if outcome is WriteOutcome.FAILED:
                 raise conflict(partition, changes, found)
             for change in changes:
                 if isinstance(change, Put):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tidelog.catalog.base import Change, Outcome, carries, judge, versions_of
+from tidelog.catalog.base import Change, WriteOutcome, carries, judge, versions_of
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
@@ -67,15 +67,15 @@ def write_settled(
                 return
             if lost is None:
                 raise exc
-            if _read_outcome(read_version, partition, changes, write_id) is Outcome.DONE:
+            if _read_outcome(read_version, partition, changes, write_id) is WriteOutcome.DONE:
                 return
             raise _unknown(partition, write_id, lost) from lost
         except LostReplyError as exc:
             lost = exc
             outcome = _read_outcome(read_version, partition, changes, write_id)
-            if outcome is Outcome.DONE:
+            if outcome is WriteOutcome.DONE:
                 return
-            if outcome is Outcome.FAILED:
+            if outcome is WriteOutcome.FAILED:
                 raise _unknown(partition, write_id, exc) from exc
             refusal: Exception = exc
         except UnavailableError as exc:
@@ -103,7 +103,7 @@ def _read_outcome(
     partition: str,
     changes: Sequence[Change],
     write_id: str,
-) -> Outcome:
+) -> WriteOutcome:
     try:
         versions = {change.row: read_version(change.row) for change in changes}
     except UnavailableError as exc:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tidelog.cli.exit_codes import FailedError
+from tidelog.cli.output import FailedError
 from tidelog.clock import Clock
 
-__all__ = ["Lines", "LinesReader"]
+__all__ = ["InputLines", "LinesReader"]
 
 _BATCH_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _LOOK_S = 0.2  # how soon a reader that waits for input sees that it should stop
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class InputLines:
     """Some lines that follow one another."""
 
     first: int  # the number of the first one; people count from 1
@@ -60,7 +60,7 @@ class LinesReader:
             return None
         return os.fstat(self._file).st_size
 
-    def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[Lines]:
+    def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[InputLines]:
         """All lines; from a pipe, in each batch what has come within ``linger_s``.
 
         ``FailedError`` for a line that is too long. An unended line counts at the end of the
@@ -73,7 +73,7 @@ class LinesReader:
                 lines.append(rest)
                 rest = b""
             if lines:
-                yield Lines(number, lines)
+                yield InputLines(number, lines)
                 number += len(lines)
             if len(rest) > self._line_bytes_max:
                 raise FailedError(
@@ -85,7 +85,7 @@ class LinesReader:
             if only_ended:
                 self.unended = number
             else:
-                yield Lines(number, [rest])
+                yield InputLines(number, [rest])
 
     def _gather(self, linger_s: float) -> bytes:
         """What is there, once there is something; nothing at the end."""

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from tidelog import __version__
-from tidelog.cli.exit_codes import FAILED, INTERRUPTED, FailedError, exit_code
-from tidelog.cli.output import print_error
+from tidelog.cli.output import FAILED, INTERRUPTED, FailedError, exit_code, print_error
 from tidelog.cli.text import check_texts, utf8
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 
@@ -39,15 +38,15 @@ _COMMANDS = {
     "get": "amend",
     "home": "home",
     "init": "home",
-    "journals": "replay",
+    "journals": "journals",
     "lag": "upkeep",
     "load": "load",
     "pipeline": "pipeline",
     "playback": "playback",
     "produce": "produce",
     "pump": "pump",
-    "replay": "replay",
-    "sample-traffic": "traffic:sample_traffic",
+    "replay": "journals",
+    "sample-traffic": "sample_traffic:sample_traffic",
     "scribe": "scribe",
     "serve": "serve",
     "sweep": "upkeep",
@@ -92,7 +91,8 @@ class _Commands(click.Group):
 @functools.cache
 def _load(name: str) -> click.Command:
     module, _, attribute = _COMMANDS[name].partition(":")
-    found: click.Command = getattr(import_module(f"tidelog.cli.{module}"), attribute or name)
+    commands = import_module(f"tidelog.cli.commands.{module}")
+    found: click.Command = getattr(commands, attribute or name)
     check_texts(found)
     return found
 

@@ -2,25 +2,45 @@
 
 Results go to standard output; progress and errors to standard error, so that a pipe carries
 results alone.
+
+A progress bar on standard error, where that is a terminal.
+
+Which error ends the command with which exit code: 0 success, 1 failed, 2 wrong usage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 import msgspec
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tidelog.errors import TidelogError
+from tidelog.errors import InvalidError, TidelogError
 
-__all__ = ["Output", "counted", "json_option", "print_error", "to_seconds", "write_out"]
+__all__ = [
+    "EXIT_CODES",
+    "FAILED",
+    "INTERRUPTED",
+    "WRONG_USAGE",
+    "FailedError",
+    "Output",
+    "counted",
+    "exit_code",
+    "json_option",
+    "print_error",
+    "progress_bar",
+    "to_seconds",
+    "write_out",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,3 +146,43 @@ def print_error(error: TidelogError, as_json: bool) -> None:
         line = "error: " + " ".join(error.message.split())
         line = line.encode(errors="backslashreplace").decode()
     click.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with the bytes that are done; ``total`` is asked only for a bar."""
+    size = total() if sys.stderr.isatty() else None
+    if size is None:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=size)
+        yield lambda done: progress.advance(task, done)
+
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130  # what shells give for Ctrl-C
+
+
+class FailedError(TidelogError):
+    """A command could not do all that it was asked; its message says what is done."""
+
+    kind = "failed"
+
+
+EXIT_CODES: tuple[tuple[type[TidelogError], int], ...] = (
+    (InvalidError, WRONG_USAGE),
+    (TidelogError, FAILED),
+)
+
+
+def exit_code(error: TidelogError) -> int:
+    """The first entry that fits, so the narrower ones come first."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))

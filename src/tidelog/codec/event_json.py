@@ -9,6 +9,13 @@ Bytes (key, value, and the values of headers) are text where they are valid UTF-
 ``{"base64": "..."}``. A value of null is a tombstone. Read back, only ``value`` must be there;
 ``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter has its
 ``error`` beside that. Rows of any other columns become objects with the same bytes and times.
+
+Lists of ids, one in each line, for commands and forms that erase: every id has exactly one line.
+
+Any text is a legal id, one with line ends too, so a list of plain lines cannot name every id. A
+line is an id as it is, or, where it begins with ``"``, a JSON string. Nothing is cut off or folded:
+a blank belongs to its id. What could mean two ids is refused: a line that ends with a carriage
+return (an id, or a file with CRLF line ends), and a list that begins with a byte order mark.
 """
 
 from __future__ import annotations
@@ -22,8 +29,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA, bad_text
-from tidelog.codec.plain_rows import plain_rows
+from tidelog.codec.event_batch import EVENT_SCHEMA, bad_text
+from tidelog.codec.formats.raw_columns import plain_rows
 from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
@@ -33,8 +40,11 @@ __all__ = [
     "batch_of_lines",
     "event_lines",
     "event_of_line",
+    "id_line",
+    "ids_of_lines",
     "json_problem",
     "row_lines",
+    "text_of_line",
 ]
 
 
@@ -45,7 +55,7 @@ class _Base64(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _Text = str | _Base64
 
 
-class _Printed(msgspec.Struct, gc=False):
+class _PrintedEvent(msgspec.Struct, gc=False):
     topic: str | None
     partition: int | None
     offset: int | None
@@ -57,11 +67,11 @@ class _Printed(msgspec.Struct, gc=False):
     headers: list[tuple[str, _Text | None]]
 
 
-class _Buried(_Printed, gc=False):
+class _BuriedValue(_PrintedEvent, gc=False):
     error: str
 
 
-class _Stored(_Printed, gc=False):
+class _StoredEvent(_PrintedEvent, gc=False):
     """A line of a file, which knows where its event stood."""
 
     topic: str
@@ -83,7 +93,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _encoder = msgspec.json.Encoder()
-_stored = msgspec.json.Decoder(_Stored)
+_stored = msgspec.json.Decoder(_StoredEvent)
 _given = msgspec.json.Decoder(_Given)
 
 
@@ -107,8 +117,8 @@ def _batch_lines(batch: pa.RecordBatch) -> bytes:
     cells += [map(_text_of, column.to_pylist()) for column in columns[5:7]]
     cells += [columns[7].to_pylist(), map(_pairs, columns[8].to_pylist())]
     if "error" not in batch.schema.names:
-        return _encoder.encode_lines(map(_Printed, *cells))
-    return _encoder.encode_lines(map(_Buried, *cells, batch.column("error").to_pylist()))
+        return _encoder.encode_lines(map(_PrintedEvent, *cells))
+    return _encoder.encode_lines(map(_BuriedValue, *cells, batch.column("error").to_pylist()))
 
 
 def row_lines(batch: pa.RecordBatch) -> bytes:
@@ -165,8 +175,8 @@ def batch_of_lines(data: bytes) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=EVENT_SCHEMA)
 
 
-def _printed(event: Event) -> _Printed:
-    return _Printed(
+def _printed(event: Event) -> _PrintedEvent:
+    return _PrintedEvent(
         event.topic,
         event.partition,
         event.offset,
@@ -238,3 +248,50 @@ def _iso(time_ms: Any) -> str:
 def _second(seconds: int) -> str:
     """The part of a time that many events share."""
     return to_iso(seconds * 1000)[:-4]
+
+
+_QUOTE = '"'
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def ids_of_lines(text: str, what: str) -> list[str]:
+    """Return the ids of lines that end with a newline; empty lines have none. ``InvalidError``."""
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise InvalidError(
+            f"{what}: begins with a byte order mark: save it without one, or write an id that "
+            'begins so as a JSON string, "\\ufeff..."'
+        )
+    ids = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.endswith("\r"):
+            raise InvalidError(
+                f"{what}: line {number} ends with a carriage return: save it with LF line ends, "
+                'or write an id that ends so as a JSON string, "...\\r"'
+            )
+        if line:
+            ids.append(text_of_line(line, f"{what}: line {number}"))
+    return ids
+
+
+def text_of_line(line: str, what: str) -> str:
+    """Return the id, or key, that a line means. ``InvalidError``."""
+    if not line.startswith(_QUOTE):
+        return line
+    try:
+        if not line.endswith(_QUOTE):  # nor blanks after it, which JSON would allow
+            raise ValueError("has no end")
+        found = json.loads(line)
+        found.encode()
+    except ValueError as exc:
+        raise InvalidError(
+            f'{what} begins with `"` but is not a JSON string: write such an id or key as '
+            'one, "\\"..."'
+        ) from exc
+    return str(found)
+
+
+def id_line(text: str) -> str:
+    """Return the line that means an id, or key: as it is where pages and editors keep it so."""
+    if text.isprintable() and not text.startswith(_QUOTE):
+        return text
+    return json.dumps(text)

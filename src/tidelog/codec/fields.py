@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA, event_sizes
-from tidelog.codec.parsers.base import Found, Spec
-from tidelog.codec.parsers.engine import Engine
+from tidelog.codec.event_batch import EVENT_SCHEMA, event_sizes
+from tidelog.codec.parsers.base import ParsedValues, Spec
+from tidelog.codec.parsers.duckdb import Engine
 from tidelog.codec.parsers.json import JsonField, is_lenient_json
-from tidelog.codec.parsers.texts import texts_of
+from tidelog.codec.parsers.text_lines import texts_of
 from tidelog.codec.parsers.times import moment_reader
 from tidelog.errors import InvalidError
 from tidelog.model import limits
@@ -68,14 +68,14 @@ class _Fields:
         if "time" in self._fields:
             self._moment = moment_reader(self._fields["time"].what, engine)
 
-    def find(self, batch: pa.RecordBatch) -> dict[str, Found]:
+    def find(self, batch: pa.RecordBatch) -> dict[str, ParsedValues]:
         """Each event column that a path gives: for every row a value or an error text."""
-        columns: dict[str, Found] = {}
+        columns: dict[str, ParsedValues] = {}
         for name, field in self._fields.items():
             found = field.pick(batch)
             if name == "time":
                 found = self._moment(found)
-                columns["timestamp"] = Found(_times(found.values), found.errors)
+                columns["timestamp"] = ParsedValues(_times(found.values), found.errors)
                 continue
             nested = f"{field.what} is an object or an array, not a plain value"
             found = found.reject(field.nested(batch), nested)
@@ -85,7 +85,9 @@ class _Fields:
             )
             if name == "id":
                 found = _checked_ids(found)
-            columns[name] = Found(found.values.cast(EVENT_SCHEMA.field(name).type), found.errors)
+            columns[name] = ParsedValues(
+                found.values.cast(EVENT_SCHEMA.field(name).type), found.errors
+            )
         return columns
 
 
@@ -111,7 +113,9 @@ class FieldTaker:
         )
         return pa.record_batch(list(columns.values()), schema=EVENT_SCHEMA)
 
-    def _fitting(self, batch: pa.RecordBatch, found: dict[str, Found]) -> dict[str, Found]:
+    def _fitting(
+        self, batch: pa.RecordBatch, found: dict[str, ParsedValues]
+    ) -> dict[str, ParsedValues]:
         """Rejects the fields of events that would be too large with them."""
         room = limits.OWN_BYTES_MAX - _REASON_ROOM
         names = [name for name in found if name != "timestamp"]
@@ -175,7 +179,7 @@ def _times(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64()).cast(_TIME)
 
 
-def _checked_ids(found: Found) -> Found:
+def _checked_ids(found: ParsedValues) -> ParsedValues:
     found = found.reject(pc.equal(found.values, ""), "id is empty")
     length = pc.binary_length(found.values)
     return found.reject(pc.greater(length, limits.ID_BYTES_MAX), "id is too long")

@@ -20,12 +20,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import STORED_SCHEMA, batch_bytes
-from tidelog.codec.ids import IdIndex, decode_index, encode_index
+from tidelog.codec.event_batch import STORED_SCHEMA, batch_bytes
+from tidelog.codec.id_index import IdIndex, decode_index, encode_index
 from tidelog.errors import CorruptError, InternalError
 from tidelog.model.decoding import decode_json
 from tidelog.model.limits import BATCH_EVENTS_MAX
-from tidelog.model.run import Known, Piece
+from tidelog.model.partition_rows import AppenderView, Piece
 
 __all__ = [
     "SCHEMA_RANGE",
@@ -63,7 +63,9 @@ class Segment:
     pieces: tuple[Piece, ...]
 
 
-def encode_segment(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> Segment:
+def encode_segment(
+    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderView]
+) -> Segment:
     """Pack the events of each partition; every part has at least one.
 
     ``known`` is what the appender knows of each partition: it proves lost commits (``log.losses``).
@@ -79,10 +81,10 @@ def encode_staged(parts: Sequence[tuple[int, pa.Table]], writer: str = "") -> Se
     What is committed of it a driver puts down in a witness (``log.witnesses``). ``writer`` is the
     producer that will commit it, if its row is kept for good.
     """
-    return _encode(parts, {partition: Known(writer=writer) for partition, _ in parts})
+    return _encode(parts, {partition: AppenderView(writer=writer) for partition, _ in parts})
 
 
-def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> Segment:
+def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderView]) -> Segment:
     sink = pa.BufferOutputStream()
     ends: list[tuple[int, int]] = []  # of each piece, and of its index
     is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
@@ -170,7 +172,7 @@ def read_index(data: bytes, what: str) -> IdIndex:
     return decode_index(encoded, what)
 
 
-def read_known(tail: bytes, what: str) -> list[Known]:
+def read_known(tail: bytes, what: str) -> list[AppenderView]:
     """What an appender knew, from the last bytes of a segment. ``CorruptError``."""
     try:
         footer = len(tail) - _END.size - _END.unpack_from(tail, len(tail) - _END.size)[0]
@@ -178,12 +180,14 @@ def read_known(tail: bytes, what: str) -> list[Known]:
         first = footer - _KNOWN.size - size
         if first < 0 or crc32c.crc32c(tail[first : first + size]) != crc:
             raise ValueError("its checksum does not match")
-        return decode_json(tail[first : first + size], list[Known])
+        return decode_json(tail[first : first + size], list[AppenderView])
     except (struct.error, ValueError, msgspec.MsgspecError) as exc:
         raise CorruptError(f"{what}: what its appender knew does not decode ({exc})") from exc
 
 
-def _encode_known(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> bytes:
+def _encode_known(
+    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderView]
+) -> bytes:
     """A block of a multiple of 8 bytes; it ends with the size and the crc32c of its JSON."""
     text = msgspec.json.encode(
         [

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.context import Context
+from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import check_utf8
-from tidelog.model.run import decode_row, encode_row
+from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = [
     "MARK_BYTES",
     "RECORD_BYTES_MAX",
     "AuditRecord",
-    "Audited",
+    "AuditedEvent",
     "AuditedSource",
     "Owner",
     "Why",
@@ -60,7 +60,7 @@ class Owner(Protocol):
     def incarnation(self) -> str: ...
 
 
-class Audited(Persisted, frozen=True, array_like=True):
+class AuditedEvent(Persisted, frozen=True, array_like=True):
     """One event of a record."""
 
     id: str | None  # its mark
@@ -83,7 +83,7 @@ class AuditRecord(Persisted, frozen=True):
     who: str
     at_ms: int
     why: str
-    events: tuple[Audited, ...]
+    events: tuple[AuditedEvent, ...]
     state: Literal["begun", "done"] = "begun"
     key: str = ""  # of a delete by key: that key's mark
     archived: bool = False  # the events were found in archives alone; decided once it is written
@@ -107,7 +107,9 @@ class Why:
             raise InvalidError("who: is empty: say who does this")
 
 
-def put_record(log: Log, topic: Owner, record: AuditRecord, version: str | None = None) -> str:
+def put_record(
+    context: Context, topic: Owner, record: AuditRecord, version: str | None = None
+) -> str:
     """Write a new record, or the next state of one by its version; the version that it has then.
 
     A delayed repeat of an earlier state changes nothing, since it expects that state's version or
@@ -116,7 +118,7 @@ def put_record(log: Log, topic: Owner, record: AuditRecord, version: str | None 
     where = layout.audit_partition(topic.incarnation)
     row = layout.audit_row(record.at_ms, record.id)
     try:
-        return write_repeatedly(log, where, Put(row, encode_row(record), version or ABSENT))
+        return write_repeatedly(context, where, Put(row, encode_row(record), version or ABSENT))
     except ConflictError as exc:
         raise NotFoundError(
             f"`{topic.name}`: was deleted while its events were amended: nothing more was amended"
@@ -124,19 +126,21 @@ def put_record(log: Log, topic: Owner, record: AuditRecord, version: str | None 
 
 
 def read_audit(
-    log: Log, topic: Owner, since_ms: int = 0, event_id: str | None = None
+    context: Context, topic: Owner, since_ms: int = 0, event_id: str | None = None
 ) -> Iterator[AuditRecord]:
     """All records of a topic or an archive from a time on, the oldest first; or those of an id."""
     wanted = None if event_id is None else id_mark(event_id)
-    for record, _ in read_records(log, topic, since_ms):
+    for record, _ in read_records(context, topic, since_ms):
         if wanted is None or any(each.id == wanted for each in record.events):
             yield record
 
 
-def read_records(log: Log, topic: Owner, since_ms: int = 0) -> Iterator[tuple[AuditRecord, str]]:
+def read_records(
+    context: Context, topic: Owner, since_ms: int = 0
+) -> Iterator[tuple[AuditRecord, str]]:
     """The same, each with its version."""
     where = layout.audit_partition(topic.incarnation)
-    for row in log.catalog.scan(where, layout.audit_row(since_ms, "")):
+    for row in context.catalog.scan(where, layout.audit_row(since_ms, "")):
         what = f"audit row `{row.row}` of `{topic.name}`"
         yield decode_row(row.value, AuditRecord, what), row.version
 

@@ -6,17 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
+from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.journal.amend import Amended, Amender
+from tidelog.journal.amend.amend import Amender, AmendResult
 from tidelog.journal.audit import AuditRecord, Why, read_audit
-from tidelog.journal.compile import CompileReport, compile_topic
-from tidelog.journal.lookup import Lookups
-from tidelog.journal.lost import LostTopic
-from tidelog.journal.policy import Policy
-from tidelog.journal.recover import RecoverReport, recover_topic
-from tidelog.journal.replay import JournalEntry, list_journals
-from tidelog.journal.scribe import Scribe, Scribing, Turn
-from tidelog.log.base import Log
+from tidelog.journal.compile.compile import CompileReport, compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.listing import JournalEntry, list_journals
+from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.recover.lost_topics import LostTopic
+from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.model.event import Event
 from tidelog.model.limits import PRESIGN_SECONDS_MAX
 from tidelog.model.playback import Time, whole_range
@@ -29,7 +29,7 @@ __all__ = ["JournalCalls", "presign_s"]
 class JournalCalls(ABC):
     """Lookup, update, delete, and what tells of them."""
 
-    log: Log
+    context: Context
     _pool: Executor
     _lookups: Lookups
     _who: str  # in audit records, where nobody is named
@@ -39,7 +39,7 @@ class JournalCalls(ABC):
         """The topic of this name. ``NotFoundError``."""
 
     @abstractmethod
-    def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
+    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
@@ -64,13 +64,13 @@ class JournalCalls(ABC):
         *,
         why: str = "",
         who: str | None = None,
-    ) -> Amended:
+    ) -> AmendResult:
         """Give many events other values, by their ids; the result names ids that are not there."""
         return self._amender(topic, why, who).update(values)
 
     def delete(
         self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
-    ) -> Amended:
+    ) -> AmendResult:
         """Delete all events that have one of these ids, for good.
 
         No reader that begins after this returned sees them. The bytes go when what shared their
@@ -93,7 +93,7 @@ class JournalCalls(ABC):
         why: str = "",
         who: str | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Amended:
+    ) -> AmendResult:
         """Delete all events that have this key, up to the ends of now, as ``delete`` does.
 
         The keys of the whole topic are read; ``progress`` is called with the bytes that are done.
@@ -110,8 +110,8 @@ class JournalCalls(ABC):
 
         Records hold hashes of ids, so that they do not keep what was erased.
         """
-        times = whole_range(since, None, self.log.clock.now_ms())
-        return read_audit(self.log, self.topic(topic), times.start_ms, event_id)
+        times = whole_range(since, None, self.context.clock.now_ms())
+        return read_audit(self.context, self.topic(topic), times.start_ms, event_id)
 
     def journals(
         self,
@@ -125,9 +125,9 @@ class JournalCalls(ABC):
 
         By default of all times. ``presign`` says how long their URLs shall be good, as ``1h``.
         """
-        times = whole_range(start, end, self.log.clock.now_ms())
+        times = whole_range(start, end, self.context.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
-        return list_journals(self.log, self.topic(topic), times, expires_s=expires_s)
+        return list_journals(self.context, self.topic(topic), times, expires_s=expires_s)
 
     def recover_topic(
         self,
@@ -159,19 +159,21 @@ class JournalCalls(ABC):
         if incarnation is None and partitions is not None:
             raise InvalidError("recover: partitions go with an incarnation: give both or neither")
         if incarnation is not None:
-            lost = LostTopic(self.log, topic, incarnation)
+            lost = LostTopic(self.context, topic, incarnation)
             if not lost.is_registered and dry_run:
-                log, there = lost.as_if(partitions, duration_ms(slot))
-                return recover_topic(log, Lookups(log, self._pool).of(there), dry_run=True, **also)
+                context, there = lost.as_if(partitions, duration_ms(slot))
+                return recover_topic(
+                    context, Lookups(context, self._pool).of(there), dry_run=True, **also
+                )
             if not dry_run:
                 lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)
-        return recover_topic(self.log, self._lookups.of(found), dry_run=dry_run, **also)
+        return recover_topic(self.context, self._lookups.of(found), dry_run=dry_run, **also)
 
     def compile(
         self,
         topic: str,
-        policy: Policy | None = None,
+        policy: CompilePolicy | None = None,
         *,
         go_on: Callable[[], bool] = lambda: True,
         on_swap: Callable[[CompileReport], None] = lambda _: None,
@@ -180,20 +182,20 @@ class JournalCalls(ABC):
 
         ``go_on`` is asked between two swaps, and ``on_swap`` is told of each.
         """
-        wanted = policy or Policy.everything()
-        return compile_topic(self.log, self.topic(topic), wanted, self._pool, go_on, on_swap)
+        wanted = policy or CompilePolicy.everything()
+        return compile_topic(self.context, self.topic(topic), wanted, self._pool, go_on, on_swap)
 
     def scribe(
-        self, how: Scribing | None = None, stopped: Callable[[], bool] = lambda: False
+        self, how: ScribeOptions | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> Scribe:
         """A scribe, of which one works at a time for a home.
 
         It compiles all topics, carries deletes into archives, and sweeps all of the home.
         """
-        wanted = how or Scribing()
-        return Scribe(self.log, wanted, self._pool, stopped, self._after_turns(wanted))
+        wanted = how or ScribeOptions()
+        return Scribe(self.context, wanted, self._pool, stopped, self._after_turns(wanted))
 
-    def scribe_once(self, how: Scribing | None = None) -> Turn | None:
+    def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
         """One turn of the scribe, for cron or a function; None while another one is at work."""
         return self.scribe(how).once()
 
@@ -201,9 +203,12 @@ class JournalCalls(ABC):
         """What audit records say of a call: by default it is the user at this host."""
         return Why(self._who if who is None else who, why)
 
+    def amender(self, topic: str, why: Why) -> Amender:
+        """Returns what amends events of a topic, with ``why`` in the audit. ``NotFoundError``."""
+        return Amender(self.context, self._lookups.of(self.topic(topic)), why, self._pool)
+
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
-        lookup = self._lookups.of(self.topic(topic))
-        return Amender(self.log, lookup, self.reason(why, who), self._pool)
+        return self.amender(topic, self.reason(why, who))
 
 
 def presign_s(text: str | int) -> int:

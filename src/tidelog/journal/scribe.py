@@ -16,14 +16,27 @@
 | 5          | nothing                            | nobody needs to                              |
 
 Nothing rests on there being one: a scribe that was taken for dead does no harm.
+
+A scribe as Prometheus reads it: what this process has done, and what waits.
+
+How often the scribe works: a ticket every N minutes, and those older than M are dropped.
+
+All scribes of a home share one row. Whoever looks first in a stretch of N minutes adds its ticket,
+by the row's version, so there is one for each stretch however many look. At most M/N wait. A ticket
+is removed when its turn is over: that of a scribe that died is met again by the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Check, Put
+from tidelog.context import Context
+from tidelog.coordination.ownership import Ownership, write_held
 from tidelog.errors import (
     CorruptError,
     InternalError,
@@ -32,19 +45,132 @@ from tidelog.errors import (
     TidelogError,
     contained,
 )
-from tidelog.journal.compile import CompileReport, compile_partition
-from tidelog.journal.policy import Policy
-from tidelog.journal.tickets import Place, Rate, Tickets
-from tidelog.log.base import Log
-from tidelog.log.holding import Holding
-from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.journal.compile.compile import CompileReport, compile_partition
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
+from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import duration_text
 from tidelog.model.topic import Topic
 
-__all__ = ["Scribe", "Scribing", "Trouble", "Turn"]
+__all__ = [
+    "Queue",
+    "Rate",
+    "Scribe",
+    "ScribeMetrics",
+    "ScribeOptions",
+    "Tickets",
+    "Trouble",
+    "Turn",
+    "TurnPosition",
+]
+
+_ATTEMPTS = 100  # against other scribes on one row
+_WAITING_MAX = 1_000  # tickets; the row has a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """When tickets are added, and when they are dropped."""
+
+    every_ms: int = 600_000
+    discard_ms: int = 3_600_000
+
+    def __post_init__(self) -> None:
+        if self.every_ms < 1:
+            raise InvalidError(f"scribe: a turn every {self.every_ms}ms: give 1ms or more")
+        if not self.every_ms < self.discard_ms <= self.every_ms * _WAITING_MAX:
+            raise InvalidError(
+                f"scribe: a ticket every {duration_text(self.every_ms)}, dropped after "
+                f"{duration_text(self.discard_ms)}: drop it after more than "
+                f"{duration_text(self.every_ms)} and at most "
+                f"{duration_text(self.every_ms * _WAITING_MAX)}"
+            )
+
+
+class TurnPosition(Persisted, frozen=True):
+    """A partition of a topic, where a turn begins or ended."""
+
+    topic: str = ""  # name; empty: the first
+    partition: int = 0
+
+
+class Queue(Persisted, frozen=True):
+    """The row that scribes share."""
+
+    issued_ms: int = 0  # the stretch that had its ticket last
+    tickets: tuple[int, ...] = ()  # those that wait, by their stretch, the oldest first
+    dropped: int = 0  # so far
+    turns: int = 0  # so far
+    place: TurnPosition = TurnPosition()  # where the next turn begins
+    swept_ms: int = 0  # when a sweep last ended, by the clock of that scribe
+
+
+class Tickets:
+    """One scribe's view of the queue."""
+
+    def __init__(self, context: Context, rate: Rate) -> None:
+        self._context = context
+        self._rate = rate
+
+    def issue(self) -> Queue:
+        """Add the ticket of this stretch if nobody has, drop old ones; the queue as it is now."""
+        for _ in range(_ATTEMPTS):
+            queue, version = self.read()
+            wanted = self._issued(queue)
+            if wanted == queue or self._put(wanted, version):
+                return wanted
+        raise _crowded()
+
+    def read(self) -> tuple[Queue, str | None]:
+        """The queue and its version; an empty one before anybody wrote it."""
+        row = self._context.catalog.get(layout.SCRIBE, layout.SCRIBE_QUEUE)
+        if row is None:
+            return Queue(), None
+        return decode_row(row.value, Queue, "the scribe's queue"), row.version
+
+    def done(self, ticket: int | None, place: TurnPosition, swept_ms: int, held: Check) -> bool:
+        """A turn is over: its ticket goes. False when the scribe's row is no longer ours."""
+        for _ in range(_ATTEMPTS):
+            queue, version = self.read()
+            wanted = msgspec.structs.replace(
+                queue,
+                tickets=tuple(each for each in queue.tickets if each != ticket),
+                turns=queue.turns + 1,
+                place=place,
+                swept_ms=swept_ms,  # not the later one: a wrong clock may have written it
+            )
+            if self._put(wanted, version, held):
+                return True
+            row = self._context.catalog.get(layout.SCRIBE, held.row)
+            if row is None or row.version != held.expect:
+                return False
+        raise _crowded()
+
+    def _issued(self, queue: Queue) -> Queue:
+        now_ms = self._context.clock.now_ms()
+        stretch = now_ms // self._rate.every_ms * self._rate.every_ms
+        waiting = queue.tickets
+        # A stretch that lies ahead comes from a clock that was wrong.
+        if stretch > queue.issued_ms or queue.issued_ms > stretch + self._rate.every_ms:
+            waiting = (*waiting, stretch)
+            queue = msgspec.structs.replace(queue, issued_ms=stretch)
+        kept = tuple(each for each in waiting if now_ms - each < self._rate.discard_ms)
+        dropped = queue.dropped + len(waiting) - len(kept)
+        return msgspec.structs.replace(queue, tickets=kept[-_WAITING_MAX:], dropped=dropped)
+
+    def _put(self, queue: Queue, version: str | None, *held: Check) -> bool:
+        change = Put(layout.SCRIBE_QUEUE, encode_row(queue), version or ABSENT)
+        what = "the scribe's queue"
+        return write_held(self._context, layout.SCRIBE, what, change, *held) is not None
+
+
+def _crowded() -> InvalidError:
+    return InvalidError("the scribe's queue: too many scribes at once: run one or two of a home")
+
 
 _LOOKS = 3  # within a stretch, and within the time to live of another scribe
 _LOOK_S_MAX = 5.0
@@ -52,11 +178,11 @@ _SKEW_MS = 60_000  # by which clocks of hosts may differ without a report
 
 
 @dataclass(frozen=True, slots=True)
-class Scribing:
+class ScribeOptions:
     """How a scribe works; plain values."""
 
     rate: Rate = field(default_factory=Rate)
-    policy: Policy = field(default_factory=Policy)
+    policy: CompilePolicy = field(default_factory=CompilePolicy)
     budget_ms: int = 300_000  # of one turn; the swap under way is finished
     grace_ms: int | None = 3_600_000  # of its sweeps; None: it does not sweep
     sweep_every_ms: int = 3_600_000
@@ -98,20 +224,20 @@ class Scribe:
 
     def __init__(
         self,
-        log: Log,
-        how: Scribing | None = None,
+        context: Context,
+        how: ScribeOptions | None = None,
         pool: Executor | None = None,
         stopped: Callable[[], bool] = lambda: False,
         after: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> None:
         """``after`` does what a turn does beside topics, and returns the turn with that."""
         self._after = after
-        self._log = log
-        self._how = how or Scribing()
+        self._context = context
+        self._how = how or ScribeOptions()
         self._pool = pool
         self._stopped = stopped
-        self._tickets = Tickets(log, self._how.rate)
-        self._holding = Holding(log, layout.SCRIBE, layout.SCRIBE_LEASE, "the scribe's lease")
+        self._tickets = Tickets(context, self._how.rate)
+        self._holding = Ownership(context, layout.SCRIBE, layout.SCRIBE_LEASE, "the scribe's lease")
 
     def tick(self) -> Turn | None:
         """One turn, if a ticket waits and no other scribe is at work."""
@@ -145,7 +271,7 @@ class Scribe:
         An error that may pass, such as a catalog that is out of reach, is told, and the turn is
         tried again.
         """
-        shorter_ms = min(self._how.rate.every_ms, self._log.settings.lease_ttl_ms)
+        shorter_ms = min(self._how.rate.every_ms, self._context.settings.lease_ttl_ms)
         look_s = min(_LOOK_S_MAX, shorter_ms / 1000 / _LOOKS)
         while not self._stopped():
             try:
@@ -161,19 +287,21 @@ class Scribe:
                 wait(look_s)
 
     def _turn(self, ticket: int | None) -> Turn:
-        clock = self._log.clock
+        clock = self._context.clock
         began_ms, began_s = clock.now_ms(), clock.monotonic_s()
         queue, _ = self._tickets.read()
         with self._holding.beating() as lost:
-            work = _Work(self._log, self._how, self._pool, lambda: lost.is_set() or self._stopped())
+            work = _Work(
+                self._context, self._how, self._pool, lambda: lost.is_set() or self._stopped()
+            )
             place = work.compile(queue.place)
             swept_ms = queue.swept_ms
-            if place == Place() and self._sweeps(swept_ms) and work.go_on():
+            if place == TurnPosition() and self._sweeps(swept_ms) and work.go_on():
                 if self._is_ahead(swept_ms):
                     work.note(_wrong_clock(swept_ms, clock.now_ms()))
                 work.sweep()
                 swept_ms = clock.now_ms()
-        turn = work.turn(began_ms, clock.monotonic_s() - began_s, place == Place())
+        turn = work.turn(began_ms, clock.monotonic_s() - began_s, place == TurnPosition())
         if self._holding.is_ours():
             self._tickets.done(ticket, place, swept_ms, self._holding.check())
         after, _ = self._tickets.read()
@@ -182,25 +310,29 @@ class Scribe:
     def _sweeps(self, swept_ms: int) -> bool:
         if self._how.grace_ms is None:
             return False
-        waited_ms = self._log.clock.now_ms() - swept_ms
+        waited_ms = self._context.clock.now_ms() - swept_ms
         return waited_ms >= self._how.sweep_every_ms or self._is_ahead(swept_ms)
 
     def _is_ahead(self, swept_ms: int) -> bool:
         """Whether the last sweep is dated so far ahead that its clock or ours was wrong."""
-        return swept_ms - self._log.clock.now_ms() > max(self._how.sweep_every_ms, _SKEW_MS)
+        return swept_ms - self._context.clock.now_ms() > max(self._how.sweep_every_ms, _SKEW_MS)
 
 
 class _Work:
     """One turn under way."""
 
     def __init__(
-        self, log: Log, how: Scribing, pool: Executor | None, stopped: Callable[[], bool]
+        self,
+        context: Context,
+        how: ScribeOptions,
+        pool: Executor | None,
+        stopped: Callable[[], bool],
     ) -> None:
-        self._log = log
+        self._context = context
         self._how = how
         self._pool = pool
         self._stopped = stopped
-        self._ends_s = log.clock.monotonic_s() + how.budget_ms / 1000
+        self._ends_s = context.clock.monotonic_s() + how.budget_ms / 1000
         self._compiled = CompileReport()
         self._swept: SweepReport | None = None
         self._topics: set[str] = set()
@@ -208,9 +340,9 @@ class _Work:
 
     def go_on(self) -> bool:
         """Whether there is time left."""
-        return not self._stopped() and self._log.clock.monotonic_s() < self._ends_s
+        return not self._stopped() and self._context.clock.monotonic_s() < self._ends_s
 
-    def compile(self, start: Place) -> Place:
+    def compile(self, start: TurnPosition) -> TurnPosition:
         """All partitions, from a place on and around; where the next turn begins.
 
         A partition that had a whole turn and is not done waits until the others had theirs.
@@ -223,12 +355,12 @@ class _Work:
             if not self.go_on():
                 following = places[(number + 1) % len(places)][1]
                 return following if number == 0 else place
-        return Place()
+        return TurnPosition()
 
     def sweep(self) -> None:
         """Delete what nobody refers to."""
         with contained("sweep", self.note):
-            self._swept = sweep_home(self._log, self._how.grace_ms or 0)
+            self._swept = sweep_home(self._context, self._how.grace_ms or 0)
             self._troubles += [Trouble(each.topic, each.error) for each in self._swept.refused]
             self._troubles += [Trouble("", each) for each in self._swept.unlisted]
 
@@ -258,14 +390,14 @@ class _Work:
 
         with contained(f"topic `{topic.name}`: partition {partition}", note):
             for done in compile_partition(
-                self._log, topic, partition, policy, self._pool, self.go_on
+                self._context, topic, partition, policy, self._pool, self.go_on
             ):
                 self._compiled += done
 
-    def _places(self, start: Place) -> Iterator[tuple[Topic, Place]]:
-        topics = [topic for topic in list_topics(self._log) if topic.state == "ready"]
+    def _places(self, start: TurnPosition) -> Iterator[tuple[Topic, TurnPosition]]:
+        topics = [topic for topic in list_topics(self._context) if topic.state == "ready"]
         found = [
-            (topic, Place(topic.name, partition))
+            (topic, TurnPosition(topic.name, partition))
             for topic in topics
             for partition in range(topic.partitions)
         ]
@@ -280,3 +412,80 @@ def _wrong_clock(swept_ms: int, now_ms: int) -> InvalidError:
         f"scribe: the last sweep is dated {to_iso(swept_ms)}, {ahead} ahead of this machine's "
         "clock: swept again; check the clocks of the machines that run scribes"
     )
+
+
+@dataclass(slots=True)
+class ScribeMetrics:
+    """Counts of one process; told as counters, but for the last three."""
+
+    turns: int = 0
+    turns_unfinished: int = 0
+    turn_seconds: float = 0.0
+    journals: int = 0
+    runs: int = 0
+    events: int = 0
+    amendments: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    objects_swept: int = 0
+    bytes_swept: int = 0
+    stores_unlisted: int = 0
+    errors: int = 0
+    tickets_dropped: int = 0
+    tickets_waiting: int = 0
+    last_turn_timestamp_seconds: float = 0.0
+
+    def add(self, turn: Turn) -> None:
+        """A turn is over."""
+        done = turn.compiled
+        self.turns += 1
+        self.turns_unfinished += not turn.finished
+        self.turn_seconds += turn.seconds
+        self.journals += done.journals
+        self.runs += done.runs
+        self.events += done.events
+        self.amendments += done.amendments
+        self.bytes_read += done.bytes_before
+        self.bytes_written += done.bytes_after
+        if turn.swept is not None:
+            self.objects_swept += turn.swept.objects_deleted
+            self.bytes_swept += turn.swept.bytes_deleted
+            self.stores_unlisted = len(turn.swept.unlisted)
+        self.errors += len(turn.troubles)
+        self.tickets_dropped = turn.dropped
+        self.tickets_waiting = turn.waiting
+        self.last_turn_timestamp_seconds = turn.began_ms / 1000 + turn.seconds
+
+    def text(self) -> str:
+        """The text of Prometheus' exposition format."""
+        lines = []
+        for each in fields(self):
+            is_counter = each.name not in _GAUGES
+            name = f"tidelog_scribe_{each.name}" + ("_total" if is_counter else "")
+            lines += [
+                f"# HELP {name} {_HELP[each.name]}.",
+                f"# TYPE {name} {'counter' if is_counter else 'gauge'}",
+                f"{name} {getattr(self, each.name)}",
+            ]
+        return "".join(f"{line}\n" for line in lines)
+
+
+_GAUGES = ("stores_unlisted", "tickets_waiting", "last_turn_timestamp_seconds")
+_HELP = {
+    "turns": "Turns of this scribe",
+    "turns_unfinished": "Turns whose time was over before all was done",
+    "turn_seconds": "How long turns took",
+    "journals": "Journals that were made",
+    "runs": "Runs and journals that they took the place of",
+    "events": "Events in the journals that were made",
+    "amendments": "Updates and deletes that were applied",
+    "bytes_read": "Bytes of what was replaced",
+    "bytes_written": "Bytes of the journals that were made",
+    "objects_swept": "Objects that its sweeps deleted",
+    "bytes_swept": "Bytes of these objects",
+    "stores_unlisted": "Stores whose unfinished uploads the last sweep could not list or remove",
+    "errors": "Topics that could not be compiled or swept, turn by turn",
+    "tickets_dropped": "Tickets of the home that were too old when a scribe looked",
+    "tickets_waiting": "Tickets of the home that wait for a turn",
+    "last_turn_timestamp_seconds": "When the last turn of this scribe ended",
+}

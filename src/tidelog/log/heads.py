@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidelog.catalog.base import Put
+from tidelog.context import Context
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.log.base import Log
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.backoff import Backoff
-from tidelog.model.run import Head, encode_row
+from tidelog.model.partition_rows import Head, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["RACE", "raise_head"]
@@ -19,7 +19,7 @@ RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # against produce
 
 
 def raise_head(
-    log: Log, topic: Topic, partition: int, raised: Callable[[Head], Head]
+    context: Context, topic: Topic, partition: int, raised: Callable[[Head], Head]
 ) -> tuple[Head, Head]:
     """Change a head by what only grows; the head as it was found, and as it is now.
 
@@ -28,8 +28,8 @@ def raise_head(
     """
     where = layout.topic_partition(topic.incarnation, partition)
     found: Head | None = None
-    for delay_s in RACE.delays_s(log.random):
-        head, version = read_head(log, topic, partition)
+    for delay_s in RACE.delays_s(context.random):
+        head, version = read_head(context, topic, partition)
         if found is None:
             found = head
         if head.closed:
@@ -39,9 +39,9 @@ def raise_head(
             return found, head
         try:
             change = Put("head", encode_row(wanted), expect=version)
-            log.catalog.write(where, change, write_id=log.ids.new())
+            context.catalog.write(where, change, write_id=context.ids.new())
         except (ConflictError, UnknownOutcomeError):
-            log.clock.sleep(delay_s)
+            context.clock.sleep(delay_s)
         else:
             return found, wanted
     raise UnavailableError(

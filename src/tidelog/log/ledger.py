@@ -21,15 +21,24 @@ each partition, which every commit expects:
 A copy that is committed before step 3 of the delete is found by its step 4; one that is committed
 later has read the ledger after step 2. Nothing gets between, and a topic into which nothing was
 ever copied pays nothing.
+
+Copies of events into a topic: what was erased from it is left out, whenever that happens.
+
+See ``log.ledger`` for the steps on both sides. A commit of a copy is refused with
+``LedgerMovedError`` where the head tells that the ledger has grown since the events were held
+against it; the copier then reads the ledger again, leaves out what was erased meanwhile, and
+commits the rest under the sequences that these events had before. That is another segment: the one
+that was refused holds erased events, and is listed as unused where it was not committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,26 +47,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.catalog.base import ABSENT, Expectation, Put
-from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.log.base import Log
+from tidelog.codec.event_batch import STORED_SCHEMA
+from tidelog.codec.segment import encode_staged, read_piece
+from tidelog.context import Context
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.heads import RACE, raise_head
+from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.staged import StagedSegment, is_claimed, put_witness, staged_origin
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
-from tidelog.model.run import Erased, Head, decode_row, encode_row
+from tidelog.model.partition_rows import Head, LedgerEntry, Piece, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
+from tidelog.store.base import Store
+from tidelog.store.create import put_same
 
 __all__ = [
     "NOTHING_ERASED",
+    "Copier",
     "ErasedIds",
+    "LedgerMovedError",
     "Stamp",
     "announce_erasure",
+    "append_staged",
     "enter_erased",
     "erased_until",
+    "is_appended",
     "read_erased",
     "read_ledger",
     "read_stamp",
     "was_erased",
+    "without_erased",
 ]
 
 _BUCKETS = [f"{number:02x}" for number in range(256)]
@@ -119,7 +145,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def enter_erased(
-    log: Log,
+    context: Context,
     topic: Topic,
     ids: Mapping[str, int] | Times,
     keys: Times | None = None,
@@ -130,132 +156,136 @@ def enter_erased(
     Ids may be given as their sha256; keys always are.
     A row keeps the latest time of all that were entered, in whatever order writes arrive.
     """
-    now_ms = log.clock.now_ms()
-    buckets: dict[str, dict[str, Erased]] = {}
+    now_ms = context.clock.now_ms()
+    buckets: dict[str, dict[str, LedgerEntry]] = {}
     for prefix, digest, until_ms in (
         *(("", _digest_of(each).hex(), until) for each, until in ids.items()),
         *((_KEYS, each.hex(), until) for each, until in (keys or {}).items()),
     ):
         where = layout.erased_partition(topic.incarnation, digest)
-        buckets.setdefault(where, {})[prefix + digest] = Erased(now_ms, until_ms)
+        buckets.setdefault(where, {})[prefix + digest] = LedgerEntry(now_ms, until_ms)
 
-    def enter(bucket: tuple[str, dict[str, Erased]]) -> None:
+    def enter(bucket: tuple[str, dict[str, LedgerEntry]]) -> None:
         where, rows = bucket
         names = list(rows)
         for first in range(0, len(names), limits.CHANGES_MAX):
-            _enter(log, where, {name: rows[name] for name in names[first:][: limits.CHANGES_MAX]})
+            _enter(
+                context, where, {name: rows[name] for name in names[first:][: limits.CHANGES_MAX]}
+            )
 
     each_of: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     for _ in each_of(enter, buckets.items()):
         pass
 
 
-def announce_erasure(log: Log, topic: Topic, partition: int) -> Head:
+def announce_erasure(context: Context, topic: Topic, partition: int) -> Head:
     """Let copies into a partition notice that the ledger has grown; the head after that.
 
     ``NotFoundError`` when the topic was deleted.
     """
-    head, _ = read_head(log, topic, partition)
+    head, _ = read_head(context, topic, partition)
     if not head.copied:
         return head
 
     def raised(head: Head) -> Head:
         return msgspec.structs.replace(head, erasures=head.erasures + 1)
 
-    return raise_head(log, topic, partition, raised)[1]
+    return raise_head(context, topic, partition, raised)[1]
 
 
-def was_erased(log: Log, topic: Topic, event_id: str) -> bool:
+def was_erased(context: Context, topic: Topic, event_id: str) -> bool:
     """Whether one id is in the ledger."""
     digest = _digest(event_id.encode()).hex()
     where = layout.erased_partition(topic.incarnation, digest)
-    return log.catalog.get(where, digest) is not None
+    return context.catalog.get(where, digest) is not None
 
 
-def erased_until(log: Log, topic: Topic, ids: Iterable[str], keys: Iterable[bytes]) -> ErasedIds:
+def erased_until(
+    context: Context, topic: Topic, ids: Iterable[str], keys: Iterable[bytes]
+) -> ErasedIds:
     """What the ledger has of some ids and keys."""
     names = {"": [_digest(each.encode()) for each in ids], _KEYS: [_digest(each) for each in keys]}
     found: dict[str, dict[bytes, int]] = {prefix: {} for prefix in names}
     for prefix, digests in names.items():
         for digest in digests:
             where = layout.erased_partition(topic.incarnation, digest.hex())
-            row = log.catalog.get(where, prefix + digest.hex())
+            row = context.catalog.get(where, prefix + digest.hex())
             if row is not None:
-                erased = decode_row(row.value, Erased, f"row `{row.row}` of the ledger")
+                erased = decode_row(row.value, LedgerEntry, f"row `{row.row}` of the ledger")
                 found[prefix][digest] = erased.until_ms
     return ErasedIds(found[""], found[_KEYS])
 
 
-def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> ErasedIds:
+def read_erased(context: Context, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> ErasedIds:
     """The ledger as it is now, for a copy into the topic; ``known`` where it has not grown.
 
     ``NotFoundError`` when the topic was deleted.
     """
-    stamp = read_stamp(log, topic)
+    stamp = read_stamp(context, topic)
     if stamp == known.stamp:
         return known
-    return read_ledger(log, topic, stamp)
+    return read_ledger(context, topic, stamp)
 
 
-def read_stamp(log: Log, topic: Topic) -> Stamp:
+def read_stamp(context: Context, topic: Topic) -> Stamp:
     """Steps 1 and 2 of a copy: what its commits expect of the heads."""
-    return tuple(_copied(log, topic, each).erasures for each in range(topic.partitions))
+    return tuple(_copied(context, topic, each).erasures for each in range(topic.partitions))
 
 
-def read_ledger(log: Log, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
+def read_ledger(context: Context, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
     """The ledger as it is now, for what copies nothing into the topic."""
     audit = layout.audit_partition(topic.incarnation)
-    if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
+    if next(iter(context.catalog.scan(audit, limit=1)), None) is None:
         return ErasedIds(stamp=stamp)  # every delete begins with a record
     ids: dict[bytes, int] = {}
     keys: dict[bytes, int] = {}
 
     def read(bucket: str) -> None:
-        for row in log.catalog.scan(layout.erased_partition(topic.incarnation, bucket)):
-            erased = decode_row(row.value, Erased, f"row `{row.row}` of the ledger")
+        for row in context.catalog.scan(layout.erased_partition(topic.incarnation, bucket)):
+            erased = decode_row(row.value, LedgerEntry, f"row `{row.row}` of the ledger")
             times = keys if row.row.startswith(_KEYS) else ids
             times[bytes.fromhex(row.row.removeprefix(_KEYS))] = erased.until_ms
 
-    if log.commits_at_once == 1:
+    if context.commits_at_once == 1:
         for bucket in _BUCKETS:
             read(bucket)
     else:  # each is a round trip
-        with Pool(log.commits_at_once) as pool:
+        with Pool(context.commits_at_once) as pool:
             list(pool.map(read, _BUCKETS))
     return ErasedIds(ids, keys, stamp)
 
 
-def _copied(log: Log, topic: Topic, partition: int) -> Head:
+def _copied(context: Context, topic: Topic, partition: int) -> Head:
     """A head that says that something copies events into its partition."""
 
     def raised(head: Head) -> Head:
         return head if head.copied else msgspec.structs.replace(head, copied=True)
 
-    return raise_head(log, topic, partition, raised)[1]
+    return raise_head(context, topic, partition, raised)[1]
 
 
-def _enter(log: Log, where: str, rows: Mapping[str, Erased]) -> None:
+def _enter(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> None:
     """Put rows of one bucket, or raise the times of those that are there."""
     changes = [Put(name, encode_row(row), ABSENT) for name, row in rows.items()]
-    for delay_s in RACE.delays_s(log.random):
+    for delay_s in RACE.delays_s(context.random):
         if not changes:
             return
         try:
-            log.catalog.write(where, *changes, write_id=log.ids.new())
+            context.catalog.write(where, *changes, write_id=context.ids.new())
         except (ConflictError, UnknownOutcomeError):
-            log.clock.sleep(delay_s)
-            changes = list(_raised(log, where, rows))
+            context.clock.sleep(delay_s)
+            changes = list(_raised(context, where, rows))
         else:
             return
     raise UnavailableError("ledger of erased ids: too many writers at once: try again")
 
 
-def _raised(log: Log, where: str, rows: Mapping[str, Erased]) -> Iterable[Put]:
+def _raised(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> Iterable[Put]:
     for name, row in rows.items():
-        found = log.catalog.get(where, name)
+        found = context.catalog.get(where, name)
         expect: Expectation = ABSENT
         if found is not None:
-            before = decode_row(found.value, Erased, f"row `{name}` of the ledger")
+            before = decode_row(found.value, LedgerEntry, f"row `{name}` of the ledger")
             if before.until_ms >= row.until_ms:
                 continue
             expect = found.version
@@ -287,3 +317,234 @@ def _digest_of(event_id: str | bytes) -> bytes:
 
 def _digest(value: bytes) -> bytes:
     return hashlib.sha256(value).digest()
+
+
+T = TypeVar("T")
+
+
+class LedgerMovedError(ConflictError):
+    """Something was erased from the topic since the events were held against its ledger."""
+
+    kind = "ledger moved"
+
+
+class Copier(Appender):
+    """An appender whose commits expect the ledger by which erased events were left out."""
+
+    erased: ErasedIds = NOTHING_ERASED
+    needs_offsets = False
+
+    def __init__(self, context: Context, topic: Topic, producer: str) -> None:
+        super().__init__(context, topic, producer)
+        self.committed: set[tuple[str, int]] = set()  # staged segments, and by which partition
+
+    @property
+    def store(self) -> Store:
+        """Where segments are."""
+        return self._context.store
+
+    def look(self) -> ErasedIds:
+        """The ledger as it is now; the next commits expect it."""
+        self.erased = read_erased(self._context, self._topic, self.erased)
+        return self.erased
+
+    def forget(self) -> None:
+        """Read the rows of all partitions again, when they are next needed."""
+        for partition in range(self._topic.partitions):
+            self._forget(partition)
+
+    def check_head(self, partition: int, head: Head) -> None:
+        super().check_head(partition, head)
+        if head.erasures != self.erased.stamp[partition]:
+            self._heads.pop(partition, None)  # it may be the head that is old, not the ledger
+            raise LedgerMovedError(
+                f"partition `{self._topic.name}/{partition}`: events were erased while others were "
+                "copied into it: try again"
+            )
+
+    def bear_witness(self, segments: Iterable[StagedSegment], pool: Executor | None = None) -> None:
+        """Say in the store which partitions have committed each of some staged segments.
+
+        After the commits, and before they are acknowledged: so the catalog cannot lose these
+        unseen. ``UnavailableError`` if that fails: then append them again, which commits nothing.
+        """
+
+        def put(staged: StagedSegment) -> None:
+            has = [each.partition for each in staged.pieces if self._has(staged, each.partition)]
+            if has:
+                put_witness(self._context, self._topic, staged_origin(staged.key), has)
+
+        each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+        list(each(put, segments))
+
+    def _has(self, staged: StagedSegment, partition: int) -> bool:
+        """Whether a partition has committed a staged segment, in this call or before it."""
+        is_ours = (staged.key, partition) in self.committed
+        return is_ours or is_claimed(
+            self._context, self._topic, staged_origin(staged.key), partition
+        )
+
+    def copy(self, attempt: Callable[[ErasedIds], T]) -> T:
+        """Run ``attempt`` with the ledger, again and again until that holds for its commits.
+
+        It must leave out what is erased, and skip what it has committed before.
+        """
+        erased = self.erased if self.erased.stamp else self.look()
+        for delay_s in self._delays():
+            with contextlib.suppress(LedgerMovedError):
+                done = attempt(erased)
+                self.list_abandoned()
+                return done
+            self._context.clock.sleep(delay_s)
+            erased = self.look()
+        raise UnavailableError(
+            f"topic `{self._topic.name}`: events are erased faster than others are copied into it: "
+            "try again"
+        )
+
+
+def append_staged(
+    producer: Copier,
+    segments: Sequence[StagedSegment],
+    first_sequence: int = 0,
+    pool: Executor | None = None,
+) -> int:
+    """Copy segments and commit their pieces, partition by partition, each piece once.
+
+    In each partition the events are numbered from ``first_sequence``; those that were erased keep
+    their numbers, and are left out. Returns how many these are. ``NotFoundError`` when the topic
+    was deleted, or when a segment is neither staged nor appended.
+    """
+
+    def attempt(erased: ErasedIds) -> int:
+        wanted = [
+            without_erased(producer.store, each, erased, producer.writer) for each in segments
+        ]
+        tried.update({each.key: each for each in wanted})
+        made = {each.key for each in wanted} - {each.key for each in segments}
+        try:
+            _append(producer, wanted, first_sequence, pool)
+        except NotFoundError:
+            producer.forget()
+            if not made or _pieces(producer, wanted, first_sequence):
+                raise
+            # Another driver has appended them all, and deleted what it had made beside.
+        if made:
+            producer.store.delete(made)
+        return sum(len(out) for each in wanted for out in each.left_out.values())
+
+    tried: dict[
+        str, StagedSegment
+    ] = {}  # all that may be committed, also with events that were erased
+    left_out = producer.copy(attempt)
+    producer.bear_witness(tried.values(), pool)
+    return left_out
+
+
+def _append(
+    producer: Copier, segments: Sequence[StagedSegment], first_sequence: int, pool: Executor | None
+) -> None:
+    todo = _pieces(producer, segments, first_sequence)
+    named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
+
+    def copy(staged: StagedSegment) -> StoredSegment:
+        return producer.adopt(staged.key, staged.pieces)
+
+    def commit(partition: int) -> LedgerMovedError | None:
+        copies = dict(stored)
+        for index, (first, piece, staged) in enumerate(todo[partition]):
+            sequences = staged.sequences(piece, first)
+            try:
+                _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
+                producer.committed.add((staged.key, partition))
+            except AlreadyExistsError:
+                continue  # by another driver, meanwhile
+            except LedgerMovedError as exc:
+                for _, _, later in todo[partition][index:]:
+                    producer.abandon(partition, copies[later.key])
+                return exc
+        return None
+
+    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+    stored = dict(zip(named, each(copy, named.values()), strict=True))
+    for staged in named.values():
+        for piece in staged.pieces:
+            if all(staged is not each for _, _, each in todo.get(piece.partition, ())):
+                producer.abandon(piece.partition, stored[staged.key])  # it has these events
+    moved = [error for error in each(commit, todo) if error is not None]
+    for error in moved:  # when all commits under way have ended
+        raise error
+
+
+def is_appended(
+    producer: Appender, segments: Sequence[StagedSegment], first_sequence: int = 0
+) -> bool:
+    """Whether all pieces are in the topic, as a producer that was just made sees it."""
+    return not _pieces(producer, segments, first_sequence)
+
+
+def _pieces(
+    producer: Appender, segments: Sequence[StagedSegment], first_sequence: int
+) -> dict[int, list[tuple[int, Piece, StagedSegment]]]:
+    """What is not committed yet: for each partition its pieces in order, with their sequences."""
+    counted: dict[int, int] = {}
+    todo: dict[int, list[tuple[int, Piece, StagedSegment]]] = {}
+    for staged in segments:
+        for partition, out in staged.left_out.items():
+            counted[partition] = counted.get(partition, first_sequence) + len(out)
+        for piece in staged.pieces:
+            before = len(staged.left_out.get(piece.partition, ()))
+            first = counted.get(piece.partition, first_sequence) - before
+            counted[piece.partition] = first + before + piece.count
+            if first > producer.last_sequence(piece.partition):
+                todo.setdefault(piece.partition, []).append((first, piece, staged))
+    return todo
+
+
+def without_erased(
+    store: Store, staged: StagedSegment, erased: ErasedIds, writer: str = ""
+) -> StagedSegment:
+    """A staged segment without what was erased since its writer began; often it is the same one.
+
+    One that is gone has been appended, or will be missed there.
+    """
+    is_known = staged.ledger.startswith(erased.mark)
+    if not len(erased) or is_known or not (erased.keys or any(p.ids_end for p in staged.pieces)):
+        return staged
+    tables: list[tuple[int, pa.Table]] = []
+    left_out: dict[int, tuple[int, ...]] = {}
+    with contextlib.suppress(NotFoundError):
+        for piece in staged.pieces:
+            table = _table(store, staged.key, piece)
+            keep = erased.kept(table)
+            if keep is not None:
+                left_out[piece.partition] = tuple(np.flatnonzero(~keep).tolist())
+                table = table.filter(pa.array(keep))
+            if table.num_rows:
+                tables.append((piece.partition, table))
+        if left_out:
+            again = StagedSegment(_beside(staged.key, erased.mark), (), left_out)
+            return _staged_again(store, again, tables, writer)
+    return staged
+
+
+def _beside(key: str, mark: str) -> str:
+    """The key of a segment without erased events; of the same kind as that of the whole one."""
+    kind = ".arrow"
+    return f"{key.removesuffix(kind)}.{mark}{kind if key.endswith(kind) else ''}"
+
+
+def _staged_again(
+    store: Store, again: StagedSegment, tables: list[tuple[int, pa.Table]], writer: str
+) -> StagedSegment:
+    if not tables:
+        return again
+    segment = encode_staged(tables, writer=writer)
+    put_same(store, again.key, segment.data)  # another driver may have put the same
+    return StagedSegment(again.key, segment.pieces, again.left_out)
+
+
+def _table(store: Store, key: str, piece: Piece) -> pa.Table:
+    data = store.get(key, piece.byte_start, piece.byte_end)
+    what = f"staged segment `{key}`, bytes {piece.byte_start} to {piece.byte_end}"
+    return pa.Table.from_batches(read_piece(data, piece.crc, piece.count, what), STORED_SCHEMA)

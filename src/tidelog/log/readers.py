@@ -15,18 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.archives import read_progress
-from tidelog.log.base import Log
-from tidelog.log.lag import consumer_names
-from tidelog.log.lease import read_lease
+from tidelog.log.consumer.leases import read_lease
+from tidelog.log.status import consumer_names
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.playback import Pinned, PlaybackState
-from tidelog.model.run import Head, decode_row
+from tidelog.model.playback import PlaybackPin, PlaybackState
 from tidelog.model.topic import Topic
 
 __all__ = ["Behind", "DeletedTopic", "Past", "check_all_read", "check_readers", "readers_behind"]
@@ -49,22 +49,22 @@ Past = bool | str | Iterable[str]
 """Which readers may be passed: all, none, or those of these names."""
 
 
-def check_readers(log: Log, topic: Topic, past: Past, starts: Mapping[int, int]) -> None:
+def check_readers(context: Context, topic: Topic, past: Past, starts: Mapping[int, int]) -> None:
     """Refuse a trim that passes a reader. ``InvalidError`` that names readers and positions.
 
     ``past`` names readers that it may pass, as ``billing`` or ``consumer:billing``.
     ``NotFoundError`` for a name that no reader of the topic has.
     """
     if past is not True:
-        found = readers_behind(log, topic, starts, past)
+        found = readers_behind(context, topic, starts, past)
         _refuse(topic, f"trim of `{topic.name}`", found, "trim")
 
 
-def check_all_read(log: Log, topic: Topic, past: Past = False) -> None:
+def check_all_read(context: Context, topic: Topic, past: Past = False) -> None:
     """Refuse to delete a topic that a reader has not read to its end, in the same way."""
     if past is not True:
-        ends = {each: read_head(log, topic, each)[0].next for each in range(topic.partitions)}
-        found = readers_behind(log, topic, ends, past)
+        ends = {each: read_head(context, topic, each)[0].next for each in range(topic.partitions)}
+        found = readers_behind(context, topic, ends, past)
         _refuse(topic, f"delete of topic `{topic.name}`", found, "delete it")
 
 
@@ -76,25 +76,25 @@ class DeletedTopic:
     ends: tuple[int, ...]  # by partition
 
     @classmethod
-    def read(cls, log: Log, incarnation: str) -> DeletedTopic | None:
+    def read(cls, context: Context, incarnation: str) -> DeletedTopic | None:
         """What is left of an incarnation; None while its topic is not deleted."""
         ends: list[int] = []
         while True:
             where = layout.topic_partition(incarnation, len(ends))
-            row = log.catalog.get(where, "head")
+            row = context.catalog.get(where, "head")
             head = None if row is None else decode_row(row.value, Head, f"head of `{where}`")
             if head is None or not head.closed:
                 return cls(incarnation, tuple(ends)) if ends else None
             ends.append(head.next)
 
     @classmethod
-    def named(cls, log: Log, name: str) -> DeletedTopic | None:
+    def named(cls, context: Context, name: str) -> DeletedTopic | None:
         """The only deleted topic of a name; None where there are none or several."""
-        rows = log.catalog.scan(layout.REGISTRY, layout.deleted_row(""), "deleted0")
+        rows = context.catalog.scan(layout.REGISTRY, layout.deleted_row(""), "deleted0")
         found = [row.row for row in rows if row.value == name.encode()]
         if len(found) != 1:
             return None
-        return cls.read(log, found[0].removeprefix(layout.deleted_row("")))
+        return cls.read(context, found[0].removeprefix(layout.deleted_row("")))
 
     def unread(self, partition: int, position: str) -> int:
         """How many offsets of a partition come after what a reader has read."""
@@ -146,24 +146,24 @@ def _ways_on(topic: Topic, behind: list[Behind]) -> str:
 
 
 def readers_behind(
-    log: Log, topic: Topic, starts: Mapping[int, int], past: Past = False
+    context: Context, topic: Topic, starts: Mapping[int, int], past: Past = False
 ) -> list[Behind]:
     """The readers that need an offset below where a partition would start, by reader.
 
     Those that ``past`` names are left out. ``NotFoundError`` for a name that no reader has,
     ``InvalidError`` for one that several have.
     """
-    passed = _passed(log, topic, past)
+    passed = _passed(context, topic, past)
     raised = {}
     for partition, start in starts.items():
-        head, _ = read_head(log, topic, partition)
+        head, _ = read_head(context, topic, partition)
         if start > head.start:
             raised[partition] = start
     if not raised:
         return []
     found = [
         Behind(reader.text, reader.full, partition, position, raised[partition])
-        for reader, partition, position in _needs(log, topic, sorted(raised))
+        for reader, partition, position in _needs(context, topic, sorted(raised))
         if position is not None and position < raised[partition] and reader.full not in passed
     ]
     return sorted(found, key=lambda each: (each.reader, each.partition))
@@ -192,13 +192,13 @@ class _Reader:
 _Need = tuple[_Reader, int, int | None]
 
 
-def _passed(log: Log, topic: Topic, past: Past) -> set[str]:
+def _passed(context: Context, topic: Topic, past: Past) -> set[str]:
     """The full names of readers that may be passed."""
     if isinstance(past, bool):
         return set()
     found: set[str] = set()
     wanted = [past] if isinstance(past, str) else list(past)
-    known = {reader.full: reader for reader, _, _ in _needs(log, topic, [0])} if wanted else {}
+    known = {reader.full: reader for reader, _, _ in _needs(context, topic, [0])} if wanted else {}
     for name in wanted:
         same = [name] if name in known else [e for e, one in known.items() if one.name == name]
         if not same:
@@ -216,20 +216,20 @@ def _passed(log: Log, topic: Topic, past: Past) -> set[str]:
     return found
 
 
-def _needs(log: Log, topic: Topic, partitions: list[int]) -> Iterator[_Need]:
-    for name in consumer_names(log, topic):
+def _needs(context: Context, topic: Topic, partitions: list[int]) -> Iterator[_Need]:
+    for name in consumer_names(context, topic):
         for partition in partitions:
-            found = read_lease(log, topic, name, partition)
+            found = read_lease(context, topic, name, partition)
             yield _Reader("consumer", name), partition, found[0].cursor if found else 0
-    for reader, pipeline in _pipelines(log, topic.name):
+    for reader, pipeline in _pipelines(context, topic.name):
         for partition in partitions:
-            yield reader, partition, _position(log, pipeline, topic, partition)
-    yield from _playbacks(log, topic, partitions)
+            yield reader, partition, _position(context, pipeline, topic, partition)
+    yield from _playbacks(context, topic, partitions)
 
 
-def _pipelines(log: Log, topic: str) -> Iterator[tuple[_Reader, str]]:
+def _pipelines(context: Context, topic: str) -> Iterator[tuple[_Reader, str]]:
     """The archives and pumps that read a topic, and the incarnation of each one's pipelines."""
-    for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_row(row.value, Archive, f"registry row `{row.row}`")
         if archive.state == "ready" and _reads(archive.source, topic):
             for generation in archive.in_state("live", "building"):
@@ -237,7 +237,7 @@ def _pipelines(log: Log, topic: str) -> Iterator[tuple[_Reader, str]]:
                 more = "" if is_live else f" (generation {generation})"
                 reader = _Reader("archive", archive.name, more)
                 yield reader, archive.pipeline(generation)
-    for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if named.state == "ready" and _reads(named.source, topic):
             yield _Reader("pump", named.name), named.incarnation
@@ -248,9 +248,9 @@ def _reads(source: str, topic: str) -> bool:
     return address.scheme == "topic" and address.path == topic
 
 
-def _position(log: Log, pipeline: str, topic: Topic, partition: int) -> int | None:
+def _position(context: Context, pipeline: str, topic: Topic, partition: int) -> int | None:
     """The first offset that a pipeline needs; None for one that never reads this topic again."""
-    progress = read_progress(log, pipeline, f"{topic.name}/{partition}")
+    progress = read_progress(context, pipeline, f"{topic.name}/{partition}")
     if progress is None:
         return 0  # it has not begun
     if not progress.will_read(topic.incarnation):
@@ -260,15 +260,15 @@ def _position(log: Log, pipeline: str, topic: Topic, partition: int) -> int | No
     return int(progress.position) if progress.position.isdecimal() else 0
 
 
-def _playbacks(log: Log, topic: Topic, partitions: list[int]) -> Iterator[_Need]:
-    for row in log.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
+def _playbacks(context: Context, topic: Topic, partitions: list[int]) -> Iterator[_Need]:
+    for row in context.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
         name = row.value.decode()
         where = layout.playback_partition(name)
-        pin_row = log.catalog.get(where, layout.PLAYBACK_PIN)
+        pin_row = context.catalog.get(where, layout.PLAYBACK_PIN)
         if pin_row is None:
             continue
-        pin = decode_row(pin_row.value, Pinned, f"playback `{name}`").pin
-        state_row = log.catalog.get(where, layout.PLAYBACK_STATE)
+        pin = decode_row(pin_row.value, PlaybackPin, f"playback `{name}`").pin
+        state_row = context.catalog.get(where, layout.PLAYBACK_STATE)
         state = PlaybackState()
         if state_row is not None:
             state = decode_row(state_row.value, PlaybackState, f"playback `{name}`")

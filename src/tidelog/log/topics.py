@@ -45,6 +45,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.context import Context
+from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -52,11 +54,9 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
 )
-from tidelog.log.base import Log
-from tidelog.log.registry import add_name, check_shown, remove_name
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
-from tidelog.model.run import Head, decode_row, encode_row
+from tidelog.model.partition_rows import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.pool import Pool
 
@@ -77,17 +77,19 @@ _NAMES = 1_000  # of topics that are compared with one that is not found
 _CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
 
 
-def create_topic(log: Log, wanted: Topic, check: Callable[[], None] = lambda: None) -> Topic:
+def create_topic(
+    context: Context, wanted: Topic, check: Callable[[], None] = lambda: None
+) -> Topic:
     """Make a topic. ``AlreadyExistsError`` where there is one of this name.
 
     ``check`` may refuse it by what the registry has when the name is added (``add_name``).
     """
     check_topic_name(wanted.name)
     _check_settings(wanted)
-    row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
+    row = context.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
-        add_name(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT), check)
-        row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
+        add_name(context, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT), check)
+        row = context.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
         raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
     topic = _decode(row)
@@ -98,23 +100,23 @@ def create_topic(log: Log, wanted: Topic, check: Callable[[], None] = lambda: No
             f"topic `{topic.name}`: its creation with {topic.partitions} partitions did not "
             "finish: create it with the same settings, or delete it"
         )
-    _each_partition(topic, lambda partition: _create_head(log, topic, partition))
+    _each_partition(topic, lambda partition: _create_head(context, topic, partition))
     ready = msgspec.structs.replace(topic, state="ready")
     try:
-        _put_topic(log, ready, row.version)
+        _put_topic(context, ready, row.version)
     except ConflictError:  # somebody else finished it first, or deleted it
-        found = find_topic(log, wanted.name)
+        found = find_topic(context, wanted.name)
         if found.incarnation != topic.incarnation:
             raise
     return ready
 
 
-def find_topic(log: Log, name: str) -> Topic:
+def find_topic(context: Context, name: str) -> Topic:
     """The topic of a name. ``NotFoundError``."""
     check_topic_name(name)
-    row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+    row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
     if row is None:
-        like = nearest(name, _names(log))
+        like = nearest(name, _names(context))
         raise NotFoundError(
             f"topic `{name}`: not found{like}: see `tidelog topic list`", topic=name
         )
@@ -126,10 +128,10 @@ def find_topic(log: Log, name: str) -> Topic:
     return topic
 
 
-def find_target(log: Log, name: str) -> Topic:
+def find_target(context: Context, name: str) -> Topic:
     """The topic of a name, to write to it. ``NotFoundError`` that says how to make it."""
     try:
-        return find_topic(log, name)
+        return find_topic(context, name)
     except NotFoundError as exc:
         if "topic" not in exc.context:  # it is there, half made or half deleted
             raise
@@ -137,14 +139,14 @@ def find_target(log: Log, name: str) -> Topic:
         raise NotFoundError(f"{exc.message}, {hint}", topic=name) from exc
 
 
-def list_topics(log: Log) -> Iterator[Topic]:
+def list_topics(context: Context) -> Iterator[Topic]:
     """All topics, by name, also those whose creation or deletion did not finish."""
-    for row in log.catalog.scan(layout.REGISTRY, layout.topic_row(""), "topic0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.topic_row(""), "topic0"):
         yield _decode(row)
 
 
 def delete_topic(
-    log: Log,
+    context: Context,
     name: str,
     check: Callable[[Topic], None] | None = None,
     closed: Callable[[Topic], None] | None = None,
@@ -159,7 +161,7 @@ def delete_topic(
     """
     check_topic_name(name)
     while True:
-        row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+        row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
         if row is None:
             raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
         topic = _decode(row)
@@ -169,30 +171,30 @@ def delete_topic(
         if check is not None and topic.state == "ready":
             check(topic)
         with contextlib.suppress(ConflictError):
-            _put_topic(log, msgspec.structs.replace(topic, state="deleting"), row.version)
-    _each_partition(topic, lambda partition: _close_head(log, topic, partition))
+            _put_topic(context, msgspec.structs.replace(topic, state="deleting"), row.version)
+    _each_partition(topic, lambda partition: _close_head(context, topic, partition))
     if closed is not None:
         closed(topic)
-    _remove_objects(log, topic)
-    _remove_consumers(log, topic)
-    _remove_audit(log, topic)
-    _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
+    _remove_objects(context, topic)
+    _remove_consumers(context, topic)
+    _remove_audit(context, topic)
+    _each_partition(topic, lambda partition: _remove_rows(context, topic, partition))
     record = Put(layout.deleted_row(topic.incarnation), name.encode())
     remove_name(
-        log,
+        context,
         layout.topic_row(name),
         lambda found: _decode(found).incarnation == topic.incarnation,
         record,
     )
 
 
-def check_exists(log: Log, topic: Topic) -> Row:
+def check_exists(context: Context, topic: Topic) -> Row:
     """The registry row of a topic that can still be used.
 
     ``NotFoundError`` when it was deleted or is being deleted, also when another topic has its name
     now. What a reader of it misses then is not damage.
     """
-    row = log.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
+    row = context.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
     found = None if row is None else _decode(row)
     if row is None or found is None or found.incarnation != topic.incarnation:
         again = "" if row is None else ", and another one has its name now"
@@ -204,7 +206,7 @@ def check_exists(log: Log, topic: Topic) -> Row:
     return row
 
 
-def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
+def read_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str]:
     """A partition's head and its version. ``NotFoundError`` once the topic is deleted.
 
     Also for a closed head: a delete closes all heads before it removes anything. So a reader that
@@ -212,9 +214,9 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
     ``CorruptError`` where the registry has the topic, and no delete has begun: the row was lost.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    row = log.catalog.get(where, "head")
+    row = context.catalog.get(where, "head")
     if row is None:
-        raise _without_head(log, topic, partition)
+        raise _without_head(context, topic, partition)
     head, version = head_of(topic, partition, row)
     if head.closed:
         raise NotFoundError(
@@ -223,17 +225,17 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
     return head, version
 
 
-def find_head(log: Log, topic: Topic, partition: int) -> Head:
+def find_head(context: Context, topic: Topic, partition: int) -> Head:
     """A partition's head, also a closed one. Errors as for :func:`read_head`, where it has none."""
-    row = log.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
+    row = context.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
     if row is None:
-        raise _without_head(log, topic, partition)
+        raise _without_head(context, topic, partition)
     return head_of(topic, partition, row)[0]
 
 
-def _without_head(log: Log, topic: Topic, partition: int) -> NotFoundError | CorruptError:
+def _without_head(context: Context, topic: Topic, partition: int) -> NotFoundError | CorruptError:
     """Why a partition has no head: a delete marks the registry row before it removes any."""
-    row = log.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
+    row = context.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
     found = None if row is None else _decode(row)
     if found is None or found.incarnation != topic.incarnation or found.state != "ready":
         return NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
@@ -252,10 +254,10 @@ def head_of(topic: Topic, partition: int, row: Row) -> tuple[Head, str]:
     return decode_row(row.value, Head, f"head of `{topic.name}/{partition}`"), row.version
 
 
-def _names(log: Log) -> list[str]:
+def _names(context: Context) -> list[str]:
     """The first topics by name, for an error that names the nearest one."""
     first = layout.topic_row("")
-    rows = log.catalog.scan(layout.REGISTRY, first, "topic0", limit=_NAMES)
+    rows = context.catalog.scan(layout.REGISTRY, first, "topic0", limit=_NAMES)
     return [row.row.removeprefix(first) for row in rows]
 
 
@@ -280,95 +282,95 @@ def _same_settings(one: Topic, other: Topic) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def _put_topic(log: Log, topic: Topic, version: str) -> None:
+def _put_topic(context: Context, topic: Topic, version: str) -> None:
     change = Put(layout.topic_row(topic.name), encode_row(topic), expect=version)
-    log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
+    context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
 
 
-def _create_head(log: Log, topic: Topic, partition: int) -> None:
+def _create_head(context: Context, topic: Topic, partition: int) -> None:
     where = layout.topic_partition(topic.incarnation, partition)
-    if find_partition(log, topic, partition) is None:
+    if find_partition(context, topic, partition) is None:
         with contextlib.suppress(ConflictError):
             change = Put("head", encode_row(Head()), expect=ABSENT)
-            log.catalog.write(where, change, write_id=log.ids.new())
+            context.catalog.write(where, change, write_id=context.ids.new())
 
 
-def find_partition(log: Log, topic: Topic, partition: int) -> Head | None:
+def find_partition(context: Context, topic: Topic, partition: int) -> Head | None:
     """A partition's head, also a closed one; None where the catalog has no row of the partition.
 
     ``CorruptError`` where it has rows and no head: a new one would give their offsets again.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    if next(iter(log.catalog.scan(where, limit=1)), None) is None:
+    if next(iter(context.catalog.scan(where, limit=1)), None) is None:
         return None
-    row = log.catalog.get(where, "head")
+    row = context.catalog.get(where, "head")
     if row is None:
         raise _lost_head(topic, partition)
     return head_of(topic, partition, row)[0]
 
 
-def _close_head(log: Log, topic: Topic, partition: int) -> None:
+def _close_head(context: Context, topic: Topic, partition: int) -> None:
     """Close the head, whatever is committed meanwhile; where there is none, put a closed one."""
     where = layout.topic_partition(topic.incarnation, partition)
     while True:
-        row = log.catalog.get(where, "head")
+        row = context.catalog.get(where, "head")
         head, version = (Head(), ABSENT) if row is None else head_of(topic, partition, row)
         if head.closed:
             return
         closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), version)
         with contextlib.suppress(ConflictError):
-            log.catalog.write(where, closed, write_id=log.ids.new())
+            context.catalog.write(where, closed, write_id=context.ids.new())
             return
 
 
-def _remove_objects(log: Log, topic: Topic) -> None:
+def _remove_objects(context: Context, topic: Topic) -> None:
     keys: list[str] = []
-    for info in log.store.list(f"topics/{topic.incarnation}/"):
+    for info in context.store.list(f"topics/{topic.incarnation}/"):
         keys.append(info.key)
         if len(keys) == 1_000:
-            log.store.delete(keys)
+            context.store.delete(keys)
             keys.clear()
-    log.store.delete(keys)
+    context.store.delete(keys)
 
 
-def _remove_consumers(log: Log, topic: Topic) -> None:
+def _remove_consumers(context: Context, topic: Topic) -> None:
     prefix = layout.consumer_row(topic.incarnation, "")
-    names = [row.row.removeprefix(prefix) for row in _scan(log, layout.REGISTRY, prefix)]
+    names = [row.row.removeprefix(prefix) for row in _scan(context, layout.REGISTRY, prefix)]
     for name in names:
-        remove_partition(log, layout.consumer_members(topic.incarnation, name))
+        remove_partition(context, layout.consumer_members(topic.incarnation, name))
         for partition in range(topic.partitions):
-            remove_partition(log, layout.lease_partition(topic.incarnation, name, partition))
+            remove_partition(context, layout.lease_partition(topic.incarnation, name, partition))
         row = layout.consumer_row(topic.incarnation, name)
-        log.catalog.write(layout.REGISTRY, Delete(row), write_id=log.ids.new())
+        context.catalog.write(layout.REGISTRY, Delete(row), write_id=context.ids.new())
 
 
-def _remove_audit(log: Log, topic: Topic) -> None:
+def _remove_audit(context: Context, topic: Topic) -> None:
     """The ledger of erased ids and the audit records; every amendment begins with one of these."""
     audit = layout.audit_partition(topic.incarnation)
-    if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
+    if next(iter(context.catalog.scan(audit, limit=1)), None) is None:
         return
     ledger = [layout.erased_partition(topic.incarnation, f"{number:02x}") for number in range(256)]
     with Pool(_CREATORS) as pool:
-        list(pool.map(lambda partition: remove_partition(log, partition), ledger))
-    remove_partition(log, audit)
+        list(pool.map(lambda partition: remove_partition(context, partition), ledger))
+    remove_partition(context, audit)
 
 
-def _remove_rows(log: Log, topic: Topic, partition: int) -> None:
-    remove_partition(log, layout.notify_partition(topic.incarnation, partition))
-    remove_partition(log, layout.topic_partition(topic.incarnation, partition))
+def _remove_rows(context: Context, topic: Topic, partition: int) -> None:
+    remove_partition(context, layout.notify_partition(topic.incarnation, partition))
+    remove_partition(context, layout.topic_partition(topic.incarnation, partition))
 
 
-def remove_partition(log: Log, partition: str) -> None:
+def remove_partition(context: Context, partition: str) -> None:
     """Delete all rows of a catalog partition; a closed head stays, and keeps commits out."""
-    rows = (row.row for row in log.catalog.scan(partition))
+    rows = (row.row for row in context.catalog.scan(partition))
     pending: list[Change] = [Delete(row) for row in rows if row != "head"]
     for first in range(0, len(pending), limits.CHANGES_MAX):
         chunk = pending[first : first + limits.CHANGES_MAX]
-        log.catalog.write(partition, *chunk, write_id=log.ids.new())
+        context.catalog.write(partition, *chunk, write_id=context.ids.new())
 
 
-def _scan(log: Log, partition: str, prefix: str) -> list[Row]:
-    rows = log.catalog.scan(partition, prefix, prefix + "\U0010ffff")
+def _scan(context: Context, partition: str, prefix: str) -> list[Row]:
+    rows = context.catalog.scan(partition, prefix, prefix + "\U0010ffff")
     return list(rows)
 
 

@@ -1,4 +1,7 @@
-"""An archive as the registry knows it."""
+"""An archive as the registry knows it.
+
+The rows of an archive's date folders: what is in them, and whether they are final.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,29 @@ import msgspec
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
 from tidelog.model.decoding import Persisted
+from tidelog.model.event import to_iso
 
 __all__ = [
     "Archive",
-    "Ended",
-    "Forced",
+    "ArchiveEnd",
+    "ArchiveFormat",
+    "CountedFiles",
+    "DateFolder",
+    "ForcedPromote",
     "GenerationState",
-    "Making",
     "Promotion",
     "Start",
+    "State",
+    "Success",
     "check_archive_name",
+    "encode_success",
     "numbered",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Making(Persisted, frozen=True):
+class ArchiveFormat(Persisted, frozen=True):
     """How the files of one generation are made. Settings are plain values."""
 
     parser: str = ""  # of a partition archive
@@ -56,7 +65,7 @@ class Promotion(Persisted, frozen=True):
     began_ms: int
 
 
-class Ended(Persisted, frozen=True):
+class ArchiveEnd(Persisted, frozen=True):
     """That a person ended an archive: no driver adds to it, and its files stay as they are."""
 
     id: str  # by which its heads are frozen
@@ -66,7 +75,7 @@ class Ended(Persisted, frozen=True):
     lost: bool = False  # its files were gone before: only what says that it is there is removed
 
 
-class Forced(Persisted, frozen=True):
+class ForcedPromote(Persisted, frozen=True):
     """Events that a person lost by promoting a generation that lacks them."""
 
     old: int  # generation that has it
@@ -86,7 +95,7 @@ class Archive(Persisted, frozen=True):
     store: str  # URL of the store that holds staging and the archive; its row says `home:`
     root: str  # the archive's folder in it
     created_ms: int
-    makings: dict[int, Making]  # by generation
+    makings: dict[int, ArchiveFormat]  # by generation
     max_bytes: int = 200_000_000
     max_age_ms: int = 3_600_000
     dead_share_max: float = 0.1
@@ -100,9 +109,11 @@ class Archive(Persisted, frozen=True):
     states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # of those not live
     promotion: Promotion | None = None  # under way
     start: Start = "earliest"  # or latest: the ends that its creation saw; its first generation
-    forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
+    forced: tuple[
+        ForcedPromote, ...
+    ] = ()  # ranges that live generations lack, by a person's decision
     former: dict[int, str] = msgspec.field(default_factory=dict)  # sources of dropped backfills
-    ended: Ended | None = None
+    ended: ArchiveEnd | None = None
     number: int = 1  # of archives that had this name: no two of them share a folder
 
     def __post_init__(self) -> None:
@@ -113,7 +124,7 @@ class Archive(Persisted, frozen=True):
                     "contradict: a partition archive has a parser, a backup has none"
                 )
 
-    def making(self, generation: int | None = None) -> Making:
+    def making(self, generation: int | None = None) -> ArchiveFormat:
         """How a generation is made, the promoted one by default. ``NotFoundError``."""
         number = self.generation if generation is None else generation
         if number not in self.makings:
@@ -196,3 +207,54 @@ def check_archive_name(name: str) -> None:
             f"archive name `{name[:80]}`: give 1 to {limits.TOPIC_NAME_MAX} letters, digits, `.`, "
             "`_` or `-`, beginning with a letter, a digit or `_`"
         )
+
+
+State = Literal["open", "marking", "final", "reopening", "reopened"]
+
+
+class CountedFiles(Persisted, frozen=True):
+    """Up to where the files of a source partition, or of its replays, are in folders' rows."""
+
+    ordinal: int = 0  # of the first range that is not in them as a whole
+    folders: int = 0  # of that range's folders, in their order, those that are
+
+
+class DateFolder(Persisted, frozen=True):
+    """A date folder that has files.
+
+    Its state says what its marker must be: ``marking`` and ``final`` want it there, ``reopening``
+    and ``reopened`` want it gone. The first of each pair is not yet done, or not yet told.
+    """
+
+    folder: str  # below the generation's own
+    end_ms: int  # when its time is over
+    length_ms: int  # about how long that is
+    files: int = 0
+    events: int = 0
+    state: State = "open"
+    watermark_ms: int = 0  # of the archive when it was last marked
+    late_ms: int = 0  # when files last came after it was marked; 0: never
+    marked_ms: int = 0  # when it was last marked
+
+
+class Success(msgspec.Struct, frozen=True):
+    """What the marker of a folder says."""
+
+    archive: str
+    folder: str
+    watermark: str
+    files: int
+    events: int
+
+
+def encode_success(archive: str, folder: DateFolder) -> bytes:
+    """The marker that a folder's row asks for; it follows from the row, so verify compares both."""
+    return msgspec.json.encode(
+        Success(
+            archive=archive,
+            folder=folder.folder,
+            watermark=to_iso(folder.watermark_ms),
+            files=folder.files,
+            events=folder.events,
+        )
+    )

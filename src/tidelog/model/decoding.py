@@ -4,6 +4,11 @@ msgspec works a type out when it first meets it, and other threads see it half d
 decodes the same type in that moment takes the whole process down. So all types are decoded by what
 is made here, under a lock through which no fork cuts either. What is stored derives from
 :class:`Persisted`.
+
+JSON objects of ours with a checksum, so that a damaged one is an error.
+
+The first line is the value as JSON; the second one, ``{"crc32c":"0123abcd"}``, is the crc32c of the
+first. Tools that read JSON values one after another can read both.
 """
 
 from __future__ import annotations
@@ -13,9 +18,19 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import crc32c
 import msgspec
 
-__all__ = ["Persisted", "decode_json", "decode_msgpack", "remedy"]
+from tidelog.errors import CorruptError
+
+__all__ = [
+    "Persisted",
+    "decode_json",
+    "decode_msgpack",
+    "open_json",
+    "remedy",
+    "seal_json",
+]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -66,3 +81,30 @@ def _decoder(made: dict[Any, D], make: Callable[[Any], D], kind: Any) -> D:
         with _making:
             decoder = made.setdefault(kind, make(kind))
     return decoder
+
+
+S = TypeVar("S", bound=Persisted)
+
+
+def seal_json(value: Persisted) -> bytes:
+    """The bytes to store."""
+    text = msgspec.json.encode(value)
+    return text + _seal(text)
+
+
+def open_json(data: bytes, kind: type[S], what: str) -> S:
+    """The value of stored bytes. ``CorruptError`` where checksum or fields do not fit."""
+    text, _, rest = data.partition(b"\n")
+    if b"\n" + rest != _seal(text):
+        raise CorruptError(
+            f"{what}: its checksum does not match: keep it, and restore it from a copy"
+        )
+    try:
+        return decode_json(text, kind)
+    except msgspec.MsgspecError as exc:
+        advice = remedy(exc, "keep it, and restore it from a copy")
+        raise CorruptError(f"{what}: {exc}: {advice}") from exc
+
+
+def _seal(text: bytes) -> bytes:
+    return b'\n{"crc32c":"%08x"}\n' % crc32c.crc32c(text)

@@ -9,26 +9,25 @@ import msgspec
 
 from tidelog.errors import InvalidError
 from tidelog.model import limits
-from tidelog.model.decoding import Persisted
-from tidelog.model.run import Piece
-from tidelog.model.sealed import open_json
+from tidelog.model.decoding import Persisted, open_json
+from tidelog.model.partition_rows import Piece
 
 __all__ = [
     "Aside",
-    "Before",
     "Begin",
     "BeginReason",
-    "Committed",
+    "Commit",
+    "DriverFailure",
     "ErasedEvents",
-    "Failure",
     "FileEntry",
     "Gap",
     "GapReason",
     "Intent",
-    "Listed",
+    "ListedPartition",
     "Manifest",
     "MergedRange",
     "NamedPipeline",
+    "PreviousAccount",
     "Progress",
     "SeenEnd",
     "Totals",
@@ -104,7 +103,7 @@ class Gap(Persisted, frozen=True):
         return self.reason == "transform" or (whole is not None and 0 < self.offsets < whole)
 
 
-class Listed(Persisted, frozen=True):
+class ListedPartition(Persisted, frozen=True):
     """A source partition in a pipeline's list, which it is in before it has a head."""
 
     partition: str
@@ -128,7 +127,7 @@ class ErasedEvents(Persisted, frozen=True):
     dead: int = 0
 
 
-class Before(Persisted, frozen=True):
+class PreviousAccount(Persisted, frozen=True):
     """What the generation before a promoted one accounted for, in one source partition."""
 
     generation: int
@@ -222,7 +221,7 @@ class Progress(Persisted, frozen=True):
         return self.is_of(incarnation) or not self.totals.commits
 
 
-class Failure(Persisted, frozen=True):
+class DriverFailure(Persisted, frozen=True):
     """Why a driver cannot read a source partition, or its source at all; for display."""
 
     partition: str  # of the source; empty: the source as a whole
@@ -306,7 +305,7 @@ class MergedRange(Persisted, frozen=True, array_like=True):
     left_out: int
 
 
-class Committed(Persisted, frozen=True):
+class Commit(Persisted, frozen=True):
     """A range that is done, or neighbouring ones that were merged into one row."""
 
     manifest: str
@@ -323,12 +322,12 @@ class Committed(Persisted, frozen=True):
     merged_ms: int = 0  # since when it replaces them
 
     @property
-    def parts(self) -> tuple[Committed, ...]:
+    def parts(self) -> tuple[Commit, ...]:
         """Its ranges, each as if it had a row of its own."""
         if not self.ranges:
             return (self,)
         return tuple(
-            Committed(
+            Commit(
                 manifest=self.manifest,
                 start=each.start,
                 end=each.end,
@@ -375,7 +374,7 @@ def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]
     return tuple(joined)
 
 
-class Replaced(Persisted, frozen=True, array_like=True):
+class ReplacedFile(Persisted, frozen=True, array_like=True):
     """One file that an erasure changes."""
 
     key: str
@@ -387,7 +386,7 @@ class Replaced(Persisted, frozen=True, array_like=True):
 class AsideErasure(Persisted, frozen=True):
     """What an erasure makes of a file that was set aside, and of its sidecar."""
 
-    parts: tuple[Replaced, ...]
+    parts: tuple[ReplacedFile, ...]
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

@@ -16,7 +16,7 @@ __all__ = [
     "Cursor",
     "Floors",
     "Pin",
-    "Pinned",
+    "PlaybackPin",
     "PlaybackState",
     "Time",
     "TimeRange",
@@ -70,7 +70,7 @@ class Pin(Persisted, frozen=True):
     floors: tuple[Floors, ...]
 
 
-class Pinned(Persisted, frozen=True):
+class PlaybackPin(Persisted, frozen=True):
     """The ``pin`` row of a named playback; written once."""
 
     topic: str

@@ -2,7 +2,9 @@
 
 It promises P4: what a range produces is decided once, published under final names, and counted
 once, whatever crashes and however many drivers run. The catalog is the only truth: Spark's
-checkpoints are not used. Beside ``spark`` it is the only room that may import pyspark.
+checkpoints are not used. It must not import pyspark: Spark's workers are in ``spark.workers``.
 
-``base`` has the values and protocols, ``cycle`` the steps, ``workers`` runs tasks in this process.
+``base`` has the values and protocols, and workers of this process; ``cycle`` has the steps and
+their crash table; ``driver`` runs cycles; ``pump`` copies a source into a topic; ``registry`` has
+named pipelines; ``endpoints`` opens sources, sinks and stores by their URLs.
 """

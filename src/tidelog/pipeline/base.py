@@ -1,8 +1,12 @@
-"""What a pipeline is made of: a source, a sink, and workers that run tasks between them."""
+"""What a pipeline is made of: a source, a sink, and workers that run tasks between them.
+
+Workers of this process: tasks in threads, or one after another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -11,41 +15,43 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import TidelogError, UnavailableError
-from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
-from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
-from tidelog.pipeline.completed import CompletedReader
-from tidelog.sinks.base import RefusedError, Sink, Written
-from tidelog.sources.base import (
-    Changing,
+from tidelog.connectors.sink import RecordRefusedError, Sink, Written
+from tidelog.connectors.source import (
+    ChangingReader,
     Chunk,
-    Counted,
-    Range,
+    CountedRange,
     RangeReader,
     Source,
     SourcePartition,
+    SourceRange,
 )
+from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
+from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
+from tidelog.pipeline.completed import CompletedReader
 
 __all__ = [
     "NO_ERASED_ROWS",
-    "Carried",
+    "CarriedRange",
     "CarriedReader",
     "CycleReport",
     "ErasedRows",
     "FrozenError",
-    "Outcome",
+    "LocalWorkers",
     "Pipeline",
-    "Produced",
     "Task",
+    "TaskOutcome",
+    "TaskOutput",
     "Track",
     "Workers",
     "frozen",
+    "run_task",
     "with_left_out",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class TaskOutput:
     """What a task made of its range, in staging."""
 
     end: str  # the end that was reached
@@ -80,12 +86,12 @@ def with_left_out(staged: Written, events: int) -> Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedRange:
     """What a pipeline must know of a range that is read from another generation's files."""
 
     generation: int
     as_is: bool  # they hold what a transform returned: no other one gets it
-    counted: Counted | None = None  # of ranges whose events the pipeline numbers itself
+    counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
     note: bytes = b""  # what a source that tracks knows the source partition by
 
 
@@ -94,15 +100,15 @@ class CarriedReader:
     """A range of another generation's files; pickles."""
 
     reader: RangeReader
-    carried: Carried
+    carried: CarriedRange
 
     @property
-    def range(self) -> Range:
+    def range(self) -> SourceRange:
         return self.reader.range
 
     @property
     def is_changing(self) -> bool:
-        return isinstance(self.reader, Changing) and self.reader.is_changing
+        return isinstance(self.reader, ChangingReader) and self.reader.is_changing
 
     def read(self) -> Iterator[Chunk]:
         return self.reader.read()
@@ -137,7 +143,7 @@ class Track:
     reader: RangeReader | None = None  # of the range under way
 
     @property
-    def carried(self) -> Carried | None:
+    def carried(self) -> CarriedRange | None:
         """What to know of the range under way, where all of it is from another generation."""
         return self.reader.carried if isinstance(self.reader, CarriedReader) else None
 
@@ -159,10 +165,10 @@ class Task:
     erased: ErasedRows = NO_ERASED_ROWS  # before the intent was put; not written
 
     @property
-    def range(self) -> Range:
+    def range(self) -> SourceRange:
         return self.reader.range
 
-    def run(self) -> Produced:
+    def run(self) -> TaskOutput:
         """Read the range, and stage what comes of it. Nothing of it is visible yet."""
         writer = self.sink.writer(self.range.partition.text, self.staging)
         end, read, left_out, notes = self.range.start, 0, 0, []
@@ -172,13 +178,13 @@ class Task:
             if rows.num_rows:
                 try:
                     writer.write(rows)
-                except RefusedError as exc:
+                except RecordRefusedError as exc:
                     exc.context["read"] = read
                     raise
             read += chunk.batch.num_rows
             left_out += chunk.batch.num_rows - rows.num_rows
             end = chunk.position
-        return Produced(end, read, with_left_out(writer.close(), left_out), b"".join(notes))
+        return TaskOutput(end, read, with_left_out(writer.close(), left_out), b"".join(notes))
 
     def chunks(self, clock: Clock | None = None) -> Iterator[Chunk]:
         """The range, not faster than it may be read."""
@@ -192,18 +198,18 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """How a task ended: with what it produced, or with an error of its partition."""
 
     partition: SourcePartition
-    produced: Produced | None = None
+    produced: TaskOutput | None = None
     error: TidelogError | None = None
 
 
 class Workers(Protocol):
     """Run tasks, here or on a cluster."""
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Each task's outcome, as they come. An error of one does not stop the others."""
         ...
 
@@ -236,3 +242,35 @@ def frozen(pipeline: str, partition: str) -> FrozenError:
         "generation is promoted: wait, it resumes after that",
         partition=partition,
     )
+
+
+class LocalWorkers:
+    """Runs tasks in threads of this process; with one, in the caller's own."""
+
+    def __init__(self, threads: int = 1) -> None:
+        if threads < 1:
+            raise InvalidError(f"workers: {threads} threads: give 1 or more")
+        self._threads = threads
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+        if any(task.transform for task in tasks):
+            raise InvalidError("pipeline: its transform needs Spark: run it with a Spark master")
+        if self._threads == 1:
+            for task in tasks:
+                yield run_task(task)
+            return
+        with ThreadPoolExecutor(self._threads, "tidelog-task") as pool:
+            for done in as_completed([pool.submit(run_task, task) for task in tasks]):
+                yield done.result()
+
+
+def run_task(task: Task) -> TaskOutcome:
+    """Return a task's outcome; any failure in it is an error of its source partition."""
+    partition = task.range.partition
+    try:
+        return TaskOutcome(partition, task.run())
+    except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
+        return TaskOutcome(partition, error=unexpected(f"source partition `{partition.text}`", exc))
+
+
+_: type[Workers] = LocalWorkers

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.codec.events import one_batch
-from tidelog.sources.base import Changing, Chunk, Range, RangeReader
-from tidelog.sources.merge import within
+from tidelog.codec.event_batch import one_batch
+from tidelog.connectors.merge import within
+from tidelog.connectors.source import ChangingReader, Chunk, RangeReader, SourceRange
 
 __all__ = ["CompletedReader"]
 
@@ -32,13 +32,14 @@ class CompletedReader:
     generation: int  # whose files they are
 
     @property
-    def range(self) -> Range:
+    def range(self) -> SourceRange:
         return self.reader.range
 
     @property
     def is_changing(self) -> bool:
         return any(
-            isinstance(each, Changing) and each.is_changing for each in (self.reader, self.files)
+            isinstance(each, ChangingReader) and each.is_changing
+            for each in (self.reader, self.files)
         )
 
     def read(self) -> Iterator[Chunk]:

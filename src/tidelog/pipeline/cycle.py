@@ -45,6 +45,17 @@ from typing import NoReturn
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.connectors.sink import AsideSink
+from tidelog.connectors.source import (
+    Bounds,
+    MissingOffsets,
+    SourcePartition,
+    SourceRange,
+    TrackingSource,
+    missing_in,
+)
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import list_partitions
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -57,39 +68,25 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.log.archives import list_partitions
-from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
+from tidelog.model.decoding import seal_json
+from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
-    Committed,
+    Commit,
     Gap,
     Intent,
-    Listed,
+    ListedPartition,
     Manifest,
     Progress,
     offsets_between,
     read_manifest,
 )
-from tidelog.model.run import decode_row, encode_row
-from tidelog.model.sealed import seal_json
 from tidelog.pipeline import base
-from tidelog.pipeline.base import (
-    CycleReport,
-    Outcome,
-    Pipeline,
-    Produced,
-    Task,
-    Track,
-)
-from tidelog.pipeline.forgotten import (
-    SettingAside,
-    committed_manifests,
-    decisions,
-    late_manifests,
-)
-from tidelog.pipeline.losses import (
+from tidelog.pipeline.aside import SettingAside, committed_manifests, decisions, late_manifests
+from tidelog.pipeline.base import CycleReport, Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.failures import (
     LostError,
     check_gaps,
     ended_head,
@@ -97,17 +94,8 @@ from tidelog.pipeline.losses import (
     remade_bounds,
     vanished_head,
 )
-from tidelog.pipeline.ranges import check_plan, end_before
-from tidelog.sinks.base import AsideSink
-from tidelog.sources.base import (
-    Bounds,
-    Missing,
-    Range,
-    SourcePartition,
-    Tracking,
-    missing_in,
-)
-from tidelog.store.fresh import put_same
+from tidelog.pipeline.policy import check_plan, end_before
+from tidelog.store.create import put_same
 
 __all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
 
@@ -119,8 +107,10 @@ _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 class Cycle:
     """A driver's work on some source partitions, under one epoch."""
 
-    def __init__(self, log: Log, pipeline: Pipeline, epoch: int, accept_loss: bool = False) -> None:
-        self._log = log
+    def __init__(
+        self, context: Context, pipeline: Pipeline, epoch: int, accept_loss: bool = False
+    ) -> None:
+        self._context = context
         self._pipeline = pipeline
         self._epoch = epoch
         self._accept_loss = accept_loss
@@ -141,8 +131,8 @@ class Cycle:
         stay lost, or others keep changing it.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        for delay_s in ADOPTION.delays_s(self._log.random):
-            row = self._log.catalog.get(where, "head")
+        for delay_s in ADOPTION.delays_s(self._context.random):
+            row = self._context.catalog.get(where, "head")
             found = None
             if row is not None:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
@@ -159,19 +149,19 @@ class Cycle:
                 )
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
             late = self._late(partition, 0 if found is None else found.looked)
-            write_id = self._log.ids.new()
+            write_id = self._context.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
                     self._list(partition)
                 if found is None or found.frozen:
                     self._pipeline.gate()  # after the list: a promote that began since has read it
-                self._log.catalog.write(where, change, write_id=write_id)
+                self._context.catalog.write(where, change, write_id=write_id)
                 track = Track(partition, where, head, write_id, late=late)
                 self._read_intent(track)
                 self._tracks[partition] = track
                 self._stale.discard(partition)
                 return row is None
-            self._log.clock.sleep(delay_s)
+            self._context.clock.sleep(delay_s)
         raise UnavailableError(
             f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: could not "
             "be adopted, replies stay lost or others keep changing its head: try again",
@@ -252,15 +242,15 @@ class Cycle:
         if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
             return ()
         if epoch not in self._listed:
-            self._listed[epoch] = late_manifests(self._log, self._pipeline.id, epoch)
+            self._listed[epoch] = late_manifests(self._context, self._pipeline.id, epoch)
         return self._listed[epoch].get(layout.manifest_folder(partition.text), ())
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
         """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
-            work = SettingAside(self._log, self._pipeline.id, partition, sink)
-            known = committed_manifests(self._log, self._pipeline.id, partition)
+            work = SettingAside(self._context, self._pipeline.id, partition, sink)
+            known = committed_manifests(self._context, self._pipeline.id, partition)
             found = work.look(track.late, known, track.head)
             for rows in decisions(found):
                 self._decide(track, rows)
@@ -273,19 +263,19 @@ class Cycle:
 
     def _decide(self, track: Track, rows: Sequence[Put]) -> None:
         """Decide to set ranges aside: no file that begins after this has the name of theirs."""
-        head = msgspec.structs.replace(track.head, names=self._log.ids.new()[:_NAMES_CHARS])
+        head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:_NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
         track.head_version = self._write(track, change, *rows)
         track.head = head
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition is known also when its source no longer has it."""
-        listed = Listed(partition.text, seen_ms=self._log.clock.now_ms())
-        list_partitions(self._log, self._pipeline.id, [listed])
+        listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
+        list_partitions(self._context, self._pipeline.id, [listed])
 
     def _is_ended(self, track: Track, held: Bounds) -> bool:
         """Whether a source partition was made again, and ends or begins again, as was accepted."""
-        source, now_ms = self._pipeline.source, self._log.clock.now_ms()
+        source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
         if now is not None:
             self._accept(track, ended_head(track.partition, track.head, now, source, now_ms))
@@ -305,7 +295,7 @@ class Cycle:
         """Record that an adopted partition vanished before its end; a decided range comes first."""
         track = self._tracks[partition]
         if track.intent is None or not track.intent.manifest:
-            self._accept(track, vanished_head(track.head, end, self._log.clock.now_ms()))
+            self._accept(track, vanished_head(track.head, end, self._context.clock.now_ms()))
 
     def _accept(self, track: Track, head: Progress) -> None:
         """Put the head that says what a person accepted; an undecided intent is deleted."""
@@ -339,7 +329,7 @@ class Cycle:
             start,
             limit,
             lost,
-            began_ms=self._log.clock.now_ms(),
+            began_ms=self._context.clock.now_ms(),
             incarnation=bounds.incarnation or track.head.incarnation,
         )
         self._write(
@@ -351,9 +341,9 @@ class Cycle:
 
     def _task(self, track: Track, intent: Intent, report: CycleReport) -> Task:
         """Step 4, as a task."""
-        staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
+        staging = layout.staging(self._pipeline.id, self._epoch, self._context.ids.new())
         head, start = track.head, intent.lost[-1].end if intent.lost else intent.start
-        wanted = Range(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
+        wanted = SourceRange(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
         try:
             reader = self._pipeline.source.reader(wanted)
         except NotFoundError:
@@ -390,7 +380,7 @@ class Cycle:
             check_plan(self._pipeline.source, task)
         raise error
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""
         left = {task.range.partition for task in tasks}
         if self._pipeline.rate is not None:
@@ -403,14 +393,14 @@ class Cycle:
                     yield outcome
         except UnavailableError as exc:
             for partition in sorted(left):
-                yield Outcome(partition, error=exc)
+                yield TaskOutcome(partition, error=exc)
         except TidelogError:
             raise  # the workers or the transform cannot be used at all
         except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
             for partition in sorted(left):
-                yield Outcome(partition, error=unexpected("workers", exc))
+                yield TaskOutcome(partition, error=unexpected("workers", exc))
 
-    def _is_idle(self, track: Track, produced: Produced) -> bool:
+    def _is_idle(self, track: Track, produced: TaskOutput) -> bool:
         """Whether a range held nothing, and ended where it began: its source knows no ends."""
         intent = track.intent
         same = intent is not None and not intent.lost and produced.end == intent.start
@@ -424,7 +414,7 @@ class Cycle:
         track.head_version = self._write(track, head, gone)
         track.intent, track.intent_version = None, ""
 
-    def _record(self, track: Track, produced: Produced) -> Manifest:
+    def _record(self, track: Track, produced: TaskOutput) -> Manifest:
         """Step 5."""
         intent = track.intent
         if intent is None:
@@ -460,9 +450,9 @@ class Cycle:
             completed=track.completed,
             incarnation=intent.incarnation,
         )
-        name = self._log.ids.new()
+        name = self._context.ids.new()
         key = layout.manifest(self._pipeline.id, self._epoch, track.partition.text, name)
-        put_same(self._log.store, key, seal_json(manifest))
+        put_same(self._context.store, key, seal_json(manifest))
         decided = msgspec.structs.replace(intent, manifest=key)
         self._write(
             track,
@@ -472,10 +462,10 @@ class Cycle:
         self._read_intent(track)
         return manifest
 
-    def _missing(self, track: Track, intent: Intent, produced: Produced) -> Missing:
+    def _missing(self, track: Track, intent: Intent, produced: TaskOutput) -> MissingOffsets:
         """In step 5: why the range has fewer events than offsets."""
         start = intent.lost[-1].end if intent.lost else intent.start
-        reached = Range(track.partition, start, produced.end, incarnation=intent.incarnation)
+        reached = SourceRange(track.partition, start, produced.end, incarnation=intent.incarnation)
         missing = missing_in(self._pipeline.source, reached, produced.read)
         if min(missing.absent, missing.deleted) < 0:
             raise InternalError(
@@ -488,20 +478,20 @@ class Cycle:
     def _finish(self, track: Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""
         partition, events = manifest.partition, manifest.read
-        with self._log.spans.span("tidelog.publish", partition=partition, events=events):
+        with self._context.spans.span("tidelog.publish", partition=partition, events=events):
             left_out = self._publish(track, manifest)
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)
-        done = Committed(
+        done = Commit(
             manifest=intent.manifest,
             start=manifest.start,
             end=manifest.end,
             events=manifest.read,
             files=len(manifest.files),
             dead=manifest.dead,
-            committed_ms=self._log.clock.now_ms(),
+            committed_ms=self._context.clock.now_ms(),
             left_out=manifest.left_out,
         )
         head = msgspec.structs.replace(
@@ -510,7 +500,7 @@ class Cycle:
             ordinal=manifest.ordinal + manifest.read,
             totals=track.head.totals.plus(manifest, done.committed_ms),
             gaps=gaps_after(track.head, manifest.lost),
-            note=manifest.note if isinstance(self._pipeline.source, Tracking) else b"",
+            note=manifest.note if isinstance(self._pipeline.source, TrackingSource) else b"",
         )
         write_id = self._write(
             track,
@@ -532,7 +522,7 @@ class Cycle:
         try:
             return self._pipeline.sink.publish(manifest) or 0
         except (CorruptError, InvalidError) as exc:
-            row = self._log.catalog.get(track.where, "head")
+            row = self._context.catalog.get(track.where, "head")
             if row is None or row.version != track.head_version:
                 raise self._fenced(track.partition, -1) from exc
             raise
@@ -541,15 +531,15 @@ class Cycle:
 
     def _write(self, track: Track, *changes: Change) -> str:
         """One conditional write; ``FencedError`` when another driver has the partition."""
-        write_id = self._log.ids.new()
+        write_id = self._context.ids.new()
         try:
-            self._log.catalog.write(track.where, *changes, write_id=write_id)
+            self._context.catalog.write(track.where, *changes, write_id=write_id)
         except ConflictError as exc:
             raise self._fenced(track.partition, -1) from exc
         return write_id
 
     def _read_intent(self, track: Track) -> None:
-        row = self._log.catalog.get(track.where, "intent")
+        row = self._context.catalog.get(track.where, "intent")
         track.intent, track.intent_version = None, ""
         if row is not None:
             what = f"intent of `{track.partition.text}`"
@@ -557,7 +547,7 @@ class Cycle:
             track.intent_version = row.version
 
     def _manifest(self, key: str) -> Manifest:
-        return read_manifest(self._log.store.get(key), key)
+        return read_manifest(self._context.store.get(key), key)
 
     @contextlib.contextmanager
     def _kept(self, track: Track, report: CycleReport) -> Iterator[None]:
@@ -580,7 +570,7 @@ class Cycle:
         if isinstance(error, (LostError, UnavailableError)):
             return error
         try:
-            row = self._log.catalog.get(track.where, "head")
+            row = self._context.catalog.get(track.where, "head")
         except TidelogError:
             return error
         if row is not None and row.version == track.head_version:

@@ -20,6 +20,19 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tidelog.connectors.source import (
+    Bounds,
+    SourcePartition,
+    SourceRange,
+    Sparse,
+    TrackingSource,
+    VanishedError,
+    Vanishing,
+    bounds_apart,
+)
+from tidelog.context import Context
+from tidelog.coordination.ownership import beating
+from tidelog.coordination.pipeline_rows import read_intent, read_listed, read_partitions
 from tidelog.errors import (
     FencedError,
     InvalidError,
@@ -29,31 +42,21 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.log.archives import read_intent, read_listed, read_partitions
-from tidelog.log.base import Log
-from tidelog.log.hold import beating
-from tidelog.model.pipeline import Begin, Listed, Progress
+from tidelog.model.pipeline import Begin, ListedPartition, Progress
 from tidelog.pipeline.base import FrozenError, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
-from tidelog.pipeline.failures import Failures
-from tidelog.pipeline.flush import flush_version
-from tidelog.pipeline.lineage import Lineage
-from tidelog.pipeline.listing import look_at_source, track
-from tidelog.pipeline.policy import Due, Policy
-from tidelog.pipeline.seen import SeenEnds, vanished_error
-from tidelog.pipeline.shard import Shard, share_of
-from tidelog.sources.base import (
-    Bounds,
-    Range,
-    SourcePartition,
-    Sparse,
-    Tracking,
-    VanishedError,
-    Vanishing,
-    bounds_apart,
+from tidelog.pipeline.failures import PipelineFailures
+from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.shard import PipelineShard, flush_version, share_of
+from tidelog.pipeline.source_partitions import (
+    Lineage,
+    SeenEnds,
+    look_at_source,
+    track,
+    vanished_error,
 )
 
-__all__ = ["Driver", "Driving", "new_stop"]
+__all__ = ["Driver", "DriverOptions", "new_stop"]
 
 _FOLLOW_S = 1.0  # between looks at the source while following
 _ATTEMPTS = 5  # of a partition whose errors may pass, in a run that ends by itself
@@ -65,11 +68,11 @@ def new_stop() -> threading.Event:
 
 
 @dataclass
-class Driving:
+class DriverOptions:
     """How a driver runs."""
 
     follow: bool = False  # go on, by policy; else drain what is there and end
-    policy: Policy = field(default_factory=Policy)
+    policy: FilePolicy = field(default_factory=FilePolicy)
     accept_loss: bool = False
     shard: int = 0
     shards: int = 1
@@ -91,23 +94,23 @@ class Driving:
 class Driver:
     """Drives one shard of one pipeline."""
 
-    def __init__(self, log: Log, pipeline: Pipeline, how: Driving) -> None:
-        self._log = log
+    def __init__(self, context: Context, pipeline: Pipeline, how: DriverOptions) -> None:
+        self._context = context
         self._pipeline = pipeline
         self._how = how
         self._due = Due(how.policy)
-        self._failures = Failures(log, pipeline.id)
+        self._failures = PipelineFailures(context, pipeline.id)
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
         self._heads: dict[SourcePartition, Progress] | None = None  # as they were last read
-        self._seen_ends = SeenEnds(log, pipeline.id)
+        self._seen_ends = SeenEnds(context, pipeline.id)
         self._ends: dict[SourcePartition, str] = {}  # of the source, as they were last seen
         self._before: list[SourcePartition] | None = None  # known when this driver began
         self._away: set[SourcePartition] = set()  # not in the source, and nothing is under way
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
-        self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
-        self._listed: dict[str, Listed] | None = None  # partitions, once it is known
+        self._flushed = flush_version(context, pipeline.id)  # requests up to here are not for us
+        self._listed: dict[str, ListedPartition] | None = None  # partitions, once it is known
 
     def run(self) -> int:
         """Until the source is drained, or until told to stop; the number of events archived.
@@ -117,12 +120,12 @@ class Driver:
         error of another one. A run that follows raises what is refused at its start, and retries
         what fails later.
         """
-        shard = Shard(self._log, self._pipeline.id, self._how.shard, self._how.shards)
+        shard = PipelineShard(self._context, self._pipeline.id, self._how.shard, self._how.shards)
         while not shard.try_take(self._how.take_over):
             if self._how.stop.wait(0.2):
                 return 0
         with self._beating(shard) as lost:
-            cycle = Cycle(self._log, self._pipeline, shard.epoch, self._how.accept_loss)
+            cycle = Cycle(self._context, self._pipeline, shard.epoch, self._how.accept_loss)
             events = 0
             while not self._how.stop.is_set() and not lost.is_set():
                 report = self._attempt(cycle)
@@ -255,7 +258,7 @@ class Driver:
             if not self._failures.is_due(partition):
                 continue
             with _kept(partition, {}, errors):
-                intent = read_intent(self._log, self._pipeline.id, partition.text)
+                intent = read_intent(self._context, self._pipeline.id, partition.text)
                 why = errors.get(partition, error)
                 if intent is None:
                     self._away.add(partition)
@@ -268,7 +271,7 @@ class Driver:
     def _known(self) -> list[SourcePartition]:
         """The partitions that the pipeline knew when this driver began."""
         if self._before is None:
-            names = read_partitions(self._log, self._pipeline.id)
+            names = read_partitions(self._context, self._pipeline.id)
             self._before = [SourcePartition.named(name) for name in names]
         return self._before
 
@@ -296,7 +299,7 @@ class Driver:
         source = self._pipeline.source
         heads = {**(self._heads or {}), **cycle.heads()}
         positions = {each: head.position for each, head in heads.items()}
-        if isinstance(source, Tracking):
+        if isinstance(source, TrackingSource):
             ends = {each: source.seen()[each] for each in self._own(source.seen())}
             self._seen_ends.keep(ends, positions, is_last)
         elif isinstance(source, Vanishing) and source.may_vanish():
@@ -310,7 +313,7 @@ class Driver:
         if isinstance(source, Vanishing) and source.may_vanish():
             ends = self._seen_ends.stored()
             for partition in self._own(ends.keys() - set(listed)):
-                error = vanished_error(self._log, self._pipeline.id, partition, ends[partition])
+                error = vanished_error(self._context, self._pipeline.id, partition, ends[partition])
                 if error is not None:
                     errors[partition] = error
 
@@ -329,7 +332,7 @@ class Driver:
         others = self._heads if self._how.shards == 1 else {}
         known = {each: head for each, head in (others or {}).items() if not cycle.has(each)}
         heads = None if self._heads is None else {**known, **cycle.heads()}
-        self._heads = track(self._log, self._pipeline.id, self._pipeline.source, heads)
+        self._heads = track(self._context, self._pipeline.id, self._pipeline.source, heads)
 
     def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:
         """Whether a source partition is tried in this cycle; one that failed waits its time."""
@@ -345,7 +348,7 @@ class Driver:
         """Return how many events wait in each source partition, and how far to read where."""
         waiting: dict[SourcePartition, int] = {}
         limits: dict[SourcePartition, str] = {}
-        now_s = self._log.clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         for partition, held in list(bounds.items()):
             with _kept(partition, bounds, errors):
                 count = waiting[partition] = self._waiting(cycle, partition, held)
@@ -359,7 +362,7 @@ class Driver:
         if not partitions:
             return contextlib.nullcontext()
         name = self._pipeline.name
-        return self._log.spans.span("tidelog.pipeline", pipeline=name, partitions=partitions)
+        return self._context.spans.span("tidelog.pipeline", pipeline=name, partitions=partitions)
 
     def _adopt(
         self,
@@ -369,7 +372,7 @@ class Driver:
     ) -> None:
         """Adopt all that may be begun; those that may not are taken out of ``bounds``."""
         new = [partition for partition in bounds if not cycle.adopted(partition)]
-        lineage = Lineage(self._log, self._pipeline, cycle, new)
+        lineage = Lineage(self._context, self._pipeline, cycle, new)
         for partition in new:
             with _kept(partition, bounds, errors):
                 if lineage.is_ready(partition, self._how.accept_loss):
@@ -379,7 +382,9 @@ class Driver:
                 else:
                     del bounds[partition]
         source = self._pipeline.source
-        for partition, note in source.renewed().items() if isinstance(source, Tracking) else ():
+        for partition, note in (
+            source.renewed().items() if isinstance(source, TrackingSource) else ()
+        ):
             if partition in bounds:
                 with _kept(partition, bounds, errors):
                     cycle.renew(partition, note)
@@ -390,7 +395,7 @@ class Driver:
         At its own first event, unless it was there, as it is, when the pipeline was created: only
         then does ``latest`` mean the end that it had.
         """
-        now_ms = self._log.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         seen = self._seen().get(partition.text)
         was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
         start = self._how.start or self._pipeline.start
@@ -400,13 +405,13 @@ class Driver:
         note = b"" if held.begins == "earliest" else held.note  # what is there is to be read
         return Begin(held.first, held.begins, now_ms), note
 
-    def _seen(self) -> dict[str, Listed]:
+    def _seen(self) -> dict[str, ListedPartition]:
         """The partitions that the pipeline's creation saw; else, those of this first look."""
         if self._listed is None:
-            found = read_listed(self._log, self._pipeline.id)
+            found = read_listed(self._context, self._pipeline.id)
             if not found and self._pipeline.lists:
-                look_at_source(self._log, self._pipeline.id, self._pipeline.source)
-                found = read_listed(self._log, self._pipeline.id)
+                look_at_source(self._context, self._pipeline.id, self._pipeline.source)
+                found = read_listed(self._context, self._pipeline.id)
             self._listed = found
         return self._listed
 
@@ -426,7 +431,7 @@ class Driver:
 
     def _flush_wanted(self) -> bool:
         """Whether somebody has asked for it since the last look."""
-        before, self._flushed = self._flushed, flush_version(self._log, self._pipeline.id)
+        before, self._flushed = self._flushed, flush_version(self._context, self._pipeline.id)
         return before != self._flushed
 
     def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> str:
@@ -438,7 +443,7 @@ class Driver:
             return bounds.end
         limit = source.cut(start, bounds.end, self._due.events_max())
         if isinstance(source, Sparse) and source.before(limit, bounds.end):
-            return source.reach(Range(partition, start, limit), bounds.end)
+            return source.reach(SourceRange(partition, start, limit), bounds.end)
         return limit
 
     def _is_done(self, report: CycleReport) -> bool:
@@ -482,10 +487,10 @@ class Driver:
         return [each for each in partitions if share_of(each, shards) == shard]
 
     @contextlib.contextmanager
-    def _beating(self, shard: Shard) -> Iterator[threading.Event]:
+    def _beating(self, shard: PipelineShard) -> Iterator[threading.Event]:
         """Heartbeats while the body runs; the event is set when the shard was lost."""
         try:
-            with beating(self._log, shard.beat) as lost:
+            with beating(self._context, shard.beat) as lost:
                 yield lost
         finally:
             shard.release()

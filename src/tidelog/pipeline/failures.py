@@ -9,6 +9,13 @@ Rows are for display only: a row that cannot be written is left out, and no driv
 Each write expects and changes the row ``failures``, which is never deleted. So a packet that is
 repeated, or arrives late, brings back no failure that was removed: its message may quote an event
 that has been erased since. A row whose removal failed is removed later.
+
+What a source partition has lost, or has become: what a person must decide.
+
+A source partition that was deleted and made again is another sequence of events. None of it is
+written to an archive that has events of the one before. It is an error of that partition until a
+person accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins
+again, if nothing of the one before was ever committed.
 """
 
 from __future__ import annotations
@@ -17,15 +24,28 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tidelog.catalog.base import ABSENT, Change, Delete, Put
-from tidelog.errors import ConflictError, TidelogError
-from tidelog.log.base import Log
-from tidelog.model import layout
-from tidelog.model.pipeline import Failure
-from tidelog.model.run import decode_row, encode_row
-from tidelog.sources.base import SourcePartition
+import msgspec
 
-__all__ = ["Failures", "read_failures"]
+from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.connectors.source import Bounds, KnowsEnds, Source, SourcePartition
+from tidelog.context import Context
+from tidelog.errors import ConflictError, InvalidError, TidelogError
+from tidelog.model import layout, limits
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import Begin, DriverFailure, Gap, Progress, joined_gaps
+
+__all__ = [
+    "LostError",
+    "PipelineFailures",
+    "RemadeError",
+    "check_gaps",
+    "ended_head",
+    "gaps_after",
+    "read_failures",
+    "remade_bounds",
+    "vanished_end",
+    "vanished_head",
+]
 
 _WAIT_S = 0.5  # after the first failure
 _WAIT_MAX_S = 15.0
@@ -36,25 +56,25 @@ _WHOLE = ""  # means the source as a whole
 
 
 @dataclass
-class _Failing:
+class _FailingPartition:
     since_ms: int
     attempts: int = 0
     due_s: float = 0.0
 
 
 @dataclass
-class Failures:
+class PipelineFailures:
     """The failures of one pipeline, as one driver sees them."""
 
-    log: Log
+    context: Context
     pipeline: str
-    _failing: dict[str, _Failing] = field(default_factory=dict)  # by source partition
+    _failing: dict[str, _FailingPartition] = field(default_factory=dict)  # by source partition
     _stored: set[str] = field(default_factory=set)  # of which a row may be there
 
     def __post_init__(self) -> None:
         """Learn which rows an earlier driver left, so that they are removed in time."""
         with contextlib.suppress(TidelogError):
-            self._stored.update(read_failures(self.log, self.pipeline))
+            self._stored.update(read_failures(self.context, self.pipeline))
 
     def attempts(self, partition: SourcePartition) -> int:
         """How often in a row a source partition has failed."""
@@ -67,7 +87,7 @@ class Failures:
     def is_due(self, partition: SourcePartition) -> bool:
         """Whether a source partition may be tried now."""
         known = self._failing.get(partition.text)
-        return known is None or self.log.clock.monotonic_s() >= known.due_s
+        return known is None or self.context.clock.monotonic_s() >= known.due_s
 
     def add(self, errors: Iterable[tuple[SourcePartition, TidelogError]]) -> None:
         """Note errors of source partitions."""
@@ -76,7 +96,7 @@ class Failures:
     def add_whole(self, error: TidelogError) -> float:
         """Note that the source cannot be reached at all; returns how long to wait, in seconds."""
         self._note({_WHOLE: error})
-        return max(0.0, self._failing[_WHOLE].due_s - self.log.clock.monotonic_s())
+        return max(0.0, self._failing[_WHOLE].due_s - self.context.clock.monotonic_s())
 
     def partitions(self) -> list[SourcePartition]:
         """The source partitions that fail, or failed when an earlier driver ended."""
@@ -92,15 +112,15 @@ class Failures:
         self._forget([_WHOLE])
 
     def _note(self, errors: dict[str, TidelogError]) -> None:
-        now_ms, now_s = self.log.clock.now_ms(), self.log.clock.monotonic_s()
+        now_ms, now_s = self.context.clock.now_ms(), self.context.clock.monotonic_s()
         rows: list[Change] = []
         for name, error in errors.items():
-            known = self._failing.setdefault(name, _Failing(now_ms))
+            known = self._failing.setdefault(name, _FailingPartition(now_ms))
             ceiling_s = min(_WAIT_MAX_S, _WAIT_S * 2 ** min(known.attempts, 10))
-            known.due_s = now_s + self.log.random.uniform(ceiling_s / 2, ceiling_s)
+            known.due_s = now_s + self.context.random.uniform(ceiling_s / 2, ceiling_s)
             known.attempts += 1
             message = error.message[:_MESSAGE_CHARS_MAX]
-            found = Failure(name, error.kind, message, known.since_ms, now_ms, known.attempts)
+            found = DriverFailure(name, error.kind, message, known.since_ms, now_ms, known.attempts)
             rows.append(Put(layout.failure_row(name), encode_row(found)))
         self._stored.update(errors)
         self._write(rows)
@@ -123,17 +143,124 @@ class Failures:
     def _write_lot(self, rows: list[Change]) -> bool:
         where = layout.pipeline_shards(self.pipeline)
         for _ in range(_ATTEMPTS):
-            row = self.log.catalog.get(where, layout.FAILURES_ROW)
+            row = self.context.catalog.get(where, layout.FAILURES_ROW)
             guard = Put(layout.FAILURES_ROW, b"", expect=row.version if row else ABSENT)
             with contextlib.suppress(ConflictError):
-                self.log.catalog.write(where, guard, *rows, write_id=self.log.ids.new())
+                self.context.catalog.write(where, guard, *rows, write_id=self.context.ids.new())
                 return True
         return False
 
 
-def read_failures(log: Log, pipeline: str) -> dict[str, Failure]:
+def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:
     """What fails now, by source partition; the empty name is the source as a whole."""
     where = layout.pipeline_shards(pipeline)
-    rows = log.catalog.scan(where, layout.FAILURE_ROWS, f"{layout.FAILURE_ROWS}\uffff")
-    found = [decode_row(row.value, Failure, f"failure `{row.row}`") for row in rows]
+    rows = context.catalog.scan(where, layout.FAILURE_ROWS, f"{layout.FAILURE_ROWS}\uffff")
+    found = [decode_row(row.value, DriverFailure, f"failure `{row.row}`") for row in rows]
     return {each.partition: each for each in found}
+
+
+_REMEDY = (
+    "create a new archive or pump for what is there now; run this one with --accept-loss to record "
+    "that it ends there"
+)
+
+
+class LostError(InvalidError):
+    """A source no longer holds what was to be read next: a person must decide."""
+
+    kind = "lost"
+
+
+class RemadeError(LostError):
+    """A source partition was deleted and made again: what is there now is another one."""
+
+    kind = "remade"
+
+
+def remade_bounds(
+    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, accept_loss: bool
+) -> Bounds | None:
+    """Returns what a source partition holds that is another one than the head knows.
+
+    None for the same one. Bounds that were read before the head prove nothing, since another driver
+    may have moved the head on: they are read again before anything is decided. ``RemadeError``
+    where it is another one, and that is not accepted.
+    """
+    if not _difference(head, bounds, source):
+        return None
+    now = source.bounds([partition])[partition]
+    what = _difference(head, now, source)
+    if what and not accept_loss:
+        raise RemadeError(
+            f"source partition `{partition.text}`: was deleted and made again: {what}, and "
+            f"{head.position} is committed: {_REMEDY}",
+            partition=partition.text,
+            incarnation=now.incarnation,
+        )
+    return now if what else None
+
+
+def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
+    """How a source partition differs from the one that the head knows; empty if it does not."""
+    if not head.is_of(bounds.incarnation):
+        return f"it is {bounds.incarnation} now, and was {head.incarnation}"
+    return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
+
+
+def ended_head(
+    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, now_ms: int
+) -> Progress:
+    """Returns the head of a source partition that was made again, as a person accepted.
+
+    It has ended if anything was committed, else it begins again in what is there now. The gap
+    behind the position goes up to where the one before had ended, if the source knows that.
+    """
+    end = source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
+    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
+    until = end if end and head.totals.commits else head.position
+    gaps = joined_gaps(head.gaps, (Gap(head.position, until, "remade"),))
+    if head.totals.commits:
+        return msgspec.structs.replace(head, ended="remade", totals=totals, gaps=gaps)
+    return msgspec.structs.replace(
+        head,
+        position=bounds.first,
+        incarnation=bounds.incarnation,
+        begin=Begin(bounds.first, bounds.begins, now_ms),
+        note=b"",
+        totals=totals,
+        gaps=gaps,
+    )
+
+
+def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
+    """Returns the head of a source partition whose file vanished before its end, as was accepted.
+
+    The gap is behind the position. If the file comes back, reading resumes where it was.
+    """
+    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
+    gaps = (*_without_vanished(head.gaps), Gap(head.position, end, "vanished"))
+    return msgspec.structs.replace(head, totals=totals, gaps=gaps)
+
+
+def gaps_after(head: Progress, more: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    """Returns the gaps of a head after a range with some; what vanished has come back then."""
+    return joined_gaps(_without_vanished(head.gaps), more)
+
+
+def vanished_end(head: Progress) -> str:
+    """Returns up to where the loss of a file was accepted; empty where none was."""
+    return next((gap.end for gap in head.gaps if gap.reason == "vanished"), "")
+
+
+def _without_vanished(gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    return tuple(gap for gap in gaps if gap.reason != "vanished")
+
+
+def check_gaps(partition: SourcePartition, head: Progress, more: tuple[Gap, ...]) -> None:
+    """Raise ``LostError`` for gaps that the head has no room for."""
+    if len(joined_gaps(head.gaps, more)) > limits.GAPS_MAX:
+        raise LostError(
+            f"source partition `{partition.text}`: has {limits.GAPS_MAX} gaps already: "
+            "make its files again with `tidelog archive backfill`, or create a new archive",
+            partition=partition.text,
+        )

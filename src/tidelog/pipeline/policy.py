@@ -2,22 +2,38 @@
 
 Wall clocks only decide how much goes into a range, never what is in it; so any policy archives each
 event once. Pure but for the clock that it is asked with.
+
+What a driver does about a range that could not be done: end it earlier, or plan it again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidelog.errors import InvalidError
-from tidelog.sources.base import SourcePartition
+from tidelog.connectors.sink import RecordRefusedError
+from tidelog.connectors.source import (
+    ChangingReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+    TimedSource,
+)
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.model.pipeline import offsets_between
+from tidelog.pipeline.base import Task
 
-__all__ = ["Due", "Policy"]
+__all__ = [
+    "Due",
+    "FilePolicy",
+    "check_plan",
+    "end_before",
+]
 
 _FIRST_GUESS_BYTES = 500  # of an event, before any was seen
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FilePolicy:
     """How large and how old a file may get before it is laid down."""
 
     max_bytes: int = 200_000_000  # of events as they came, for each source partition
@@ -35,7 +51,7 @@ class Policy:
 class Due:
     """Remembers since when events wait, and how large they are."""
 
-    policy: Policy
+    policy: FilePolicy
     _since_s: dict[SourcePartition, float] = field(default_factory=dict)
     _event_bytes: float = _FIRST_GUESS_BYTES
 
@@ -58,3 +74,43 @@ class Due:
     def events_max(self) -> int:
         """How many events make one range of the wanted size."""
         return max(1_000, int(self.policy.max_bytes / self._event_bytes))
+
+
+def end_before(source: Source, range: SourceRange, error: TidelogError) -> str | None:
+    """Return where to end a range, so that the record which a sink refused is not in it.
+
+    None for other errors, and where nothing is before the record. Where positions are not offsets,
+    the range ends before the record's time, if they are times; else after as many events as are
+    before it, or after those of the batches before, if the source cannot stop inside of a record.
+    """
+    if not isinstance(error, RecordRefusedError):
+        return None
+    offset = int(error.context["offset"])
+    if offsets_between(range.start, range.limit) is not None:
+        position = str(offset)
+        is_between = source.before(range.start, position) and source.before(position, range.limit)
+        return position if is_between else None
+    if isinstance(source, TimedSource):
+        limit = source.limit_before(range.limit, int(error.context["time_ms"]))
+        is_between = source.before(range.start, limit) and source.before(limit, range.limit)
+        return limit if is_between else None
+    for events in (offset - range.ordinal, int(error.context.get("read", 0))):
+        limit = source.cut(range.start, range.limit, events) if events > 0 else range.limit
+        if limit != range.limit:  # a cut never exceeds the one before, so this ends
+            return limit
+    return None
+
+
+def check_plan(source: Source, task: Task) -> None:
+    """Raise ``UnavailableError`` when files of a range were changed since it was planned.
+
+    An erasure replaces files of an archive that is the source, and a replay of its dead letters
+    removes some. That is not damage: the range is planned and read again.
+    """
+    now = source.reader(task.range)
+    if now != task.reader or (isinstance(now, ChangingReader) and now.is_changing):
+        raise UnavailableError(
+            f"source partition `{task.range.partition.text}`: its files are being changed by "
+            "an erasure or a replay of dead letters: read it again",
+            partition=task.range.partition.text,
+        )

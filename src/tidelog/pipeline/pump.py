@@ -11,24 +11,22 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from tidelog.codec.fields import FieldPaths
+from tidelog.connectors.sink import TargetSink
+from tidelog.connectors.topic.segments import EventLimit
+from tidelog.connectors.topic.sink import FieldedSink, TopicSink
+from tidelog.context import Context
 from tidelog.errors import InvalidError
-from tidelog.home import Home
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.archive import refuse_archive_folder
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.places import sink_at, source_at
+from tidelog.pipeline.endpoints import refuse_archive_folder, sink_at, source_at
 from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
-from tidelog.sinks.base import TargetSink
-from tidelog.sinks.fielded import FieldedSink
-from tidelog.sinks.segments import Limit
-from tidelog.sinks.topic import TopicSink
 
-__all__ = ["Pumping", "open_pump"]
+__all__ = ["PumpOptions", "open_pump"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pumping:
+class PumpOptions:
     """What is to be pumped, and how."""
 
     source: str  # URL
@@ -39,7 +37,9 @@ class Pumping:
     partition: str = "key"  # or same: the number of the source partition
 
 
-def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None = None) -> Pipeline:
+def open_pump(
+    context: Context, wanted: PumpOptions, workers: Workers, rate: float | None = None
+) -> Pipeline:
     """The pipeline of a pump, made if it is new.
 
     ``NotFoundError`` when source or topic is not there; ``InvalidError`` when a pump of that name
@@ -47,21 +47,21 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     another topic than the pumps do that it goes behind.
     """
     _refuse_moving_start(wanted)
-    refuse_archive_folder(home, wanted.source, f"pump into `{wanted.topic}`")
-    source = source_at(home, wanted.source)
+    refuse_archive_folder(context, wanted.source, f"pump into `{wanted.topic}`")
+    source = source_at(context, wanted.source)
     target = f"topic:{wanted.topic}?partition={wanted.partition}"
-    sink: TargetSink = sink_at(home, target, source=source.url)
+    sink: TargetSink = sink_at(context, target, source=source.url)
     if wanted.fields.given():
-        most = home.log.settings.event_bytes_max
-        limit = Limit(most)
+        most = context.settings.event_bytes_max
+        limit = EventLimit(most)
         if isinstance(sink, TopicSink):
             limit, sink = sink.limit, sink.with_limit(replace(sink.limit, own=True))
         sink = FieldedSink(sink, wanted.fields, most, limit)
     sink.check([each.text for each in source.partitions()])
-    check_behind(home, source, sink)
-    check_loop(home, source.url, sink.url)
-    made = _named(home, wanted, source.url, sink)
-    named = ensure_pipeline(home, made)
+    check_behind(context, source, sink)
+    check_loop(context, source.url, sink.url)
+    made = _named(context, wanted, source.url, sink)
+    named = ensure_pipeline(context, made)
     for setting in ("source", "sink", "fields", "transform"):
         before, now = getattr(named, setting), getattr(made, setting)
         if before != now:
@@ -77,7 +77,7 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform, rate)
 
 
-def _refuse_moving_start(wanted: Pumping) -> None:
+def _refuse_moving_start(wanted: PumpOptions) -> None:
     """A pump is found again by its source, so that may not be another one at each run."""
     start = parse_address(wanted.source).options.get("start", "")
     if start in ("newest", "now") or start.startswith("-"):
@@ -87,16 +87,16 @@ def _refuse_moving_start(wanted: Pumping) -> None:
         )
 
 
-def _named(home: Home, wanted: Pumping, source: str, sink: TargetSink) -> NamedPipeline:
+def _named(context: Context, wanted: PumpOptions, source: str, sink: TargetSink) -> NamedPipeline:
     mark = hashlib.sha256(source.encode()).hexdigest()[:16]
     fields = {name: path for name, path in dataclasses.asdict(wanted.fields).items() if path}
     return NamedPipeline(
         name=wanted.name or f"pump.{wanted.topic}.{mark}",
-        incarnation=home.log.ids.new(),
+        incarnation=context.ids.new(),
         source=source,
         sink=sink.url,
         target=sink.incarnation,
-        created_ms=home.log.clock.now_ms(),
+        created_ms=context.clock.now_ms(),
         fields=fields,
         transform=wanted.transform,
     )

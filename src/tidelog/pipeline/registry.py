@@ -11,16 +11,25 @@ objects. Removing, in five steps; removing again goes on where a crash left it:
 
 What the pipeline has written stays where it is. So do its producer rows in a topic, which keep a
 driver that slept from writing anything a second time.
+
+Removing what a pipeline has: its heads are closed, its objects and rows go.
+
+Closed heads stay for good: they are what keeps a driver that slept from starting anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.connectors.sink import TargetSink
+from tidelog.connectors.source import CompletingSource, Source
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_archive, read_partitions
+from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -29,62 +38,59 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.home import Home
-from tidelog.log.archives import read_archive
-from tidelog.log.base import Log
 from tidelog.log.heads import RACE
-from tidelog.log.registry import add_name, check_shown, remove_name
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
-from tidelog.model.run import decode_row, encode_row
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import NamedPipeline, Progress, check_pipeline_name
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.places import sink_at, source_at
-from tidelog.pipeline.removal import close_heads, remove_work
-from tidelog.pipeline.shard import Shard
-from tidelog.sinks.base import TargetSink
-from tidelog.sources.base import Completing, Source
+from tidelog.pipeline.endpoints import sink_at, source_at
+from tidelog.pipeline.shard import PipelineShard
+from tidelog.store.base import Store
 
 __all__ = [
     "check_behind",
     "check_loop",
     "check_reach",
+    "close_heads",
     "create_pipeline",
+    "delete_below",
     "delete_pipeline",
     "ensure_pipeline",
     "find_pipeline",
     "is_inside",
     "list_pipelines",
     "open_named",
+    "remove_work",
 ]
 
 _SHARD = "shard/"
 
 
-def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipeline:
+def create_pipeline(context: Context, name: str, source: str, sink: str) -> NamedPipeline:
     """Make a pipeline. ``AlreadyExistsError``; ``NotFoundError`` when source or sink is not there.
 
     Source and sink are looked at, so that nothing is made that could never run.
     """
     check_pipeline_name(name)
     if not is_inside(sink):
-        home.log.standing.check(f"pipeline `{name}` into `{sink}`")
-    opened = sink_at(home, sink, source=source)
-    reads = source_at(home, source)
+        context.standing.check(f"pipeline `{name}` into `{sink}`")
+    opened = sink_at(context, sink, source=source)
+    reads = source_at(context, source)
     opened.check([each.text for each in reads.partitions()])
-    check_behind(home, reads, opened)
-    check_loop(home, reads.url, opened.url)
-    made = _new(home, name, reads.url, opened)
-    found = ensure_pipeline(home, made)
+    check_behind(context, reads, opened)
+    check_loop(context, reads.url, opened.url)
+    made = _new(context, name, reads.url, opened)
+    found = ensure_pipeline(context, made)
     if found.incarnation != made.incarnation:
         raise AlreadyExistsError(f"pipeline `{name}`: exists already: choose another name")
     return found
 
 
-def check_behind(home: Home, source: Source, sink: TargetSink) -> None:
+def check_behind(context: Context, source: Source, sink: TargetSink) -> None:
     """Refuse a source that completes other pipelines, but for another target than theirs."""
-    for name in source.behind if isinstance(source, Completing) else ():
-        other = find_pipeline(home, name)
+    for name in source.behind if isinstance(source, CompletingSource) else ():
+        other = find_pipeline(context, name)
         if other.target != sink.incarnation:
             raise InvalidError(
                 f"source `{source.url}`: adds what pipeline `{name}` has missed, which goes to "
@@ -92,20 +98,20 @@ def check_behind(home: Home, source: Source, sink: TargetSink) -> None:
             )
 
 
-def ensure_pipeline(home: Home, wanted: NamedPipeline) -> NamedPipeline:
+def ensure_pipeline(context: Context, wanted: NamedPipeline) -> NamedPipeline:
     """The pipeline of that name: the one that is there, or else the wanted one, made now."""
     check_pipeline_name(wanted.name)
-    log, row = home.log, layout.pipeline_row(wanted.name)
-    found = log.catalog.get(layout.REGISTRY, row)
+    row = layout.pipeline_row(wanted.name)
+    found = context.catalog.get(layout.REGISTRY, row)
     if found is None:
-        add_name(log, Put(row, encode_row(wanted), ABSENT))
-    return find_pipeline(home, wanted.name)
+        add_name(context, Put(row, encode_row(wanted), ABSENT))
+    return find_pipeline(context, wanted.name)
 
 
-def find_pipeline(home: Home, name: str) -> NamedPipeline:
+def find_pipeline(context: Context, name: str) -> NamedPipeline:
     """The pipeline of a name. ``NotFoundError``."""
     check_pipeline_name(name)
-    row = home.log.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
+    row = context.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
     if row is None:
         raise NotFoundError(f"pipeline `{name}`: not found: fix the name, or make it")
     found = _decode(row)
@@ -114,16 +120,16 @@ def find_pipeline(home: Home, name: str) -> NamedPipeline:
     return found
 
 
-def check_loop(home: Home, source: str, sink: str) -> None:
+def check_loop(context: Context, source: str, sink: str) -> None:
     """Raise ``InvalidError`` for a pipeline that would never end: it reads what it writes.
 
     Also by way of other pipelines of the home. Two that are made at the same moment, and pipelines
     of another home, are not seen.
     """
-    reads, reached, by = _origin(home, source), [_place(sink)], ""
+    reads, reached, by = _origin(context, source), [_place(sink)], ""
     edges = [
-        (_origin(home, each.source), _place(each.sink), each.name)
-        for each in list_pipelines(home)
+        (_origin(context, each.source), _place(each.sink), each.name)
+        for each in list_pipelines(context)
         if each.state == "ready" and not each.name.startswith("restore.")
     ]
     for place in reached:  # grows in the loop
@@ -147,12 +153,12 @@ def _place(url: str) -> _Place:
     return address.scheme, address.host, address.path
 
 
-def _origin(home: Home, source: str) -> _Place:
+def _origin(context: Context, source: str) -> _Place:
     """Where the events of a source come from: those of an archive from what it archives."""
     place = _place(source)
     if place[0] == "archive":
         with contextlib.suppress(NotFoundError):
-            return _place(read_archive(home.log, place[2]).source)
+            return _place(read_archive(context, place[2]).source)
     return place
 
 
@@ -161,7 +167,7 @@ def is_inside(sink: str) -> bool:
     return parse_address(sink).scheme == "topic"
 
 
-def check_reach(home: Home, named: NamedPipeline) -> None:
+def check_reach(context: Context, named: NamedPipeline) -> None:
     """Raise ``InvalidError`` for a pipeline to the outside that another home runs.
 
     Its transactions, groups and numbers are the same in a copy: both would send everything.
@@ -169,20 +175,20 @@ def check_reach(home: Home, named: NamedPipeline) -> None:
     if not is_inside(named.sink):
         what = f"pipeline `{named.name}` into `{named.sink}`"
         remedy = f"run `tidelog pipeline delete {named.name}`, and make it again"
-        home.log.standing.check_own(what, named.home, remedy)
+        context.standing.check_own(what, named.home, remedy)
 
 
-def list_pipelines(home: Home) -> Iterator[NamedPipeline]:
+def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
     """All pipelines with names of their own, also those whose removal did not finish."""
-    for row in home.log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
+    for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         yield _decode(row)
 
 
-def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
+def open_named(context: Context, named: NamedPipeline, workers: Workers) -> Pipeline:
     """The pipeline, ready to run. ``InvalidError`` when its target was made anew meanwhile."""
-    check_reach(home, named)
-    source: Source = source_at(home, named.source)
-    sink = sink_at(home, named.sink, source=named.source)
+    check_reach(context, named)
+    source: Source = source_at(context, named.source)
+    sink = sink_at(context, named.sink, source=named.source)
     if sink.incarnation != named.target:
         raise InvalidError(
             f"pipeline `{named.name}`: its target `{named.sink}` was deleted and made again since "
@@ -191,57 +197,57 @@ def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
     return Pipeline(named.name, named.incarnation, source, sink, workers)
 
 
-def delete_pipeline(home: Home, name: str, shown: str = "") -> None:
+def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
     """Remove a pipeline, not what it has written. ``NotFoundError``.
 
     ``InvalidError`` while a driver runs it. ``shown``: as in ``check_shown``.
     """
     check_pipeline_name(name)
-    log, key = home.log, layout.pipeline_row(name)
-    for delay_s in RACE.delays_s(log.random):
-        row = log.catalog.get(layout.REGISTRY, key)
+    key = layout.pipeline_row(name)
+    for delay_s in RACE.delays_s(context.random):
+        row = context.catalog.get(layout.REGISTRY, key)
         if row is None:
             raise NotFoundError(f"pipeline `{name}`: not found: nothing to delete")
         found = _decode(row)
         check_shown(f"pipeline `{name}`", shown, found.incarnation)
         if found.state == "deleting":
-            close_heads(log, found.incarnation)
-            remove_work(log, found.incarnation, home.store)
-            _remove_name(log, found)
+            close_heads(context, found.incarnation)
+            remove_work(context, found.incarnation, context.store)
+            _remove_name(context, found)
             return
-        _take_shards(log, found)
+        _take_shards(context, found)
         going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            log.catalog.write(layout.REGISTRY, going, write_id=log.ids.new())
+            context.catalog.write(layout.REGISTRY, going, write_id=context.ids.new())
             continue
-        log.clock.sleep(delay_s)
+        context.clock.sleep(delay_s)
     raise UnavailableError(f"pipeline `{name}`: others keep changing it: try again")
 
 
-def _remove_name(log: Log, pipeline: NamedPipeline) -> None:
+def _remove_name(context: Context, pipeline: NamedPipeline) -> None:
     key = layout.pipeline_row(pipeline.name)
-    remove_name(log, key, lambda row: _decode(row).incarnation == pipeline.incarnation)
+    remove_name(context, key, lambda row: _decode(row).incarnation == pipeline.incarnation)
 
 
-def _new(home: Home, name: str, source: str, sink: TargetSink) -> NamedPipeline:
+def _new(context: Context, name: str, source: str, sink: TargetSink) -> NamedPipeline:
     return NamedPipeline(
         name=name,
-        incarnation=home.log.ids.new(),
+        incarnation=context.ids.new(),
         source=source,
         sink=sink.url,
         target=sink.incarnation,
-        created_ms=home.log.clock.now_ms(),
-        home="" if is_inside(sink.url) else home.id,
+        created_ms=context.clock.now_ms(),
+        home="" if is_inside(sink.url) else context.home_id,
     )
 
 
-def _take_shards(log: Log, pipeline: NamedPipeline) -> None:
+def _take_shards(context: Context, pipeline: NamedPipeline) -> None:
     """Step 1: nobody drives it from here on; a driver that has died is waited for."""
     where = layout.pipeline_shards(pipeline.incarnation)
-    rows = [row.row for row in log.catalog.scan(where, _SHARD, "shard0")]
+    rows = [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]
     for row in rows:
         shards, number = map(int, row.removeprefix(_SHARD).split("/"))
-        shard = Shard(log, pipeline.incarnation, number, shards, beside=True)
+        shard = PipelineShard(context, pipeline.incarnation, number, shards, beside=True)
         if not shard.take():
             raise InvalidError(
                 f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
@@ -250,3 +256,62 @@ def _take_shards(log: Log, pipeline: NamedPipeline) -> None:
 
 def _decode(row: Row) -> NamedPipeline:
     return decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+
+
+_DELETES_AT_ONCE = 1_000  # objects, in one request
+_ROWS_AT_ONCE = 25
+_ATTEMPTS = 50  # of a write that others keep changing
+
+
+def close_heads(context: Context, pipeline: str) -> None:
+    """Whatever driver has a head fails at its next write, and nobody adopts it again."""
+    for partition in read_partitions(context, pipeline):
+        _close(context, pipeline, partition)
+
+
+def remove_work(context: Context, pipeline: str, staged_in: Store) -> None:
+    """Staged files, manifests, and rows but the heads, of a pipeline whose heads are closed."""
+    delete_below(staged_in, layout.staging_of(pipeline))
+    delete_below(context.store, layout.manifests(pipeline))
+    for partition in read_partitions(context, pipeline):
+        for kind in ("aside", "before", "commit", "erased", "intent"):
+            _remove_rows(context, layout.pipeline_partition(pipeline, partition), kind)
+    for kind in ("counted", "failure", "folder", "seen", "unsettled", "waiting"):
+        _remove_rows(context, layout.pipeline_shards(pipeline), kind)
+
+
+def delete_below(store: Store, prefix: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    """Delete objects whose keys begin so, as far as they are wanted."""
+    keys: list[str] = []
+    for info in store.list(prefix):
+        if wanted(info.key):
+            keys.append(info.key)
+        if len(keys) >= _DELETES_AT_ONCE:
+            store.delete(keys)
+            keys = []
+    if keys:
+        store.delete(keys)
+
+
+def _close(context: Context, pipeline: str, partition: str) -> None:
+    where = layout.pipeline_partition(pipeline, partition)
+    for _ in range(_ATTEMPTS):
+        row = context.catalog.get(where, "head")
+        head = Progress("", 0, 0)  # of a partition that a driver may be about to begin
+        if row is not None:
+            head = decode_row(row.value, Progress, f"head of `{partition}`")
+        if head.closed:
+            return
+        expect = ABSENT if row is None else row.version
+        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), expect)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(where, closed, write_id=context.ids.new())
+    raise UnavailableError(f"head of `{partition}`: others keep changing it: try again")
+
+
+def _remove_rows(context: Context, where: str, kind: str) -> None:
+    rows = [row.row for row in context.catalog.scan(where, kind, f"{kind}0")]
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        deletes = [Delete(row) for row in rows[first : first + _ROWS_AT_ONCE]]
+        with contextlib.suppress(UnknownOutcomeError):  # whoever removes it again meets them
+            context.catalog.write(where, *deletes, write_id=context.ids.new())

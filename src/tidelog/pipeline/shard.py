@@ -10,41 +10,62 @@ No safety rests on that.
 
 A source partition's share follows from its own name alone, so it does not move when others appear.
 Numbered partitions of a topic take turns.
+
+Flush now: ask the driver of a pipeline to lay down what waits, whatever its policy says.
+
+A request is a new version of one row, which a following driver looks at in every cycle. Requests
+that come together are one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Callable, Mapping
 
-from tidelog.log.base import Log
-from tidelog.log.hold import Silence
-from tidelog.log.holding import Holding
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.connectors.source import SourcePartition, SourceRange
+from tidelog.context import Context
+from tidelog.coordination.ownership import Ownership, Silence
+from tidelog.coordination.pipeline_rows import read_progress
+from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.model import layout
-from tidelog.model.run import HeldRow, decode_row
-from tidelog.sources.base import SourcePartition
+from tidelog.model.partition_rows import HeldRow, decode_row
 
-__all__ = ["Shard", "share_of"]
+__all__ = [
+    "PipelineShard",
+    "flush_version",
+    "request_flush",
+    "share_of",
+    "wait_until_done",
+]
 
 _APART_S = 1.0  # at most this long two drivers wait that have seen each other
 
 
-class Shard(Holding):
+class PipelineShard(Ownership):
     """One driver's view of one shard; ``beside`` lets it be taken while others are driven."""
 
     retakes = False  # its cycle goes on under the epoch that it began with
 
     def __init__(
-        self, log: Log, incarnation: str, number: int, shards: int = 1, *, beside: bool = False
+        self,
+        context: Context,
+        incarnation: str,
+        number: int,
+        shards: int = 1,
+        *,
+        beside: bool = False,
     ) -> None:
         row = layout.shard_row(number, shards)
-        super().__init__(log, layout.pipeline_shards(incarnation), row, f"shard `{row}`")
+        super().__init__(context, layout.pipeline_shards(incarnation), row, f"shard `{row}`")
         self._folder = row.rpartition("/")[0]
         self._beside = beside
         self._highest = 0  # epoch of all shards, as last seen
         self._others: dict[str, Silence] = {}
 
     def try_take(self, force: bool = False) -> bool:
-        """As ``Holding`` does, if no driver of another number of shards lives."""
+        """As ``Ownership`` does, if no driver of another number of shards lives."""
         alone = force or self._beside
         if not self._look() and not alone:
             return False
@@ -53,7 +74,7 @@ class Shard(Holding):
         if self._look() or alone:
             return True
         self.release()
-        self._log.clock.sleep(self._log.random.random() * _APART_S)
+        self._context.clock.sleep(self._context.random.random() * _APART_S)
         return False
 
     def _next_epoch(self, epoch: int) -> int:
@@ -62,11 +83,11 @@ class Shard(Holding):
     def _look(self) -> bool:
         """Read all shards' rows: the highest epoch; whether those of another number are free."""
         free = True
-        for row in self._log.catalog.scan(self._where, "shard/", "shard0"):
+        for row in self._context.catalog.scan(self._where, "shard/", "shard0"):
             lease = decode_row(row.value, HeldRow, f"shard `{row.row}`")
             self._highest = max(self._highest, lease.epoch)
             if lease.owner and row.row.rpartition("/")[0] != self._folder:
-                silence = self._others.setdefault(row.row, Silence(self._log))
+                silence = self._others.setdefault(row.row, Silence(self._context))
                 free = free and silence.is_over(lease.mark, row.version)
         return free
 
@@ -77,3 +98,42 @@ def share_of(partition: SourcePartition, shards: int) -> int:
     text = partition.text if number is None else partition.topic
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return (int.from_bytes(digest[:8]) + (number or 0)) % shards
+
+
+_LOOK_S = 0.5
+
+Waits = Callable[[SourceRange], bool]  # whether anything is left to do in a range
+
+
+def request_flush(context: Context, pipeline: str) -> None:
+    """Whoever follows this pipeline flushes at its next look."""
+    where = layout.pipeline_shards(pipeline)
+    row = context.catalog.get(where, layout.FLUSH_ROW)
+    change = Put(layout.FLUSH_ROW, b"", expect=row.version if row else ABSENT)
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # then somebody else has asked
+        context.catalog.write(where, change, write_id=context.ids.new())
+
+
+def flush_version(context: Context, pipeline: str) -> str:
+    """Changes with each request."""
+    row = context.catalog.get(layout.pipeline_shards(pipeline), layout.FLUSH_ROW)
+    return row.version if row else ""
+
+
+def wait_until_done(
+    context: Context, pipeline: str, ends: Mapping[str, str], waits: Waits, timeout_s: float
+) -> list[str]:
+    """Until every source partition is committed up to its end; those that are not in time."""
+    deadline_s = context.clock.monotonic_s() + timeout_s
+    while True:
+        behind = []
+        for partition, end in ends.items():
+            head, source = (
+                read_progress(context, pipeline, partition),
+                SourcePartition.named(partition),
+            )
+            if head is None or waits(SourceRange(source, head.position, end)):
+                behind.append(partition)
+        if not behind or context.clock.monotonic_s() > deadline_s:
+            return behind
+        context.clock.sleep(_LOOK_S)

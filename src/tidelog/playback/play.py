@@ -1,178 +1,215 @@
-"""The events of all partitions of a topic by time, as Arrow from end to end.
+"""A playback from beginning to end: what was pinned, at its speed, lot by lot into an outlet.
 
-Compiling goes on beside it: when journals have taken the place of runs, it opens its scans again
-after the last event that it has given out. Amendments are seen that were made before it began, and
-later ones where their runs were not loaded yet.
+The steps of one with a name stand in ``named``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 
-import msgspec
+import numpy as np
 import pyarrow as pa
 
-from tidelog.codec.events import STORED_SCHEMA, bad_text, events_of
-from tidelog.codec.journal import Group
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.read import lost_object
-from tidelog.log.topics import find_topic
-from tidelog.model.event import Event
-from tidelog.model.playback import Cursor, Pin, Time, TimeRange, time_range
+from tidelog.codec.event_batch import EVENT_SCHEMA, one_batch
+from tidelog.connectors.playback_sinks import Lot, PlaybackSink, lots_of
+from tidelog.context import Context
+from tidelog.model.playback import Cursor, Pin
 from tidelog.model.topic import Topic
-from tidelog.playback.ahead import Ahead, Found
-from tidelog.playback.held import Rows, Wanted
-from tidelog.playback.load import Loader
-from tidelog.playback.pin import AsOf, pin_topic, trimmed
-from tidelog.playback.standing import Standing, SwappedError
-from tidelog.playback.windows import READERS, Bounds, Windows
-from tidelog.pool import Pool
+from tidelog.playback.merge import play
+from tidelog.playback.pace import SlotCount, SlotCounter, paced, times_of
+from tidelog.playback.session import NamedPlayback
 
-__all__ = ["play", "play_arrow", "play_events"]
+__all__ = [
+    "Playback",
+    "PlaybackOptions",
+    "PlaybackResult",
+    "opened",
+    "run_named",
+    "run_playback",
+    "split_at",
+]
 
 
-def play_events(
-    log: Log, topic: str, start: Time = None, end: Time = None, as_of: AsOf = None
-) -> Iterator[Event]:
-    """The events of ``[start, end)`` by time, as they are now; by default the last 15 minutes.
+@dataclass(frozen=True)
+class PlaybackOptions:
+    """How a playback goes."""
 
-    ``NotFoundError`` when events of it are trimmed meanwhile.
+    speed: float | None = None  # a factor; None: as fast as it can
+    empty_slots: bool = False  # told too
+    on_slot: Callable[[SlotCount], None] = lambda _: None
+    stopped: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class PlaybackResult:
+    """What one process has played."""
+
+    events: int = 0
+    slots: int = 0  # with events
+    last: Cursor | None = None  # the last event that is out
+    left_out: int = 0  # of the events, since they were erased from the target
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Playback:
+    """What is played, and by what."""
+
+    context: Context
+    topic: Topic
+    pin: Pin
+    pool: Executor | None = None
+    how: PlaybackOptions = field(default_factory=PlaybackOptions)
+
+    def batches(self, after: Cursor | None = None) -> Generator[pa.RecordBatch, None, None]:
+        """What is left after a cursor, by time."""
+        return play(self.context, self.topic, self.pin, after=after, pool=self.pool)
+
+    def span(self) -> contextlib.AbstractContextManager[None]:
+        """Around all of it, for whoever traces."""
+        return self.context.spans.span("tidelog.playback", topic=self.topic.name)
+
+    def put(self, lot: Lot, outlet: PlaybackSink) -> int:
+        """Put a lot, in a span of its own; how many of its events were left out as erased."""
+        with self.context.spans.span("tidelog.put", events=lot.batch.num_rows):
+            return outlet.put(lot) or 0
+
+    def lots(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        number: int,
+        outlet: PlaybackSink,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Lot]:
+        """Lots as the outlet takes them, when they are due, counted from a number on."""
+
+        def ended() -> bool:
+            return self.how.stopped() or is_lost()
+
+        for batch in paced(batches, self.how.speed, self.context.clock, ended):
+            for part in lots_of(batch, outlet):
+                lot = Lot(number, part)
+                yield lot
+                number = lot.end
+                if ended():
+                    return
+
+
+def run_playback(playback: Playback, outlet: PlaybackSink) -> PlaybackResult:
+    """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
+    told = _Progress(playback, None)
+    with playback.span(), contextlib.closing(playback.batches()) as batches:
+        for lot in playback.lots(batches, 0, outlet):
+            told.add(lot, playback.put(lot, outlet))
+    return told.done()
+
+
+def run_named(
+    playback: Playback, named: NamedPlayback, open_outlet: Callable[[], PlaybackSink]
+) -> PlaybackResult:
+    """Play what is left of a playback that was taken, or until it is stopped.
+
+    ``FencedError`` when another process takes it meanwhile.
     """
-    return itertools.chain.from_iterable(map(_events, play_arrow(log, topic, start, end, as_of)))
-
-
-def play_arrow(
-    log: Log, topic: str, start: Time = None, end: Time = None, as_of: AsOf = None
-) -> Iterator[pa.RecordBatch]:
-    """The same as Arrow batches in event columns."""
-    found = find_topic(log, topic)
-    times = time_range(start, end, log.clock.now_ms())
-    with Pool(READERS, "tidelog-playback") as pool:
-        pin = pin_topic(log, found, times, as_of, pool)
-    return _with_pool(log, found, pin)
-
-
-def play(
-    log: Log,
-    topic: Topic,
-    pin: Pin,
-    *,
-    after: Cursor | None = None,
-    pool: Executor | None = None,
-    bounds: Bounds | None = None,
-) -> Generator[pa.RecordBatch, None, None]:
-    """What was pinned, from the beginning or after a cursor, by time.
-
-    Without a pool there are no threads. ``NotFoundError`` when events of it are trimmed meanwhile,
-    or the topic is deleted.
-    """
-    if topic.incarnation != pin.incarnation:
-        raise InvalidError(
-            f"playback of `{topic.name}`: the topic was deleted and made again since it began: "
-            "begin another playback"
-        )
-    is_over = False
-    while not is_over:
-        with contextlib.closing(_Playing(log, topic, pin, after, pool)) as playing:
-            try:
-                for batch in playing.batches(bounds or Bounds()):
-                    after = _last(batch)
-                    yield batch
-                is_over = True
-            except SwappedError:
-                continue  # events stay where they are, so it goes on after the last one
-
-
-def _with_pool(log: Log, topic: Topic, pin: Pin) -> Iterator[pa.RecordBatch]:
-    with Pool(READERS, "tidelog-playback") as pool:
-        yield from play(log, topic, pin, pool=pool)
-
-
-class _Playing:
-    """A playback from a cursor on, as long as nothing is compiled: what is wanted, and where."""
-
-    def __init__(
-        self, log: Log, topic: Topic, pin: Pin, after: Cursor | None, pool: Executor | None
-    ) -> None:
-        self._topic = topic
-        self._pin = pin
-        self._after = after
-        self._pool = pool
-        start_ms = pin.range.start_ms if after is None else after.time_ms
-        self._times = TimeRange(start_ms, max(start_ms, pin.range.end_ms))
-        self._standing = Standing(log, topic)
-        self._loader = Loader(log.store, topic.name)
-        self._windows: Windows | None = None
-
-    def batches(self, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-        """All that is left. ``SwappedError`` when it is to be opened again."""
-        ahead = Ahead(self._standing, self._pin, self._times, self._groups, self._pool)
-        end_ms = self._times.end_ms
-        windows = Windows(self._topic.name, ahead, self._load, end_ms, bounds, self._pool)
-        self._windows = windows
-        return windows.batches()
-
-    def close(self) -> None:
-        """Nothing more is wanted."""
-        if self._windows is not None:
-            self._windows.stop()
-
-    def _groups(self, found: Found) -> Sequence[Group]:
-        try:
-            return self._loader.groups(found)
-        except NotFoundError as exc:
-            raise self._lost(found, exc) from exc
-
-    def _load(self, found: Found) -> Rows:
-        """The events of a run that are wanted."""
-        partition = found.partition
-        wanted = Wanted(
-            partition=partition,
-            start_ms=self._times.start_ms,
-            end_ms=self._times.end_ms,
-            start=self._pin.starts[partition],
-            end=self._pin.ends[partition],
-            after=self._after,
-        )
-        head = self._standing.recent(partition)
-        while True:
-            amendments = self._standing.amendments(partition, found.base, found.end, head)
-            try:
-                return self._loader.load(found, wanted, amendments)
-            except NotFoundError as exc:
-                before, head = head, self._standing.check(partition)
-                if head.amendments == before.amendments:  # else a value was replaced, and swept
-                    raise self._lost(found, exc) from exc
-
-    def _lost(self, found: Found, error: NotFoundError) -> Exception:
-        """An object is gone: it was trimmed, or something is wrong. ``SwappedError``."""
-        head = self._standing.check(found.partition)
-        if found.run.base < head.start:
-            return trimmed(self._topic, found.partition, found.base, head.start)
-        return lost_object(self._topic.name, found.partition, [found.run], error)
-
-
-def _last(batch: pa.RecordBatch) -> Cursor:
-    """The place of a batch's last event."""
-    row = batch.num_rows - 1
-    places = (batch.column(name)[row].as_py() for name in ("partition", "offset"))
-    return Cursor(batch.column("timestamp")[row].value, *places)
-
-
-def _events(batch: pa.RecordBatch) -> Iterator[Event]:
-    """Each event of a batch in event columns."""
-    columns = batch.select(STORED_SCHEMA.names)
-    places = zip(
-        batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True
-    )
-    topic = batch.column("topic")[0].as_py()
     try:
-        events = events_of(columns, topic, 0, 0)
-    except CorruptError as exc:  # which knows no place
-        raise bad_text(batch) from exc
-    for event, (partition, offset) in zip(events, places, strict=True):
-        yield msgspec.structs.replace(event, partition=partition, offset=offset)
+        with named.beating() as lost, opened(open_outlet) as outlet:
+            played = _play_rest(playback, named, outlet, lost.is_set)
+            reached = outlet.reached()
+    except Exception:
+        named.release(lot_is_out=False)
+        raise
+    if played.finished:
+        named.finish(reached)
+    else:
+        named.release(lot_is_out=True, reached=reached)
+    return played
+
+
+@contextlib.contextmanager
+def opened(open_outlet: Callable[[], PlaybackSink]) -> Iterator[PlaybackSink]:
+    """An outlet that is closed in the end, as failed where the body fails."""
+    outlet = open_outlet()
+    try:
+        yield outlet
+    except BaseException:
+        outlet.close(failed=True)
+        raise
+    outlet.close()
+
+
+def split_at(
+    batches: Iterator[pa.RecordBatch], until: Cursor
+) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+    """All up to an event as one batch, if there is any; and what comes after it."""
+    before: list[pa.RecordBatch] = []
+    after: list[pa.RecordBatch] = []
+    for batch in batches:
+        count = _rows_up_to(batch, until)
+        before.append(batch.slice(0, count))
+        if count < batch.num_rows:
+            after.append(batch.slice(count))
+            break
+    first = one_batch(before, EVENT_SCHEMA)
+    return first if first.num_rows else None, itertools.chain(after, batches)
+
+
+def _play_rest(
+    playback: Playback, named: NamedPlayback, outlet: PlaybackSink, is_lost: Callable[[], bool]
+) -> PlaybackResult:
+    state = named.state
+    number = state.number
+    told = _Progress(playback, state.cursor)
+    with playback.span(), contextlib.closing(playback.batches(state.cursor)) as batches:
+        left: Iterator[pa.RecordBatch] = batches
+        if state.until is not None:
+            first, left = split_at(batches, state.until)
+            named.beat()  # the lot is intended already, and it must be ours
+            if first is not None:
+                lot = Lot(number, first, state.until_number)
+                told.add(lot, playback.put(lot, outlet))
+            number = state.until_number
+        for lot in playback.lots(left, number, outlet, is_lost):
+            named.intend(lot.last, lot.end, outlet.reached())
+            told.add(lot, playback.put(lot, outlet))
+        if is_lost():
+            named.beat()  # says so
+    return told.done()
+
+
+def _rows_up_to(batch: pa.RecordBatch, until: Cursor) -> int:
+    """How many events of a batch do not come after one."""
+    times = times_of(batch)
+    places, offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+    tied = (places < until.partition) | ((places == until.partition) & (offsets <= until.offset))
+    return int(np.count_nonzero((times < until.time_ms) | ((times == until.time_ms) & tied)))
+
+
+class _Progress:
+    """Counts what is out, and tells of each slot."""
+
+    def __init__(self, playback: Playback, after: Cursor | None) -> None:
+        times = playback.pin.range
+        start_ms = times.start_ms if after is None else after.time_ms
+        self._how = playback.how
+        self._counter = SlotCounter(
+            playback.topic.slot_ms, start_ms, times.end_ms, self._how.empty_slots
+        )
+        self._played = PlaybackResult(last=after)
+
+    def add(self, lot: Lot, left_out: int) -> None:
+        self._played.events += lot.batch.num_rows
+        self._played.left_out += left_out
+        self._played.last = lot.last
+        for slot in self._counter.add(lot.batch):
+            self._how.on_slot(slot)
+
+    def done(self) -> PlaybackResult:
+        self._played.finished = not self._how.stopped()
+        for slot in self._counter.rest(self._played.finished):
+            self._how.on_slot(slot)
+        self._played.slots = self._counter.slots
+        return self._played

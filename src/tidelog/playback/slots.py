@@ -22,21 +22,21 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from tidelog.catalog.base import Row
+from tidelog.context import Context
 from tidelog.errors import CorruptError
-from tidelog.log.base import Log
 from tidelog.model import layout
+from tidelog.model.partition_rows import Run, decode_row
 from tidelog.model.playback import Floors, TimeRange
-from tidelog.model.run import Run, decode_row
-from tidelog.model.slot import level_count
+from tidelog.model.times import level_count
 from tidelog.model.topic import Topic
 
-__all__ = ["Listed", "PartitionSlots", "floors_of"]
+__all__ = ["PartitionSlots", "SlotEntry", "floors_of"]
 
 _CLOSE = 8  # runs so many times as far apart as they are long are read by one scan
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SlotEntry:
     """A slot row: a run has events in a slot, or may have."""
 
     start_ms: int  # of the slot
@@ -50,9 +50,9 @@ class PartitionSlots:
     """The time index of one partition, for one range; below ``journaled`` there are journals."""
 
     def __init__(
-        self, log: Log, topic: Topic, partition: int, range: TimeRange, journaled: int = 0
+        self, context: Context, topic: Topic, partition: int, range: TimeRange, journaled: int = 0
     ) -> None:
-        self._log = log
+        self._context = context
         self._journaled = journaled
         self._slot_ms = topic.slot_ms
         self._range = range
@@ -60,15 +60,15 @@ class PartitionSlots:
         self._what = f"`{topic.name}/{partition}`"
         self._levels = list(self._levels_with_rows())
 
-    def by_start(self) -> Iterator[Listed]:
+    def by_start(self) -> Iterator[SlotEntry]:
         """All rows, by the start of their slots. A run may come twice."""
         return heapq.merge(*map(self._rows, self._levels), key=attrgetter("start_ms"))
 
-    def by_end(self) -> Iterator[Listed]:
+    def by_end(self) -> Iterator[SlotEntry]:
         """All rows, by the end of their slots."""
         return heapq.merge(*map(self._rows, self._levels), key=attrgetter("end_ms"))
 
-    def runs(self, listed: Sequence[Listed]) -> dict[int, Run]:
+    def runs(self, listed: Sequence[SlotEntry]) -> dict[int, Run]:
         """The runs of some rows, by base; one whose row is gone is missing."""
         found: dict[int, Run] = {}
         for is_journal, name in ((False, layout.run_row), (True, layout.journal_row)):
@@ -80,10 +80,10 @@ class PartitionSlots:
     def _named(self, name: Callable[[int], str], first: int, last: int) -> dict[int, Run]:
         """The rows of one kind between two bases."""
         if first == last:
-            row = self._log.catalog.get(self._where, name(first))
+            row = self._context.catalog.get(self._where, name(first))
             rows: Iterable[Row] = [] if row is None else [row]
         else:
-            rows = self._log.catalog.scan(self._where, name(first), name(last + 1))
+            rows = self._context.catalog.scan(self._where, name(first), name(last + 1))
         runs = (decode_row(row.value, Run, f"a run of {self._what}") for row in rows)
         return {run.base: run for run in runs}
 
@@ -92,7 +92,7 @@ class PartitionSlots:
         level = 0
         while level < level_count(self._slot_ms) and self._range.start_ms < self._range.end_ms:
             first, end = self._bounds(level)
-            row = next(iter(self._log.catalog.scan(self._where, first, "slot0", 1)), None)
+            row = next(iter(self._context.catalog.scan(self._where, first, "slot0", 1)), None)
             if row is None:
                 return
             if row.row < end:
@@ -107,9 +107,9 @@ class PartitionSlots:
         last = (self._range.end_ms - 1) // width * width
         return layout.slot_rows(level, start, last)
 
-    def _rows(self, level: int) -> Iterator[Listed]:
+    def _rows(self, level: int) -> Iterator[SlotEntry]:
         width = self._slot_ms << level
-        for row in self._log.catalog.scan(self._where, *self._bounds(level)):
+        for row in self._context.catalog.scan(self._where, *self._bounds(level)):
             is_journal = row.value.endswith(b"j")
             try:
                 start_ms, base = layout.slot_place(row.row)
@@ -120,7 +120,7 @@ class PartitionSlots:
                     "`tidelog verify`"
                 ) from exc
             if is_journal or base >= self._journaled:
-                yield Listed(start_ms, start_ms + width, base, end, is_journal)
+                yield SlotEntry(start_ms, start_ms + width, base, end, is_journal)
 
 
 def floors_of(slots: PartitionSlots, bounds: tuple[int, int], entries: int) -> Floors:
@@ -151,9 +151,9 @@ def _pairs(values: list[int]) -> Iterator[list[int]]:
     return (values[first : first + 2] for first in range(0, len(values), 2))
 
 
-def _close_together(listed: Sequence[Listed]) -> Iterator[list[Listed]]:
+def _close_together(listed: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
     """Groups of runs that lie so close that one scan is cheaper than many lookups."""
-    group: list[Listed] = []
+    group: list[SlotEntry] = []
     for each in sorted(listed, key=attrgetter("base")):
         if group and each.base - group[-1].end > _CLOSE * (group[-1].end - group[-1].base):
             yield group

@@ -18,22 +18,27 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
-from tidelog.codec.events import one_batch, table_of, with_position
-from tidelog.errors import (
-    InternalError,
-    InvalidError,
-    NotFoundError,
-    TidelogError,
-    contained,
-)
+from tidelog.coordination.tokens import list_tokens
+from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError, contained
 from tidelog.home import Home
-from tidelog.log.tokens import list_tokens
 from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
 from tidelog.model.topic import check_topic_name
-from tidelog.server import limits, pixel
-from tidelog.server.answers import (
+from tidelog.server.api import pixel
+from tidelog.server.api.by_id import WHO, ByIdHandlers
+from tidelog.server.api.by_offset import Reads
+from tidelog.server.api.by_time import ByTimeHandlers
+from tidelog.server.api.ingest import Ingest
+from tidelog.server.api.openapi import description
+from tidelog.server.api.tail import Tails
+from tidelog.server.api.watch import PartitionWatch
+from tidelog.server.console.site import Console
+from tidelog.server.http import limits
+from tidelog.server.http.auth import REFRESH_S, Gate
+from tidelog.server.http.connection import HEAD_TOO_LARGE
+from tidelog.server.http.errors import (
     DisconnectedError,
     HeadError,
     MethodError,
@@ -42,26 +47,14 @@ from tidelog.server.answers import (
     encode,
     status_of,
 )
-from tidelog.server.complaints import Complaints
-from tidelog.server.connection import HEAD_TOO_LARGE
-from tidelog.server.console.site import Console
-from tidelog.server.gate import REFRESH_S, Gate
-from tidelog.server.headers import headers_of
-from tidelog.server.health import Health
-from tidelog.server.ids import WHO, Ids
-from tidelog.server.ingest import Ingest
-from tidelog.server.limits import Bodies
-from tidelog.server.lookup import Lookups
-from tidelog.server.metrics import Metrics
-from tidelog.server.openapi import description
+from tidelog.server.http.headers import WholeRoute, check_path, check_query, headers_of
+from tidelog.server.http.health import Health
+from tidelog.server.http.limits import Bodies
+from tidelog.server.http.metrics import Complaints, Metrics
+from tidelog.server.http.telemetry import Telemetry
+from tidelog.server.http.threads import ServerThreads
 from tidelog.server.options import ServeOptions
-from tidelog.server.paths import WholeRoute, check_path, check_query
-from tidelog.server.read import Reads
-from tidelog.server.tail import Tails
-from tidelog.server.telemetry import Telemetry
-from tidelog.server.threads import Threads
 from tidelog.server.topics import OpenTopics
-from tidelog.server.watch import Watch
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]
 
@@ -115,41 +108,43 @@ class FrontDoor:
     def __init__(
         self, home: Home, options: ServeOptions, telemetry: Telemetry | None = None
     ) -> None:
-        if options.body_bytes_max > home.log.settings.buffer_bytes:
+        if options.body_bytes_max > home.context.settings.buffer_bytes:
             raise InvalidError(
                 f"serve: body-max {options.body_bytes_max}: is more than a producer holds: give "
-                f"at most buffer_bytes, {home.log.settings.buffer_bytes}"
+                f"at most buffer_bytes, {home.context.settings.buffer_bytes}"
             )
         self._home = home
         self._options = options
         self._telemetry = telemetry
-        self._clock = home.log.clock
-        self._now_s = home.log.clock.monotonic_s
-        self._threads = Threads()
+        self._clock = home.context.clock
+        self._now_s = home.context.clock.monotonic_s
+        self._threads = ServerThreads()
         self._topics = OpenTopics(home, self._threads.pool)
         link = telemetry.link if telemetry is not None else lambda: None
         self._ingest = Ingest(home, self._topics, self._threads.pool, link)
         self._bodies = Bodies(options.body_bytes_max)
         self.metrics = Metrics(home.meter, self._buffered)
         self._complaints = Complaints(self._clock)
-        self.gate = Gate(options, lambda: list_tokens(home.log), self._threads.pool, self._clock)
+        self.gate = Gate(
+            options, lambda: list_tokens(home.context), self._threads.pool, self._clock
+        )
         self._health = Health(home)
         self._console = Console(home, options, self.gate, self._threads, self.metrics)
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
-        self._watch: Watch | None = None
+        self._watch: PartitionWatch | None = None
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read the tokens, and be ready. Raises where the home cannot be reached."""
-        self._watch = Watch(self._home.log.wakeups, self.metrics)
+        self._watch = PartitionWatch(self._home.context.wakeups, self.metrics)
         parts = (self._home, self._threads, self._watch, self.metrics)
         reads, tails = Reads(*parts), Tails(*parts)
-        ids = Ids(self._home, self._threads, self.metrics, self._bodies)
+        ids = ByIdHandlers(self._home, self._threads, self.metrics, self._bodies)
         handlers: dict[str, Handler] = {
             "topics": reads.topics,
             "topic": reads.topic,
             "events": reads.events,
-            "range": Lookups(self._home, self._threads, self.metrics).events,
+            "range": ByTimeHandlers(self._home, self._threads, self.metrics).events,
             "tail": tails.tail,
             "get": ids.get,
             "update": ids.update,
@@ -358,7 +353,7 @@ class FrontDoor:
                     await self.gate.refresh()
 
     def _buffered(self) -> list[tuple[str, int]]:
-        size = self._home.log.settings.buffer_bytes
+        size = self._home.context.settings.buffer_bytes
         return [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
 
 

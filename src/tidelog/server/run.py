@@ -26,11 +26,11 @@ import uvloop
 
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import Home
-from tidelog.server import limits
 from tidelog.server.app import FrontDoor
-from tidelog.server.connection import Connection
+from tidelog.server.http import limits
+from tidelog.server.http.connection import Connection
+from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
-from tidelog.server.telemetry import Telemetry
 
 __all__ = ["serve"]
 

@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 
 from tidelog.errors import TidelogError, UnknownOutcomeError
 from tidelog.home import Home
-from tidelog.log.flush import Flush
-from tidelog.log.producer import Producer
+from tidelog.log.producer.flush import Flush
+from tidelog.log.producer.producer import Producer
 from tidelog.model.topic import Topic, check_topic_name
-from tidelog.server import limits
+from tidelog.server.http import limits
 
 __all__ = ["OpenTopic", "OpenTopics"]
 

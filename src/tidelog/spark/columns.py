@@ -26,13 +26,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidelog.codec.events import STORED_SCHEMA, stored_batch
+from tidelog.codec.event_batch import STORED_SCHEMA, stored_batch
 from tidelog.errors import InvalidError
-from tidelog.log.rows import Rows
+from tidelog.log.reader.amendments import EventRows
 from tidelog.model.address import nearest
 
 __all__ = [
-    "Place",
+    "BatchPosition",
     "arrow_schema",
     "check_writable",
     "floored_times",
@@ -71,7 +71,7 @@ _MILLISECONDS = pa.timestamp("ms", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPosition:
     """Where the events of a batch stand."""
 
     topic: str
@@ -96,7 +96,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def shown(found: Rows, place: Place, wanted: pa.Schema) -> pa.RecordBatch:
+def shown(found: EventRows, place: BatchPosition, wanted: pa.Schema) -> pa.RecordBatch:
     """Stored rows as Spark wants them."""
     rows = found.batch.num_rows
     arrays = []

@@ -47,6 +47,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
 from tidelog.codec.digest import Contents
+from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -55,20 +56,25 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.base import Log
-from tidelog.log.copying import Copier, append_staged
-from tidelog.log.sink_sweep import SinkState, are_young, read_swept
-from tidelog.log.staged import Staged
+from tidelog.log.ledger import Copier, append_staged
+from tidelog.log.maintenance.staged import SinkState, are_young, read_swept
+from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
-from tidelog.model.decoding import Persisted
-from tidelog.model.producers import sink_producer
-from tidelog.model.run import decode_row, encode_row
-from tidelog.model.sealed import open_json, seal_json
+from tidelog.model.decoding import Persisted, open_json, seal_json
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.producer_names import sink_producer
 from tidelog.model.topic import Topic
-from tidelog.store.fresh import put_fresh
+from tidelog.store.create import put_fresh
 
-__all__ = ["Batch", "Manifest", "Sink", "SinkTarget", "check_not_swept", "report_left_out"]
+__all__ = [
+    "Batch",
+    "BatchManifest",
+    "SinkTarget",
+    "SparkSink",
+    "check_not_swept",
+    "report_left_out",
+]
 
 _logger = logging.getLogger("tidelog.spark")
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
@@ -87,23 +93,25 @@ class Batch:
 
     query: str | None  # "" for batch writes, None where it is not known
     number: int
-    staged: tuple[Staged, ...]
+    staged: tuple[StagedSegment, ...]
     contents: Contents
 
 
-class Manifest(Persisted, frozen=True):
+class BatchManifest(Persisted, frozen=True):
     """What one batch consists of."""
 
     batch: int
-    segments: tuple[Staged, ...]
+    segments: tuple[StagedSegment, ...]
     format: int = layout.FORMAT
 
 
-class Sink:
+class SparkSink:
     """A named sink of one topic; with a pool it copies side by side, without it has no threads."""
 
-    def __init__(self, log: Log, topic: Topic, name: str, pool: Executor | None = None) -> None:
-        self._log = log
+    def __init__(
+        self, context: Context, topic: Topic, name: str, pool: Executor | None = None
+    ) -> None:
+        self._context = context
         self._topic = topic
         self._name = name
         self._pool = pool
@@ -140,7 +148,7 @@ class Sink:
                 continue
             wanted = SinkState(batch.query or "", number, 0, "", contents=batch.contents)
             self._decide(state, version, wanted, batch.staged)
-            self._log.clock.sleep(self._log.random.uniform(0, min(0.2, 0.001 * attempt)))
+            self._context.clock.sleep(self._context.random.uniform(0, min(0.2, 0.001 * attempt)))
         raise UnavailableError(f"{self._what}: others keep changing it: try again")
 
     def _decide(
@@ -148,21 +156,21 @@ class Sink:
         before: SinkState | None,
         version: str | None,
         wanted: SinkState,
-        staged: tuple[Staged, ...],
+        staged: tuple[StagedSegment, ...],
     ) -> None:
         """Steps 3 and 4; whether it came true is what the row says afterwards."""
         _check_count(staged)
-        swept = check_not_swept(self._log, self._topic, staged)
-        manifest_id = self._log.ids.new()
+        swept = check_not_swept(self._context, self._topic, staged)
+        manifest_id = self._context.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
-        put_fresh(self._log.store, key, seal_json(Manifest(batch, staged)))
+        put_fresh(self._context.store, key, seal_json(BatchManifest(batch, staged)))
         ordinal = 0 if before is None else before.ordinal + 1
         left_out = 0 if before is None else before.left_out
         state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key, left_out=left_out)
         guard: tuple[Change, ...] = (Check(layout.STAGED_ROW, swept or ABSENT),)
         if version is None:  # ABSENT alone could come true again later
-            _, head_version = read_head(self._log, self._topic, 0)
+            _, head_version = read_head(self._context, self._topic, 0)
             guard = (*guard, Check("head", head_version))
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             self._write(state, version, *guard)
@@ -171,7 +179,7 @@ class Sink:
         """Steps 5 and 6 for a batch that is decided."""
         try:
             manifest = self._manifest(state)
-            producer = Copier(self._log, self._topic, sink_producer(self._name))
+            producer = Copier(self._context, self._topic, sink_producer(self._name))
             first = state.ordinal * _ORDINAL
             left_out = append_staged(producer, manifest.segments, first, self._pool)
         except NotFoundError as exc:
@@ -187,19 +195,19 @@ class Sink:
             report_left_out(self._topic, left_out)
             self._remove_staged(state.batch)
 
-    def _manifest(self, state: SinkState) -> Manifest:
-        data = self._log.store.get(state.manifest)
-        return open_json(data, Manifest, f"manifest `{state.manifest}`")
+    def _manifest(self, state: SinkState) -> BatchManifest:
+        data = self._context.store.get(state.manifest)
+        return open_json(data, BatchManifest, f"manifest `{state.manifest}`")
 
     def _read(self) -> tuple[SinkState, str] | tuple[None, None]:
-        row = self._log.catalog.get(self._where, layout.sink_row(self._name))
+        row = self._context.catalog.get(self._where, layout.sink_row(self._name))
         if row is None:
             return None, None
         return decode_row(row.value, SinkState, self._what), row.version
 
     def _write(self, state: SinkState, version: str | None, *guard: Change) -> None:
         change = Put(layout.sink_row(self._name), encode_row(state), expect=version or ABSENT)
-        self._log.catalog.write(self._where, change, *guard, write_id=self._log.ids.new())
+        self._context.catalog.write(self._where, change, *guard, write_id=self._context.ids.new())
 
     def _check_query(self, state: SinkState, query: str | None) -> None:
         if query is not None and state.query != query:
@@ -223,7 +231,7 @@ class Sink:
     def _note_target(self, query: str) -> bool:
         """Step 2; whether it is noted. ``InvalidError`` if the query wrote to an earlier topic."""
         name = layout.sink_target_row(self._topic.name, self._name)
-        row = self._log.catalog.get(layout.REGISTRY, name)
+        row = self._context.catalog.get(layout.REGISTRY, name)
         found = decode_row(row.value, SinkTarget, self._what) if row else None
         wanted = SinkTarget(query, self._topic.incarnation)
         if found == wanted:
@@ -236,7 +244,7 @@ class Sink:
             )
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             change = Put(name, encode_row(wanted), row.version if row else ABSENT)
-            self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+            self._context.catalog.write(layout.REGISTRY, change, write_id=self._context.ids.new())
             return True
         return False
 
@@ -244,11 +252,11 @@ class Sink:
         """What was staged for batches up to this one, by whomever."""
         keys = []
         with contextlib.suppress(UnavailableError):  # the next batch removes it too
-            for info in self._log.store.list(layout.sinks(self._topic.incarnation, self._name)):
+            for info in self._context.store.list(layout.sinks(self._topic.incarnation, self._name)):
                 if layout.sink_batch(info.key) > batch:
                     break
                 keys.append(info.key)
-            self._log.store.delete(keys)
+            self._context.store.delete(keys)
 
     @property
     def _what(self) -> str:
@@ -266,11 +274,11 @@ def report_left_out(topic: Topic, left_out: int) -> None:
         )
 
 
-def check_not_swept(log: Log, topic: Topic, staged: Sequence[Staged]) -> str | None:
+def check_not_swept(context: Context, topic: Topic, staged: Sequence[StagedSegment]) -> str | None:
     """The version of the topic's ``staged`` row. ``UnavailableError`` if segments may be swept."""
-    found, version = read_swept(log, topic)
+    found, version = read_swept(context, topic)
     older = [each.key for each in staged if layout.sink_generation(each.key) < found.swept]
-    if older and not are_young(log, older):
+    if older and not are_young(context, older):
         raise UnavailableError(
             f"write to topic `{topic.name}`: it took longer than a day, and a sweep has deleted "
             "what it had staged: nothing was stored: write again, in smaller parts"
@@ -278,7 +286,7 @@ def check_not_swept(log: Log, topic: Topic, staged: Sequence[Staged]) -> str | N
     return version
 
 
-def _check_count(segments: Sequence[Staged]) -> None:
+def _check_count(segments: Sequence[StagedSegment]) -> None:
     """Refuse a batch whose sequences would run into those of the next."""
     events = sum(piece.count for staged in segments for piece in staged.pieces)
     if events >= _ORDINAL:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 from tidelog.model.depth import check_json_depth

@@ -15,28 +15,30 @@ from typing import TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
-from tidelog.codec.journal import Group
-from tidelog.errors import InvalidError, NotFoundError
-from tidelog.home import Home, open_home
-from tidelog.log.amended import NO_AMENDMENTS, Amendments
-from tidelog.log.read import Reader
+from tidelog.codec.journal_file import RowGroup
+from tidelog.context import Context
+from tidelog.errors import InternalError, InvalidError, NotFoundError
+from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import read_head
-from tidelog.model.run import Head, Run
+from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
+from tidelog.opening import open_context
 from tidelog.settings import Settings
 from tidelog.spark.options import Offsets, ReadOptions
 
 __all__ = [
+    "EventTimes",
+    "OffsetRange",
+    "OffsetSlice",
     "Planner",
-    "Range",
-    "Slice",
-    "Task",
-    "Times",
+    "ReadTask",
     "check_partitions",
     "open_shared",
     "range_of",
     "resolve_times",
+    "settings_of",
     "split_tasks",
     "stamp_of",
 ]
@@ -53,7 +55,7 @@ _AT_ONCE = 8  # partitions that are planned side by side
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class OffsetRange:
     """Offsets ``[start, end)`` of a partition."""
 
     partition: int
@@ -62,13 +64,13 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class EventTimes:
     """Event times ``[start, end)``; None is open."""
 
     start_ms: int | None = None
     end_ms: int | None = None
 
-    def miss(self, run: Run | Group) -> bool:
+    def miss(self, run: Run | RowGroup) -> bool:
         """Whether no event of a run, or of a row group, is within."""
         before = self.start_ms is not None and run.last_ms < self.start_ms
         return before or (self.end_ms is not None and run.first_ms >= self.end_ms)
@@ -80,7 +82,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class OffsetSlice:
     """Offsets ``[start, end)`` of one run."""
 
     partition: int
@@ -102,13 +104,13 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """What one Spark task reads, and all that it must know for it."""
 
     settings: Settings
     topic: str
-    times: Times
-    slices: tuple[Slice, ...]
+    times: EventTimes
+    slices: tuple[OffsetSlice, ...]
     incarnation: str = ""  # of the topic
     stamps: Mapping[int, Stamp] = field(default_factory=dict)  # by partition; none: as it is
 
@@ -116,22 +118,22 @@ class Task(InputPartition):
 class Planner:
     """Plans reads of one topic."""
 
-    def __init__(self, home: Home, topic: Topic) -> None:
-        self._home = home
+    def __init__(self, context: Context, topic: Topic) -> None:
+        self._context = context
         self._topic = topic
 
     def heads(self) -> list[Head]:
         """The head of each partition."""
-        log, topic = self._home.log, self._topic
-        return self._each(lambda partition: read_head(log, topic, partition)[0])
+        context, topic = self._context, self._topic
+        return self._each(lambda partition: read_head(context, topic, partition)[0])
 
     def tasks(
         self,
-        ranges: Sequence[Range],
+        ranges: Sequence[OffsetRange],
         options: ReadOptions,
-        times: Times,
+        times: EventTimes,
         heads: Sequence[Head] = (),
-    ) -> list[Task]:
+    ) -> list[ReadTask]:
         """The tasks that read these ranges. ``NotFoundError`` where one was trimmed.
 
         With heads, which were read before, a task looks whether they have changed when it starts.
@@ -139,23 +141,23 @@ class Planner:
         stamps = {partition: stamp_of(head) for partition, head in enumerate(heads)}
         by_partition = {each.partition: each for each in ranges}
 
-        def slices_of(partition: int) -> list[Slice]:
+        def slices_of(partition: int) -> list[OffsetSlice]:
             wanted = by_partition.get(partition)
             return [] if wanted is None else self.amended_slices(wanted, times)
 
         slices = [each for found in self._each(slices_of) for each in found]
-        settings, name = self._home.settings, self._topic.name
+        settings, name = settings_of(self._context), self._topic.name
         return [
-            Task(settings, name, times, portion, self._topic.incarnation, stamps)
+            ReadTask(settings, name, times, portion, self._topic.incarnation, stamps)
             for portion in split_tasks(slices, options.task_bytes)
         ]
 
-    def slices(self, wanted: Range, times: Times) -> Iterator[Slice]:
+    def slices(self, wanted: OffsetRange, times: EventTimes) -> Iterator[OffsetSlice]:
         """The runs of a range that may hold something of these times, cut at its borders.
 
         ``NotFoundError`` where it was trimmed.
         """
-        reader = Reader(self._home.log, self._topic, wanted.partition)
+        reader = Reader(self._context, self._topic, wanted.partition)
         at = wanted.start
         while at < wanted.end:
             runs = reader.runs(at)
@@ -169,12 +171,12 @@ class Planner:
                     return
                 end = min(run.end, wanted.end)
                 if not times.miss(run):
-                    yield from _cut(Slice(wanted.partition, run, at, end))
+                    yield from _cut(OffsetSlice(wanted.partition, run, at, end))
                 at = end
 
-    def amended_slices(self, wanted: Range, times: Times) -> list[Slice]:
+    def amended_slices(self, wanted: OffsetRange, times: EventTimes) -> list[OffsetSlice]:
         """The slices of a range with the amendments of each, which are read first."""
-        reader = Reader(self._home.log, self._topic, wanted.partition)
+        reader = Reader(self._context, self._topic, wanted.partition)
         found = reader.amendments(wanted.start, wanted.end)
         slices = list(self.slices(wanted, times))
         if not len(found):
@@ -198,9 +200,9 @@ def stamp_of(head: Head) -> Stamp:
     return head.amendments, head.compiled, head.start
 
 
-def open_shared(home: str) -> Home:
+def open_shared(home: str) -> Context:
     """Open a home that Spark's processes can share. ``InvalidError`` for one in memory."""
-    opened = open_home(home)
+    opened = open_context(home)
     if opened.store.url.startswith("memory:"):
         opened.close()
         raise InvalidError(
@@ -209,9 +211,16 @@ def open_shared(home: str) -> Home:
     return opened
 
 
-def resolve_times(options: ReadOptions, now_ms: int) -> Times:
+def settings_of(context: Context) -> Settings:
+    """Returns the settings by which tasks open the home's store."""
+    if context.configuration is None:
+        raise InternalError("spark: this context was not opened by settings")
+    return context.configuration
+
+
+def resolve_times(options: ReadOptions, now_ms: int) -> EventTimes:
     """The times that a batch read is limited to."""
-    times = Times(
+    times = EventTimes(
         None if options.start_time is None else moment_ms(options.start_time, now_ms),
         None if options.end_time is None else moment_ms(options.end_time, now_ms),
     )
@@ -223,7 +232,7 @@ def resolve_times(options: ReadOptions, now_ms: int) -> Times:
     return times
 
 
-def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> Range:
+def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> OffsetRange:
     """What the options ask for of one partition; loud where it is not, or no longer, there."""
     start = _offset(options.start_offsets, partition, head, "earliest")
     end = _offset(options.end_offsets, partition, head, "latest")
@@ -242,7 +251,7 @@ def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> 
         )
     if end < start:
         raise InvalidError(f"{name}: range [{start}, {end}) runs backwards: give start <= end")
-    return Range(partition, start, end)
+    return OffsetRange(partition, start, end)
 
 
 def check_partitions(topic: Topic, *offsets: Offsets) -> None:
@@ -253,13 +262,15 @@ def check_partitions(topic: Topic, *offsets: Offsets) -> None:
                 topic.check_partition(partition)
 
 
-def split_tasks(slices: Sequence[Slice], task_bytes: int | None) -> list[tuple[Slice, ...]]:
+def split_tasks(
+    slices: Sequence[OffsetSlice], task_bytes: int | None
+) -> list[tuple[OffsetSlice, ...]]:
     """Slices put together, in order, into tasks of about one size."""
     total = sum(each.size for each in slices)
     if task_bytes is None:
         task_bytes = min(_TASK_BYTES_MAX, max(_TASK_BYTES_MIN, total // _TASKS_AT_LEAST))
     count = -(-total // task_bytes)
-    portions: list[list[Slice]] = [[] for _ in range(count)]
+    portions: list[list[OffsetSlice]] = [[] for _ in range(count)]
     before = 0
     for each in slices:
         middle = before + each.size // 2
@@ -268,7 +279,7 @@ def split_tasks(slices: Sequence[Slice], task_bytes: int | None) -> list[tuple[S
     return [tuple(portion) for portion in portions if portion]
 
 
-def _cut(whole: Slice) -> Iterator[Slice]:
+def _cut(whole: OffsetSlice) -> Iterator[OffsetSlice]:
     """A slice of a large journal in several, as if all its offsets had the same size."""
     parts = 1 if whole.run.journal is None else -(-whole.size // _SLICE_BYTES)
     step = -(-(whole.end - whole.start) // parts)

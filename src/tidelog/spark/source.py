@@ -1,7 +1,27 @@
-"""The data source that Spark is given; it hands each use to the module that knows it."""
+"""The data source that Spark is given; it hands each use to the module that knows it.
+
+A batch read, as Spark asks for it.
+
+A task's plan, brought up to date when the task starts.
+
+Spark plans a table when it is first used, and keeps that plan as long as the table or a view of it
+lives. An event that is deleted after that is still in the plan, and a compile and a sweep delete
+the planned objects. So a task of a batch read looks at the heads of its partitions first, and
+plans its own offsets again where something was amended, compiled or trimmed since.
+
+A catalog that is a SQLite file on another machine cannot be reached from here: then the plan counts
+as it is, and the table must be loaded again to see later deletes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -9,25 +29,48 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    InputPartition,
 )
 from pyspark.sql.types import StructType
 
-from tidelog.errors import InvalidError
-from tidelog.spark.batch import TidelogReader
+from tidelog.context import Context
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.topics import find_topic, read_head
+from tidelog.model.address import parse_address
+from tidelog.model.partition_rows import Head
+from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
     STREAM_READ,
     STREAM_WRITE,
+    ReadOptions,
     read_columns,
     read_options,
     write_options,
 )
+from tidelog.spark.plan import (
+    OffsetRange,
+    OffsetSlice,
+    Planner,
+    ReadTask,
+    check_partitions,
+    open_shared,
+    range_of,
+    resolve_times,
+    stamp_of,
+)
 from tidelog.spark.stream import TidelogStreamReader
+from tidelog.spark.task import read_task
 from tidelog.spark.write import TidelogStreamWriter, TidelogWriter
 
-__all__ = ["TidelogDataSource", "register"]
+__all__ = [
+    "TidelogDataSource",
+    "TidelogReader",
+    "refreshed",
+    "register",
+]
 
 
 class TidelogDataSource(DataSource):
@@ -63,3 +106,90 @@ def register(spark: SparkSession) -> None:
 def _refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
         raise InvalidError("write: a log is not overwritten: use mode append")
+
+
+class TidelogReader(DataSourceReader):
+    """Plans on the driver, reads on executors."""
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema) -> None:
+        self._options = options
+        self._wanted = wanted
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each task; the ends are those of this moment."""
+        options = self._options
+        with open_shared(options.home) as context:
+            topic = find_topic(context, options.topic)
+            check_partitions(topic, options.start_offsets, options.end_offsets)
+            times = resolve_times(options, context.clock.now_ms())
+            planner = Planner(context, topic)
+            heads = planner.heads()
+            ranges = [
+                range_of(topic, partition, head, options) for partition, head in enumerate(heads)
+            ]
+            return list(planner.tasks(ranges, options, times, heads))
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The events of one task. Spark makes up a partition where there is no task."""
+        if not isinstance(partition, ReadTask):
+            return iter(())
+        return read_task(refreshed(partition), self._wanted)
+
+
+def refreshed(task: ReadTask) -> ReadTask:
+    """The task as the catalog has it now. ``NotFoundError`` if its topic or events were deleted."""
+    if not task.stamps:
+        return task
+    context = _open_here(task.settings)
+    if context is None:
+        return task
+    with context:
+        try:
+            return _planned_again(context, task)
+        except NotFoundError as exc:
+            raise NotFoundError(f"{exc}: load the table again") from exc
+
+
+def _open_here(settings: Settings) -> Context | None:
+    """The home, if this machine can reach its catalog."""
+    address = parse_address(settings.catalog, plain_scheme="sqlite")
+    is_file = address.scheme == "sqlite"
+    if is_file and not Path(address.path).is_file():
+        return None
+    try:
+        return open_shared(config_string(settings.store, settings.catalog))
+    except InvalidError:
+        if is_file:  # a file of that name, but not the home's own catalog
+            return None
+        raise
+
+
+def _planned_again(context: Context, task: ReadTask) -> ReadTask:
+    topic = find_topic(context, task.topic)
+    if topic.incarnation != task.incarnation:
+        raise NotFoundError(f"topic `{task.topic}`: was deleted and made again")
+    planner = Planner(context, topic)
+    slices: list[OffsetSlice] = []
+    for partition, found in groupby(task.slices, lambda each: each.partition):
+        planned = list(found)
+        head: Head = read_head(context, topic, partition)[0]
+        if stamp_of(head) == task.stamps[partition]:
+            slices += planned
+            continue
+        for wanted in _ranges(planned):
+            slices += planner.amended_slices(wanted, task.times)
+    return replace(task, slices=tuple(slices))
+
+
+def _ranges(slices: list[OffsetSlice]) -> Iterator[OffsetRange]:
+    """The offsets of slices of one partition, neighbours as one."""
+    at: OffsetRange | None = None
+    for each in slices:
+        if at is not None and at.end == each.start:
+            at = replace(at, end=each.end)
+            continue
+        if at is not None:
+            yield at
+        at = OffsetRange(each.partition, each.start, each.end)
+    if at is not None:
+        yield at

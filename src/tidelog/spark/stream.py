@@ -21,18 +21,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError
-from tidelog.home import Home
-from tidelog.log.read import find_offset
+from tidelog.log.reader.partition_reader import find_offset
+from tidelog.log.topics import find_topic
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.spark.options import ReadOptions
 from tidelog.spark.plan import (
+    EventTimes,
+    OffsetRange,
+    OffsetSlice,
     Planner,
-    Range,
-    Slice,
-    Task,
-    Times,
+    ReadTask,
     check_partitions,
     open_shared,
     range_of,
@@ -42,7 +43,7 @@ from tidelog.spark.task import read_task
 __all__ = ["TidelogStreamReader", "shares"]
 
 _INCARNATION = "incarnation"
-_ALL_TIMES = Times()
+_ALL_TIMES = EventTimes()
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -51,12 +52,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, wanted: pa.Schema) -> None:
         self._options = options
         self._wanted = wanted
-        self._home: Home | None = None
+        self._context: Context | None = None
         self._initial: dict[str, Any] | None = None
         self._until: list[int] | None = None  # where a run to "available now" ends
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_home": None}
+        return {**self.__dict__, "_context": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins; Spark asks twice, and gets one answer."""
@@ -66,8 +67,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """What comes next after ``start``: everything, or as much as the limit allows."""
-        home, topic = self._topic()
-        planner = Planner(home, topic)
+        context, topic = self._topic()
+        planner = Planner(context, topic)
         before = _positions(topic, start)
         ends = self._ends(planner)
         _check_ahead(topic, before, ends)
@@ -93,42 +94,44 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """The topic's own ends, for the query's progress."""
-        home, topic = self._topic()
-        return _offset(topic, [head.next for head in Planner(home, topic).heads()])
+        context, topic = self._topic()
+        return _offset(topic, [head.next for head in Planner(context, topic).heads()])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one micro-batch. ``NotFoundError`` where its events were trimmed."""
-        home, topic = self._topic()
+        context, topic = self._topic()
         bounds = zip(_positions(topic, start), _positions(topic, end), strict=True)
-        ranges = [Range(p, first, last) for p, (first, last) in enumerate(bounds) if first < last]
-        return list(Planner(home, topic).tasks(ranges, self._options, _ALL_TIMES))
+        ranges = [
+            OffsetRange(p, first, last) for p, (first, last) in enumerate(bounds) if first < last
+        ]
+        return list(Planner(context, topic).tasks(ranges, self._options, _ALL_TIMES))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The events of one task."""
-        if not isinstance(partition, Task):
+        if not isinstance(partition, ReadTask):
             return iter(())
         return read_task(partition, self._wanted)
 
     def stop(self) -> None:
         """Close the home."""
-        if self._home is not None:
-            self._home.close()
-            self._home = None
+        if self._context is not None:
+            self._context.close()
+            self._context = None
 
-    def _topic(self) -> tuple[Home, Topic]:
-        if self._home is None:
-            self._home = open_shared(self._options.home)
-        return self._home, self._home.topic(self._options.topic)
+    def _topic(self) -> tuple[Context, Topic]:
+        if self._context is None:
+            self._context = open_shared(self._options.home)
+        return self._context, find_topic(self._context, self._options.topic)
 
     def _find_initial(self) -> dict[str, Any]:
-        home, topic = self._topic()
+        context, topic = self._topic()
         options = self._options
         check_partitions(topic, options.start_offsets)
         if options.start_time is not None:
-            moment = moment_ms(options.start_time, home.log.clock.now_ms())
+            moment = moment_ms(options.start_time, context.clock.now_ms())
             partitions = range(topic.partitions)
-            return _offset(topic, [find_offset(home.log, topic, p, moment) for p in partitions])
-        heads = Planner(home, topic).heads()
+            return _offset(topic, [find_offset(context, topic, p, moment) for p in partitions])
+        heads = Planner(context, topic).heads()
         ranges = [range_of(topic, partition, head, options) for partition, head in enumerate(heads)]
         return _offset(topic, [each.start for each in ranges])
 
@@ -177,8 +180,8 @@ def _ends_by_bytes(
 ) -> list[int]:
     """Whole runs, always of the partition that has least so far; at least one of them."""
     reached = list(before)
-    todo: list[tuple[int, int, Iterator[Slice]]] = [
-        (0, partition, planner.slices(Range(partition, at, end), _ALL_TIMES))
+    todo: list[tuple[int, int, Iterator[OffsetSlice]]] = [
+        (0, partition, planner.slices(OffsetRange(partition, at, end), _ALL_TIMES))
         for partition, (at, end) in enumerate(zip(before, ends, strict=True))
         if at < end
     ]

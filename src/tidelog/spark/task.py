@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
-from tidelog.codec.events import STORED_SCHEMA, joined_batches
+from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.contents import Cut, Rows, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, in_turn, read_run
 from tidelog.settings import Settings
-from tidelog.spark.columns import Place, shown
-from tidelog.spark.plan import Slice, Task, Times
-from tidelog.store import Store
-from tidelog.store.here import open_store_here
+from tidelog.spark.columns import BatchPosition, shown
+from tidelog.spark.plan import EventTimes, OffsetSlice, ReadTask
+from tidelog.store import Store, open_store_here
 
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
@@ -50,7 +49,7 @@ def open_workshop(settings: Settings) -> Workshop:
     return Workshop(store, SystemClock(), RandomIds())
 
 
-def read_task(task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_task(task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The events of a task, as Spark wants them."""
     store = open_workshop(task.settings).store
     return joined_batches(_batches(store, task, wanted), _ROWS_MIN, _BYTES_MIN)
@@ -62,12 +61,15 @@ def _keep_modules() -> None:
     gc.freeze()
 
 
-def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Times are always decoded: they count the rows, and a filter may need them.
     columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
     with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
         for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
-            place, is_within = Place(task.topic, piece.partition), task.times.hold(piece.run)
+            place, is_within = (
+                BatchPosition(task.topic, piece.partition),
+                task.times.hold(piece.run),
+            )
             cut = Cut(piece.start, piece.end, columns, pool, None if is_within else task.times.miss)
             for rows in _rows(store, task, piece, cut, data):
                 found = shown(rows, place, wanted)
@@ -75,7 +77,7 @@ def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordB
     _keep_modules()
 
 
-def _fetch(store: Store, task: Task, piece: Slice) -> bytes | None:
+def _fetch(store: Store, task: ReadTask, piece: OffsetSlice) -> bytes | None:
     """All of a segment's piece; of a journal nothing yet, as others may read the rest of it."""
     if piece.run.journal is not None and not piece.is_whole:
         return None
@@ -85,7 +87,9 @@ def _fetch(store: Store, task: Task, piece: Slice) -> bytes | None:
         raise _gone(task, piece) from exc
 
 
-def _rows(store: Store, task: Task, piece: Slice, cut: Cut, data: bytes | None) -> Iterator[Rows]:
+def _rows(
+    store: Store, task: ReadTask, piece: OffsetSlice, cut: Cut, data: bytes | None
+) -> Iterator[EventRows]:
     what = describe_run(task.topic, piece.partition, piece.run)
     try:
         yield from read_run(store, piece.run, what, cut, piece.amendments, data)
@@ -93,7 +97,7 @@ def _rows(store: Store, task: Task, piece: Slice, cut: Cut, data: bytes | None) 
         raise _gone(task, piece) from exc
 
 
-def _gone(task: Task, piece: Slice) -> CorruptError:
+def _gone(task: ReadTask, piece: OffsetSlice) -> CorruptError:
     return CorruptError(
         f"{describe_run(task.topic, piece.partition, piece.run)}: is gone: if the topic was "
         "trimmed, compiled or deleted after this read was planned, read again; if not, restore it "
@@ -101,7 +105,7 @@ def _gone(task: Task, piece: Slice) -> CorruptError:
     )
 
 
-def _within(batch: pa.RecordBatch, times: Times) -> pa.Array:
+def _within(batch: pa.RecordBatch, times: EventTimes) -> pa.Array:
     """Which events lie in the times."""
     moments = batch.column("timestamp").cast(pa.int64())
     mask = pa.repeat(pa.scalar(True), batch.num_rows)

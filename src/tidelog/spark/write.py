@@ -1,13 +1,26 @@
-"""Batch and streaming writes, as Spark asks for them."""
+"""Batch and streaming writes, as Spark asks for them.
+
+A write's part on executors: rows become segments, which are staged in the store.
+
+A task puts its segments into the folder of its sink and batch, under fresh ids, and tells the
+driver what it put there. Nothing of that is part of the topic. An attempt that fails, or that Spark
+does not count, leaves objects that no row names; they are deleted when a batch is done, or by a
+sweep a day later (``log.sink_sweep``).
+"""
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -16,21 +29,40 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidelog.codec.digest import Contents
-from tidelog.errors import InternalError, NotFoundError, TidelogError, UnknownOutcomeError
-from tidelog.home import Home
-from tidelog.log.copying import Copier, append_staged
-from tidelog.log.staged import Staged
+from tidelog.codec.digest import Contents, contents_of
+from tidelog.codec.event_batch import check_events
+from tidelog.codec.segment import encode_staged
+from tidelog.context import Context
+from tidelog.errors import (
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnknownOutcomeError,
+)
+from tidelog.log.ledger import Copier, append_staged
+from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.producer.staged import Collector, Located, StagedSegment
+from tidelog.log.topics import find_topic
 from tidelog.model import layout
-from tidelog.model.producers import unnamed_producer
+from tidelog.model.producer_names import UNNAMED, sink_producer, unnamed_producer
 from tidelog.model.topic import Topic
-from tidelog.spark.columns import check_writable
-from tidelog.spark.commit import Batch, Sink, check_not_swept, report_left_out
+from tidelog.settings import Settings
+from tidelog.spark.columns import check_writable, stored
+from tidelog.spark.commit import Batch, SparkSink, check_not_swept, report_left_out
 from tidelog.spark.options import WriteOptions
-from tidelog.spark.plan import open_shared
-from tidelog.spark.stage import StagedMessage, Staging, stage
+from tidelog.spark.plan import open_shared, settings_of
+from tidelog.spark.task import Workshop, open_workshop
+from tidelog.store.create import put_fresh
 
-__all__ = ["TidelogStreamWriter", "TidelogWriter"]
+__all__ = [
+    "MeasuredRows",
+    "StagedMessage",
+    "TidelogStreamWriter",
+    "TidelogWriter",
+    "WriteStaging",
+    "stage",
+]
 
 _QUERY = "sql.streaming.queryId"  # local properties that Spark gives to the tasks of a stream
 _BATCH = "streaming.sql.batchId"
@@ -55,16 +87,16 @@ class TidelogWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: make what was staged part of the topic."""
         options = self._options
-        with open_shared(options.home) as home, ThreadPoolExecutor(_AT_ONCE) as pool:
-            topic = home.topic(options.topic)
+        with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
+            topic = find_topic(context, options.topic)
             segments = _segments(topic, messages)
             if options.sink is not None and options.batch is not None:
-                sink = Sink(home.log, topic, options.sink, pool)
+                sink = SparkSink(context, topic, options.sink, pool)
                 made = Batch("", options.batch, segments, _contents(messages))
                 sink.commit(made, options.accept_repeat)
                 return
-            check_not_swept(home.log, topic, segments)
-            producer = Copier(home.log, topic, self._staging.sink)
+            check_not_swept(context, topic, segments)
+            producer = Copier(context, topic, self._staging.sink)
             try:
                 report_left_out(topic, append_staged(producer, segments, pool=pool))
             except TidelogError as exc:
@@ -73,13 +105,13 @@ class TidelogWriter(DataSourceArrowWriter):
                     "stored: look, then decide; options sink and batch make a write repeatable"
                 ) from exc
             producer.close()
-            _remove_all(home, self._staging)
+            _remove_all(context, self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged without a name; what a manifest may name stays."""
         if self._options.sink is None:
-            with open_shared(self._options.home) as home:
-                _remove_all(home, self._staging)
+            with open_shared(self._options.home) as context:
+                _remove_all(context, self._staging)
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):
@@ -104,9 +136,9 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         queries = {message.query for message in _staged(messages)}
         if len(queries) > 1:
             raise InternalError(f"streaming write: one micro-batch of {len(queries)} queries")
-        with open_shared(options.home) as home, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
-            sink = Sink(home.log, topic, self._staging.sink, pool)
+            sink = SparkSink(context, topic, self._staging.sink, pool)
             made = Batch(next(iter(queries), None), batch, segments, _contents(messages))
             sink.commit(made, options.accept_repeat)
 
@@ -114,13 +146,13 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         """Nothing: a manifest may name what was staged, and the next commit removes the rest."""
 
 
-def _staging(options: WriteOptions, schema: StructType) -> Staging:
+def _staging(options: WriteOptions, schema: StructType) -> WriteStaging:
     """On the driver: check everything, and settle what tasks must know."""
     check_writable(schema, options.use_partition)
-    with open_shared(options.home) as home:
-        topic = home.topic(options.topic)
-        sink = options.sink or unnamed_producer(home.log.ids.new())
-        return Staging(home.settings, topic, sink, options.use_partition)
+    with open_shared(options.home) as context:
+        topic = find_topic(context, options.topic)
+        sink = options.sink or unnamed_producer(context.ids.new())
+        return WriteStaging(settings_of(context), topic, sink, options.use_partition)
 
 
 def _task() -> Any:
@@ -139,7 +171,9 @@ def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedMessag
     return found
 
 
-def _segments(topic: Topic, messages: Iterable[WriterCommitMessage | None]) -> tuple[Staged, ...]:
+def _segments(
+    topic: Topic, messages: Iterable[WriterCommitMessage | None]
+) -> tuple[StagedSegment, ...]:
     """All staged segments, in the order of the tasks."""
     found = _staged(messages)
     if any(message.incarnation != topic.incarnation for message in found):
@@ -154,6 +188,110 @@ def _contents(messages: Iterable[WriterCommitMessage | None]) -> Contents:
     return functools.reduce(Contents.plus, (each.contents for each in _staged(messages)))
 
 
-def _remove_all(home: Home, staging: Staging) -> None:
+def _remove_all(context: Context, staging: WriteStaging) -> None:
     folder = layout.sinks(staging.topic.incarnation, staging.sink)
-    home.store.delete([info.key for info in home.store.list(folder)])
+    context.store.delete([info.key for info in context.store.list(folder)])
+
+
+_NOT_STORED = ("topic", "offset")  # columns that a write ignores
+
+
+@dataclass(frozen=True)
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    incarnation: str  # of the topic that it wrote for
+    query: str  # which Spark query, "" for a batch write
+    segments: tuple[StagedSegment, ...] = field(default=())
+    contents: Contents = field(default_factory=Contents)  # of all rows of the task
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStaging:
+    """What a task must know: where to put segments, and how to make them."""
+
+    settings: Settings
+    topic: Topic
+    sink: str
+    use_partition: bool
+
+
+class MeasuredRows:
+    """Rows that pass through, with a digest of them."""
+
+    def __init__(self, rows: Iterable[pa.RecordBatch], use_partition: bool) -> None:
+        self._rows = rows
+        self._left_out = _NOT_STORED if use_partition else (*_NOT_STORED, "partition")
+        self.contents = Contents()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._rows:
+            if batch.num_rows:
+                # Before a missing time becomes the present one, which a repeat would not give.
+                names = [name for name in batch.schema.names if name not in self._left_out]
+                part = contents_of(pa.Table.from_batches([batch]).select(names))
+                self.contents = self.contents.plus(part)
+                yield batch
+
+
+def stage(
+    staging: WriteStaging, batch: int, task_index: int, rows: Iterable[pa.RecordBatch]
+) -> tuple[tuple[StagedSegment, ...], Contents]:
+    """Stage all rows of a task as segments of a batch."""
+    workshop = open_workshop(staging.settings)
+    measured = MeasuredRows(rows, staging.use_partition)
+    # Each batch begins elsewhere: many small ones of one task do not all go to one partition.
+    first = zlib.crc32(staging.sink.encode()) + batch + task_index
+    segments = tuple(
+        _put(staging, workshop, batch, _parts(staging, table, places, first + number))
+        for number, (table, places) in enumerate(_collected(staging, workshop, measured))
+    )
+    return segments, measured.contents
+
+
+def _collected(
+    staging: WriteStaging, workshop: Workshop, rows: Iterable[pa.RecordBatch]
+) -> Iterator[Located]:
+    """As much as one segment holds, again and again."""
+    collector = Collector()
+    for batch in rows:
+        table = stored(batch, workshop.clock.now_ms())
+        check_events(table, staging.settings.event_bytes_max)
+        places = _given_places(staging.topic, batch) if staging.use_partition else None
+        yield from collector.add(table, places)
+    yield from collector.rest()
+
+
+def _given_places(topic: Topic, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+    column = batch.column("partition")
+    bounds = pc.min_max(column).as_py()
+    if column.null_count or bounds["min"] < 0 or bounds["max"] >= topic.partitions:
+        found = "null" if column.null_count else f"{bounds['min']} to {bounds['max']}"
+        raise InvalidError(
+            f"table: column `partition` has {found}, topic `{topic.name}` has 0 to "
+            f"{topic.partitions - 1}: give these, or leave out usePartition"
+        )
+    places: npt.NDArray[np.int32] = column.to_numpy().astype(np.int32)
+    return places
+
+
+def _parts(
+    staging: WriteStaging, table: pa.Table, places: npt.NDArray[np.int32] | None, turn: int
+) -> list[tuple[int, pa.Table]]:
+    """Each partition with its events; those without a key take turns, segment by segment."""
+    partitions = staging.topic.partitions
+    if places is None:
+        places = partitions_for(table.column("key"), partitions, turn % partitions)
+    return [(partition, part) for partition, part, _ in split(table, places)]
+
+
+def _put(
+    staging: WriteStaging, workshop: Workshop, batch: int, parts: list[tuple[int, pa.Table]]
+) -> StagedSegment:
+    is_named = not staging.sink.startswith(UNNAMED)
+    segment = encode_staged(parts, writer=sink_producer(staging.sink) if is_named else "")
+    incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
+    generation = staging.topic.generation
+    key = layout.sink_staged(incarnation, staging.sink, batch, generation, staged_id)
+    put_fresh(workshop.store, key, segment.data)
+    return StagedSegment(key, segment.pieces)

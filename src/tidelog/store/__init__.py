@@ -6,21 +6,34 @@ what was acknowledged stays. It must not know what is inside the objects, nor th
 ``base`` has the interface, ``local`` (to copy from), ``memory`` and ``remote`` the backends,
 ``retry``, ``meter`` and ``cache`` wrap any of them, ``probe`` tries a store's promises out. Other
 packages may add a backend by the entry point group ``tidelog.stores``.
+
+A store opened with this process's own clock, ids and environment.
+
+For workers that are handed a URL: what they need beside it, credentials above all, is their own.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from tidelog.clock import Clock, Ids
+from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
+from tidelog.model.backoff import Backoff
 from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.wrappers import RetryingStore
 
-__all__ = ["STORE_SCHEMES", "ObjectInfo", "Store", "open_store"]
+__all__ = [
+    "STORE_SCHEMES",
+    "ObjectInfo",
+    "Store",
+    "open_store",
+    "open_store_here",
+]
 
 STORE_SCHEMES = ("file", "memory", "s3", "gs", "az")
 
@@ -58,3 +71,11 @@ def open_store(
         f"store `{url}`: unknown scheme `{address.scheme}`"
         f"{nearest(address.scheme, STORE_SCHEMES)}: give one of {', '.join(STORE_SCHEMES)}"
     )
+
+
+def open_store_here(url: str, backoff: Backoff | None = None) -> Store:
+    """The store that a URL names, with repeats."""
+    clock, random = SystemClock(), system_random()
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    store = open_store(url, clock=clock, ids=RandomIds(), random=random, environ=environ)
+    return RetryingStore(store, clock=clock, random=random, backoff=backoff or Backoff())

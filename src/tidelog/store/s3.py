@@ -34,7 +34,7 @@ from tidelog.store.remote_errors import SDK_ERRORS, broken_reply, code_of, gist,
 try:
     from botocore.config import Config
 
-    from tidelog.aws import aws_session
+    from tidelog.aws_session import aws_session
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("s3 store is not installed: pip install 'tidelog[aws]'") from exc
 

@@ -41,7 +41,7 @@ from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import ObjectInfo, Store, Upload
 from tidelog.testing.clock import FakeClock
-from tidelog.testing.scheduler import Crash, Group, Scheduler
+from tidelog.testing.scheduler import ActorGroup, Crash, Scheduler
 
 __all__ = ["Fault", "Faults", "FaultyCatalog", "FaultyStore"]
 
@@ -88,7 +88,7 @@ class Faults:
     counts: Counter[Fault] = field(default_factory=Counter)
     calls: int = 0
     late: list[Callable[[], None]] = field(default_factory=list)
-    _cut_until_s: dict[Group, float] = field(default_factory=dict)
+    _cut_until_s: dict[ActorGroup, float] = field(default_factory=dict)
 
     def on_next(self, verb: str, *faults: Fault) -> None:
         """Let these faults hit the next calls of a verb, in this order."""

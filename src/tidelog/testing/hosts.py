@@ -4,7 +4,7 @@ Each host has its own wall clock, which may be wrong by a year and may jump, and
 clock, which counts right from an origin of its own. A process runs on one host, has threads
 (actors of the scheduler) and dies as a whole: by a crash of one of its threads, by
 :meth:`Process.kill`, or when its main thread returns. Processes on the same host can see that it
-has died, as :class:`tidelog.log.process.LocalProcesses` does; others cannot.
+has died, as :class:`tidelog.process.LocalProcesses` does; others cannot.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidelog.clock import Clock
-from tidelog.log.process import Processes
-from tidelog.testing.scheduler import Actor, Group, Scheduler
+from tidelog.process import Processes
+from tidelog.testing.scheduler import Actor, ActorGroup, Scheduler
 
 __all__ = ["Host", "HostClock", "Process", "ProcessMarks"]
 
@@ -66,7 +66,7 @@ class HostClock:
         self._host.scheduler.sleep(seconds)
 
 
-class Process(Group):
+class Process(ActorGroup):
     """One process: a group of actors on a host."""
 
     def __init__(self, host: Host, name: str, pid: int) -> None:

@@ -6,7 +6,8 @@ its seed which actor continues; when all of them sleep, time jumps to the first 
 always gives one interleaving.
 
 An actor may be killed, as a process would be: at its next step a :class:`Crash` is raised in it,
-and whatever it tries on the way out fails the same way. Actors may belong to a :class:`Group` (the
+and whatever it tries on the way out fails the same way. Actors may belong to an
+:class:`ActorGroup` (the
 threads of one process), which is killed and frozen as a whole. Code under test must not hold a real
 lock across a call to the world: another actor that wants it would block the one thread for ever.
 :mod:`tidelog.testing.threads` replaces those locks.
@@ -25,7 +26,7 @@ from tidelog.clock import Clock
 from tidelog.errors import InternalError
 from tidelog.testing.clock import FakeClock
 
-__all__ = ["Actor", "Crash", "Group", "Scheduler"]
+__all__ = ["Actor", "ActorGroup", "Crash", "Scheduler"]
 
 
 class Crash(BaseException):
@@ -33,7 +34,7 @@ class Crash(BaseException):
 
 
 @dataclass(eq=False)
-class Group:
+class ActorGroup:
     """Actors that live and die together: the threads of a process."""
 
     actors: list[Actor] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Actor:
 
     name: str
     thread: greenlet.greenlet
-    group: Group
+    group: ActorGroup
     wakes_at_s: float = 0.0
     killed: bool = False
     error: Exception | None = None
@@ -84,11 +85,11 @@ class Scheduler:
         """The fake time, to advance or jump from outside."""
         return self._time
 
-    def spawn(self, name: str, run: Callable[[], None], group: Group | None = None) -> Actor:
+    def spawn(self, name: str, run: Callable[[], None], group: ActorGroup | None = None) -> Actor:
         """Add an actor that will call ``run``. Its first step comes when the seed says."""
         # Its parent is where it switches when it ends; by default that would be its maker.
         thread = greenlet.greenlet(lambda: self._live(run), self._main)
-        actor = Actor(name, thread, group or Group())
+        actor = Actor(name, thread, group or ActorGroup())
         actor.group.actors.append(actor)
         self._living.append(actor)
         return actor
@@ -98,7 +99,7 @@ class Scheduler:
         actor.killed = True
         actor.wakes_at_s = 0.0
 
-    def kill_group(self, group: Group) -> None:
+    def kill_group(self, group: ActorGroup) -> None:
         """Let all actors of a group die before they do anything more."""
         self.kills += not group.killed
         group.killed = True

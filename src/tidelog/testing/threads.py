@@ -27,16 +27,16 @@ from tidelog.pool import Pool
 from tidelog.testing.hosts import Process
 from tidelog.testing.scheduler import Actor, Crash, Scheduler
 
-__all__ = ["Threads", "simulated"]
+__all__ = ["SimulatedThreads", "simulated"]
 
 # These belong to the world itself, or work with real processes and sockets.
 _KEPT = ("tidelog.testing", "tidelog.store.memory", "tidelog.catalog.memory", "tidelog.clock")
 
 
 @contextmanager
-def simulated(scheduler: Scheduler, preempt: float = 0.1) -> Iterator[Threads]:
+def simulated(scheduler: Scheduler, preempt: float = 0.1) -> Iterator[SimulatedThreads]:
     """Let the product's threads be actors of this scheduler while the body runs."""
-    threads = Threads(scheduler, preempt)
+    threads = SimulatedThreads(scheduler, preempt)
     replaced: list[tuple[ModuleType, str, object]] = []
     for module, name, original in _names():
         replaced.append((module, name, original))
@@ -52,7 +52,7 @@ _found: tuple[int, list[tuple[ModuleType, str, object]]] = (0, [])
 
 
 def _names() -> list[tuple[ModuleType, str, object]]:
-    """Where the product's loaded modules name something that :class:`Threads` replaces."""
+    """Where the product's loaded modules name something that :class:`SimulatedThreads` replaces."""
     global _found  # noqa: PLW0603 - a cache: there are hundreds of modules, and thousands of worlds
     if _found[0] != len(sys.modules):
         originals = {id(each) for each in _ORIGINALS}
@@ -71,7 +71,7 @@ def _names() -> list[tuple[ModuleType, str, object]]:
     return _found[1]
 
 
-class Threads:
+class SimulatedThreads:
     """What modules see as ``threading`` while they are simulated, and what replaces the rest."""
 
     local = threading.local
@@ -211,7 +211,7 @@ class _Sleepers:
 class _Lock:
     """``Lock`` and ``RLock``."""
 
-    def __init__(self, threads: Threads, *, reentrant: bool) -> None:
+    def __init__(self, threads: SimulatedThreads, *, reentrant: bool) -> None:
         self._threads = threads
         self._reentrant = reentrant
         self._owner: object = None
@@ -274,7 +274,7 @@ class _Lock:
 class _Condition:
     """``Condition``."""
 
-    def __init__(self, threads: Threads, lock: _Lock) -> None:
+    def __init__(self, threads: SimulatedThreads, lock: _Lock) -> None:
         self._threads = threads
         self._lock = lock
         self._sleepers = threads.sleepers()
@@ -322,7 +322,7 @@ class _Condition:
 class _Event:
     """``Event``."""
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: SimulatedThreads) -> None:
         self._threads = threads
         self._set = False
         self._sleepers = threads.sleepers()
@@ -356,7 +356,7 @@ class _Event:
 class _Thread:
     """``Thread``. An exception that leaves it fails the simulation."""
 
-    def __init__(self, threads: Threads, name: str, run: Callable[[], object]) -> None:
+    def __init__(self, threads: SimulatedThreads, name: str, run: Callable[[], object]) -> None:
         self.name = name
         self._threads = threads
         self._run = run
@@ -379,7 +379,7 @@ class _Thread:
 class _Future:
     """``Future``."""
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: SimulatedThreads) -> None:
         self._threads = threads
         self._done = threads.Event()
         self._cancelled = False
@@ -445,7 +445,7 @@ class _Future:
 class _Pool:
     """``ThreadPoolExecutor``."""
 
-    def __init__(self, threads: Threads, workers_max: int, name: str) -> None:
+    def __init__(self, threads: SimulatedThreads, workers_max: int, name: str) -> None:
         self._threads = threads
         self._workers_max = workers_max
         self._name = name

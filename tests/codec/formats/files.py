@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import Format, FormatSettings, open_format
 from tidelog.model import limits
 

@@ -138,7 +138,9 @@ def test_a_format_crosses_to_another_process(variant: Any) -> None:
 
 
 def test_other_packages_may_add_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("fancy", "tidelog.codec.formats.delimited:open_delimited", "tidelog.formats")
+    entry = EntryPoint(
+        "fancy", "tidelog.codec.formats.text_lines:open_delimited", "tidelog.formats"
+    )
 
     def found(group: str, name: str) -> list[EntryPoint]:
         return [entry] if (group, name) == ("tidelog.formats", "fancy") else []

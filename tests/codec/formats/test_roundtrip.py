@@ -25,7 +25,7 @@ from tests.codec.formats.files import (
     write,
 )
 from tidelog import InvalidError, NotFoundError
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.batches import PIECE_BYTES
 from tidelog.codec.sizes import row_sizes
 

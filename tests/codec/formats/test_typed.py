@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from tests.codec.formats.files import batch, opened, write
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA, FormatSettings
 from tidelog.codec.formats.typed import TypedColumns, open_columns
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.codec.parsers.laying import opened
+from tests.codec.parsers.layouts import opened
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from tests.codec.parsers.laying import batch, laid
+from tests.codec.parsers.layouts import batch, laid
 from tidelog.codec.parsers import LayoutSettings, open_parser
 from tidelog.errors import InvalidError, UnavailableError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.codec.parsers.laying import NOON_MS, batch, laid, rows_of
+from tests.codec.parsers.layouts import NOON_MS, batch, laid, rows_of
 from tidelog.codec.parsers import LayoutSettings, open_parser
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codec.parsers.laying import as_json, batch, laid, laid_by, times_of
+from tests.codec.parsers.layouts import as_json, batch, laid, laid_by, times_of
 from tidelog.codec.parsers import LayoutSettings, open_parser
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgpack
 import pytest
 
-from tests.codec.parsers.laying import laid, times_of
+from tests.codec.parsers.layouts import laid, times_of
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "
 MISSING = "!field `at` is missing or null"

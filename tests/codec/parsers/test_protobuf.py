@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
-from tests.codec.parsers.laying import laid
+from tests.codec.parsers.layouts import laid
 from tidelog.codec.parsers import LayoutSettings, open_parser
 from tidelog.errors import InvalidError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.codec.parsers.laying import batch
+from tests.codec.parsers.layouts import batch
 from tidelog.codec.parsers.base import Spec
-from tidelog.codec.parsers.engine import Engine
+from tidelog.codec.parsers.duckdb import Engine
 from tidelog.codec.parsers.json import JsonField
 from tidelog.model.limits import NESTING_MAX
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.codec.parsers.laying import laid, times_of
+from tests.codec.parsers.layouts import laid, times_of
 
 NOON = 1_794_744_000
 STOP = b"\x00"

@@ -60,7 +60,7 @@ def _opener(name: str) -> Callable[[str | None, FormatSettings], Format] | None:
     elif name == "jsonlines":
         from tidelog.codec.formats.jsonlines import open_jsonlines as opens
     elif name == "delimited":
-        from tidelog.codec.formats.delimited import open_delimited as opens
+        from tidelog.codec.formats.text_lines import open_delimited as opens
     elif name == "sequence":
         from tidelog.codec.formats.sequence import open_sequence as opens
     else:

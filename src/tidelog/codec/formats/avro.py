@@ -12,13 +12,20 @@ from typing import ClassVar, Self
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.codec.formats.avro_container import MAGIC, AvroContainer, check_installed, pack
-from tidelog.codec.formats.avro_encoding import avro_schema, encode_records, zigzag
-from tidelog.codec.formats.base import Data, Format, FormatSettings, Sink, file_name
-from tidelog.codec.formats.batches import Encoder, Pending, binary_data, sync_marker
-from tidelog.codec.formats.columnar import ColumnarFormat
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.codec.formats.avro_container import (
+    MAGIC,
+    AvroContainer,
+    avro_schema,
+    check_installed,
+    encode_records,
+    pack,
+    zigzag,
+)
+from tidelog.codec.formats.base import ByteSink, Data, Format, FormatSettings, file_name
+from tidelog.codec.formats.batches import Encoder, PendingBatches, binary_data, sync_marker
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError
 from tidelog.model.limits import BATCH_EVENTS_MAX
@@ -49,7 +56,7 @@ class AvroFormat(ColumnarFormat):
         check_installed()
         return super().read(data, sidecar)
 
-    def _encoder(self, sink: Sink) -> Encoder:
+    def _encoder(self, sink: ByteSink) -> Encoder:
         return _Blocks(sink, self.columns.schema, self.codec)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
@@ -75,7 +82,7 @@ class AvroFormat(ColumnarFormat):
             for records in container.records(plain=True):
                 yield pa.RecordBatch.from_pylist(records, schema=schema)
 
-    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+    def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
         """Write a file of rows that :meth:`read_columns` returned."""
         blocks = _Blocks(sink, self.columns.schema, self.codec)
         for batch in batches:
@@ -86,11 +93,11 @@ class AvroFormat(ColumnarFormat):
 class _Blocks:
     """Writes one block after another."""
 
-    def __init__(self, sink: Sink, schema: pa.Schema, codec: str) -> None:
+    def __init__(self, sink: ByteSink, schema: pa.Schema, codec: str) -> None:
         self._sink = CountedSink(sink)
         self._schema = schema
         self._codec = codec
-        self._pending = Pending(schema, BLOCK_BYTES, BATCH_EVENTS_MAX)
+        self._pending = PendingBatches(schema, BLOCK_BYTES, BATCH_EVENTS_MAX)
         self._sync = b""
 
     @property

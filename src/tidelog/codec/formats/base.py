@@ -14,18 +14,18 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 
 __all__ = [
     "MISFIT_SCHEMA",
+    "ByteSink",
     "Data",
     "FileWriter",
     "Format",
     "FormatSettings",
     "OwnColumns",
-    "Sink",
     "check_batch",
     "check_no_sidecar",
     "check_settings",
@@ -41,7 +41,7 @@ Data = bytes | str | os.PathLike[str] | BinaryIO
 MISFIT_SCHEMA = EVENT_SCHEMA.append(pa.field("error", pa.string(), nullable=False))
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where a writer puts bytes: an open binary file, or an Arrow output stream."""
 
     def write(self, data: Any, /) -> Any: ...
@@ -110,7 +110,7 @@ class Format(Protocol):
         """What the sidecar of a data file is called; None where the data file holds everything."""
         ...
 
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
+    def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
         """Begin a file. ``InvalidError`` unless the sidecar is given exactly where one is due."""
         ...
 
@@ -132,7 +132,7 @@ class OwnColumns(Protocol):
         """Returns the rows of a file in its own columns, with the types of its schema."""
         ...
 
-    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+    def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
         """Write a file of rows that :meth:`read_columns` returned."""
         ...
 
@@ -204,7 +204,7 @@ def check_batch(batch: pa.RecordBatch) -> None:
         )
 
 
-def check_no_sidecar(format: str, sidecar: Sink | Data | None) -> None:
+def check_no_sidecar(format: str, sidecar: ByteSink | Data | None) -> None:
     """Refuse a sidecar where the data file holds everything."""
     if sidecar is not None:
         raise InvalidError(f"format `{format}`: has no sidecar: give the data file alone")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA, whole_ms
+from tidelog.codec.event_batch import EVENT_SCHEMA, whole_ms
 from tidelog.codec.formats.base import check_batch
 from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
@@ -20,9 +20,9 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 __all__ = [
     "PIECE_BYTES",
     "ColumnWriter",
-    "Columns",
     "Encoder",
-    "Pending",
+    "FileColumns",
+    "PendingBatches",
     "PlainColumns",
     "binary_array",
     "binary_data",
@@ -36,7 +36,7 @@ __all__ = [
 PIECE_BYTES = 16 << 20  # of values handled at a time, far below the 2 GiB of an Arrow array
 
 
-class Columns(Protocol):
+class FileColumns(Protocol):
     """Which columns a file has, and how a batch gets into them."""
 
     @property
@@ -92,7 +92,7 @@ class Encoder(Protocol):
 class ColumnWriter:
     """A file writer for formats whose file has columns."""
 
-    def __init__(self, columns: Columns, encoder: Encoder) -> None:
+    def __init__(self, columns: FileColumns, encoder: Encoder) -> None:
         self._columns = columns
         self._encoder = encoder
         self._closed = False
@@ -135,7 +135,7 @@ def estimate(count: int, flushed_bytes: int, pending_bytes: int, codec: str) -> 
     return count + (pending_bytes if codec == "none" else pending_bytes // 2)
 
 
-class Pending:
+class PendingBatches:
     """Batches that wait until they are worth a block, a row group or whatever a format writes."""
 
     def __init__(self, schema: pa.Schema, bytes_max: int, rows_max: int) -> None:
@@ -183,7 +183,7 @@ def events_of_table(
         yield from slices(batch, PIECE_BYTES)
 
 
-def check_restorable(format: str, columns: Columns) -> None:
+def check_restorable(format: str, columns: FileColumns) -> None:
     """Refuse to read events out of files that do not have their values."""
     if "value" not in columns.names:
         raise InvalidError(

@@ -1,4 +1,4 @@
-r"""JSON lines, in two modes: a line is the event's value, or the whole event.
+"""JSON lines, in two modes: a line is the event's value, or the whole event.
 
 In mode ``value`` line *n* is event *n*, and every line is JSON, whatever the value was:
 
@@ -9,6 +9,10 @@ In mode ``value`` line *n* is event *n*, and every line is JSON, whatever the va
 The sidecar keeps the value itself where the line differs from it, so that all comes back exactly.
 In mode ``events`` a line is what ``tidelog consume --json`` prints, and there is no sidecar; an
 empty list of headers comes back as none.
+
+Whole events as JSON, one on each line, as ``tidelog consume --json`` prints them.
+
+Nothing else is needed to read the events back.
 """
 
 from __future__ import annotations
@@ -22,24 +26,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.event_json import batch_lines, batch_of_lines
 from tidelog.codec.formats.base import (
+    ByteSink,
     Data,
     FileWriter,
     Format,
     FormatSettings,
-    Sink,
+    check_batch,
     check_no_sidecar,
     check_settings,
     choose_codec,
     choose_setting,
+    file_name,
 )
-from tidelog.codec.formats.batches import binary_data
-from tidelog.codec.formats.event_lines import EventLineWriter, read_event_lines
-from tidelog.codec.formats.lines import EXTENSIONS, LineWriter, Shaped, read_lines
+from tidelog.codec.formats.batches import PIECE_BYTES, binary_data
 from tidelog.codec.formats.sidecar import check_sidecar, sidecar_name
+from tidelog.codec.formats.streams import READ_BYTES, CountedSink, decoding, open_text, text_sink
+from tidelog.codec.formats.text_lines import EXTENSIONS, LineWriter, ShapedRecords, read_lines
+from tidelog.codec.sizes import slices
 from tidelog.model.depth import is_deep_json
 
-__all__ = ["JsonLinesFormat", "is_text", "json_records", "open_jsonlines"]
+__all__ = [
+    "EventLineWriter",
+    "JsonLinesFormat",
+    "is_text",
+    "json_records",
+    "open_jsonlines",
+    "read_event_lines",
+]
 
 _BREAKS = (0x0A, 0x0D)  # Hadoop's line reader takes a carriage return for the end of a line
 _decode = msgspec.json.Decoder(msgspec.Raw).decode  # checks, and builds nothing
@@ -72,12 +87,12 @@ class JsonLinesFormat:
         """Beside the data file; whole events need none."""
         return sidecar_name(name) if self.mode == "value" else None
 
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
+    def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
         """Begin a file, and its sidecar in mode ``value``."""
         if self.mode == "events":
             check_no_sidecar("jsonlines` in mode `events", sidecar)
             return EventLineWriter(sink, self.codec)
-        beside: Sink = check_sidecar(self.name, sidecar)
+        beside: ByteSink = check_sidecar(self.name, sidecar)
         return LineWriter(sink, beside, self.codec, b"\n", json_records)
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
@@ -89,7 +104,7 @@ class JsonLinesFormat:
         return read_lines(self.name, data, beside, self.codec, b"\n")
 
 
-def json_records(values: pa.Array) -> Shaped:
+def json_records(values: pa.Array) -> ShapedRecords:
     """Each value as JSON on one line, and those kept whose line is another."""
     filled = pc.fill_null(values, b"")
     texts: list[bytes] = filled.to_pylist()
@@ -101,13 +116,13 @@ def json_records(values: pa.Array) -> Shaped:
             if b"\n" in text or b"\r" in text or not is_text(text)
         ]
     if not wrong:
-        return Shaped(filled)
+        return ShapedRecords(filled)
     kept: list[bytes | None] = [None] * len(texts)
     nulls = values.is_null().to_numpy(zero_copy_only=False)
     for index in sorted(set(wrong)):
         kept[index] = None if nulls[index] else texts[index]
         texts[index] = _as_line(kept[index])
-    return Shaped(pa.array(texts, pa.binary()), pa.array(kept, pa.binary()))
+    return ShapedRecords(pa.array(texts, pa.binary()), pa.array(kept, pa.binary()))
 
 
 def _as_line(value: bytes | None) -> bytes:
@@ -156,3 +171,55 @@ def is_text(value: bytes) -> bool:
 
 
 _: type[Format] = JsonLinesFormat
+
+
+class EventLineWriter:
+    """Writes events as lines."""
+
+    def __init__(self, sink: ByteSink, codec: str) -> None:
+        self._counted = CountedSink(sink)
+        self._text = text_sink(self._counted, codec)
+        self._closed = False
+        self.rows = 0
+
+    @property
+    def bytes_written(self) -> int:
+        """What the compressor has given out."""
+        return self._counted.count
+
+    @property
+    def bytes_held(self) -> int:
+        """Nothing but the compressor's window."""
+        return 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Every event has a line: nothing is a misfit."""
+        check_batch(batch)
+        for piece in slices(batch, PIECE_BYTES):
+            self._text.write(batch_lines(piece))
+            self.rows += piece.num_rows
+
+    def flush(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Finish the file."""
+        if not self._closed:
+            self._closed = True
+            self._text.close()
+
+
+def read_event_lines(format: str, data: Data, codec: str) -> Iterator[pa.RecordBatch]:
+    """The events of a file; the last line must be a whole one."""
+    with decoding(file_name(format, data)):
+        text = open_text(data, codec)
+        rest = b""
+        while chunk := text.read(READ_BYTES):
+            lines, line_break, rest_of_chunk = chunk.rpartition(b"\n")
+            if not line_break:
+                rest += chunk
+                continue
+            yield batch_of_lines(rest + lines)
+            rest = rest_of_chunk
+        if rest:
+            raise EOFError("its last line is cut off")

@@ -4,6 +4,16 @@ ORC's C++ reader gives times in nanoseconds, which end in the year 2262. It fail
 later one. So the milliseconds of events are in a column ``timestamp_ms`` of their own as well:
 people use ``timestamp``, and readers here the number. In typed columns such a time is a misfit.
 A checksum is hidden at the end of the file (``orc_tail``), and how large rows are.
+
+Two numbers inside an ORC file, where other readers do not mind them.
+
+ORC has no checksum, and its C++ reader does not fail on bad bytes but crashes; and a stripe is cut
+by its size after compression, so that one may hold more than an Arrow array can. So a crc32c over
+the whole file and the size of its largest row are put into the last part, the PostScript, as
+protobuf fields of their own, which readers pass over. The PostScript ends with the field
+``magic``; one byte comes after it, the length of both.
+
+The C++ writer does not survive a sink that raises either, so errors of the sink wait here.
 """
 
 from __future__ import annotations
@@ -11,22 +21,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
+import crc32c
 import pyarrow as pa
 from pyarrow import orc
 from pyarrow.dataset import OrcFileFormat
 
-from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.codec.formats.base import Data, Format, Sink, file_name
-from tidelog.codec.formats.batches import Columns, Encoder, estimate, events_of_table
-from tidelog.codec.formats.columnar import ColumnarFormat
-from tidelog.codec.formats.orc_tail import TailSink, check_tail
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.codec.formats.base import ByteSink, Data, Format, file_name
+from tidelog.codec.formats.batches import Encoder, FileColumns, estimate, events_of_table
 from tidelog.codec.formats.schema import PREFIX
-from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.formats.streams import READ_BYTES, CountedSink, decoding, exactly, open_data
+from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import row_sizes
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, InternalError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
-__all__ = ["OrcFormat", "read_all_columns"]
+__all__ = [
+    "OrcFormat",
+    "TailSink",
+    "check_tail",
+    "read_all_columns",
+]
 
 STRIPE_BYTES = 32 << 20  # what the writer collects before it writes
 READ_BYTES_MAX = 256 << 20  # decoded at a time, if all rows were as large as the largest
@@ -42,7 +57,7 @@ class OrcFormat(ColumnarFormat):
     codecs: ClassVar[tuple[str, ...]] = ("zstd", "zlib", "snappy", "lz4", "none")
     times: ClassVar[range] = range(-(2**63) // 1000 + 1, (2**63 - 1) // 1000 + 1)  # nanoseconds
 
-    def _encoder(self, sink: Sink) -> Encoder:
+    def _encoder(self, sink: ByteSink) -> Encoder:
         return _Stripes(sink, self.columns, self.codec)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
@@ -71,7 +86,7 @@ class OrcFormat(ColumnarFormat):
                 columns = [batch.column(field.name).cast(field.type) for field in schema]
                 yield pa.record_batch(columns, schema=schema)
 
-    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+    def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
         """Write a file of rows that :meth:`read_columns` returned."""
         stripes = _Stripes(sink, self.columns, self.codec)
         for batch in batches:
@@ -126,7 +141,7 @@ def _time_and_number(schema: pa.Schema) -> tuple[str, str]:
 class _Stripes:
     """Writes batches; ORC collects them into stripes."""
 
-    def __init__(self, sink: Sink, columns: Columns, codec: str) -> None:
+    def __init__(self, sink: ByteSink, columns: FileColumns, codec: str) -> None:
         self._sink = CountedSink(sink)
         self._timestamp = columns.names["timestamp"]
         number = pa.field(_number_name(columns), pa.int64(), nullable=False)
@@ -174,9 +189,101 @@ class _Stripes:
         self._flushed_bytes = self._given_bytes
 
 
-def _number_name(columns: Columns) -> str:
+def _number_name(columns: FileColumns) -> str:
     taken = {name.lower() for name in columns.schema.names}
     return f"{PREFIX}timestamp_ms" if "timestamp_ms" in taken else "timestamp_ms"
 
 
 _: type[Format] = OrcFormat
+
+
+_MAGIC = bytes.fromhex("82f40303") + b"ORC"  # field 8000, text
+_LARGEST = bytes.fromhex("f5f303")  # field 7998, four bytes, the lowest first
+_CHECKSUM = bytes.fromhex("fdf303")  # field 7999, likewise
+_OWN_BYTES = len(_LARGEST) + 4 + len(_CHECKSUM) + 4
+_TAIL_BYTES = 1 + 255  # the longest PostScript and its length
+_END_BYTES = _OWN_BYTES + len(_MAGIC) + 1
+
+
+class TailSink:
+    """Holds the last bytes back until the file is finished, and then puts the checksum in."""
+
+    closed = False
+
+    def __init__(self, sink: CountedSink) -> None:
+        self._sink = sink
+        self._held = b""
+        self.largest = 0  # bytes of a row, as whoever writes the rows knows them
+        self._failure: Exception | None = None
+        self._checksum = 0
+
+    def write(self, data: Any, /) -> int:
+        """Everything but the last bytes goes on; never raises."""
+        if self._failure is None:
+            whole = self._held + bytes(data)
+            try:
+                self._give(whole[:-_TAIL_BYTES])
+            except Exception as exc:  # noqa: BLE001 - kept for check
+                self._failure = exc
+            self._held = whole[-_TAIL_BYTES:]
+        return len(data)
+
+    def check(self) -> None:
+        """Raise what the sink raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    def finish(self) -> None:
+        """The last bytes, with the checksum in them."""
+        self.check()
+        body, end = self._held[: -len(_MAGIC) - 1], self._held[-len(_MAGIC) - 1 :]
+        length = end[-1] + _OWN_BYTES
+        if end[:-1] != _MAGIC or length > 255:
+            raise InternalError(f"orc: a file ends with {end.hex()}, expected its magic")
+        self._give(body + _LARGEST + self.largest.to_bytes(4, "little"))
+        end = _MAGIC + bytes([length])
+        checksum = crc32c.crc32c(end, self._checksum)
+        self._sink.write(_CHECKSUM + checksum.to_bytes(4, "little") + end)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def _give(self, data: bytes) -> None:
+        if data:
+            self._checksum = crc32c.crc32c(data, self._checksum)
+            self._sink.write(data)
+
+
+def check_tail(file: pa.NativeFile) -> int:
+    """Read the whole file once; the size of its largest row.
+
+    ``ValueError`` or ``EOFError`` unless every byte is as it was written.
+    """
+    left = file.size() - _END_BYTES
+    if left <= 0:
+        raise EOFError("it is too short")
+    file.seek(0)
+    found = 0
+    while left:
+        chunk = exactly(file, min(left, READ_BYTES))
+        found = crc32c.crc32c(chunk, found)
+        left -= len(chunk)
+    end = exactly(file, _END_BYTES)
+    largest, expected = end[3:7], int.from_bytes(end[10:14], "little")
+    if (end[:3], end[7:10], end[14:-1]) != (_LARGEST, _CHECKSUM, _MAGIC):
+        raise ValueError("it has no checksum at its end, so it is cut off or was not written here")
+    found = crc32c.crc32c(end[14:], crc32c.crc32c(end[:7], found))
+    if found != expected:
+        raise ValueError(f"expected crc32c {expected:08x}, found {found:08x}")
+    file.seek(0)
+    return int.from_bytes(largest, "little")

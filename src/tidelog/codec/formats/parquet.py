@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.codec.formats.base import Data, Format, Sink, file_name
-from tidelog.codec.formats.batches import Pending, estimate, events_of_table
-from tidelog.codec.formats.columnar import ColumnarFormat
+from tidelog.codec.formats.base import ByteSink, Data, Format, file_name
+from tidelog.codec.formats.batches import PendingBatches, estimate, events_of_table
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import slices
 
 __all__ = ["ParquetFormat", "RowGroups", "TableReader", "last_value"]
@@ -37,7 +37,7 @@ class ParquetFormat(ColumnarFormat):
     extension: ClassVar[str] = ".parquet"
     codecs: ClassVar[tuple[str, ...]] = ("zstd", "snappy", "gzip", "lz4", "none")
 
-    def _encoder(self, sink: Sink) -> RowGroups:
+    def _encoder(self, sink: ByteSink) -> RowGroups:
         return RowGroups(sink, self.columns.schema, self.codec, self.columns.names)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
@@ -51,10 +51,12 @@ class ParquetFormat(ColumnarFormat):
 class RowGroups:
     """Collects batches into row groups and writes these; also what a sidecar is written with."""
 
-    def __init__(self, sink: Sink, schema: pa.Schema, codec: str, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, sink: ByteSink, schema: pa.Schema, codec: str, names: Mapping[str, str]
+    ) -> None:
         self._sink = CountedSink(sink)
         self._writer = pq.ParquetWriter(self._sink, schema, **_options(schema, codec, names))
-        self._pending = Pending(schema, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
+        self._pending = PendingBatches(schema, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
         self._codec = codec
         self._flushed_bytes = 0
 

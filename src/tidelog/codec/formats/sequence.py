@@ -15,13 +15,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import (
+    ByteSink,
     Data,
     FileWriter,
     Format,
     FormatSettings,
-    Sink,
     check_batch,
     check_settings,
     choose_codec,
@@ -30,7 +30,7 @@ from tidelog.codec.formats.base import (
 )
 from tidelog.codec.formats.batches import (
     PIECE_BYTES,
-    Pending,
+    PendingBatches,
     binary_data,
     sync_marker,
     without_heads,
@@ -90,10 +90,10 @@ class SequenceFormat:
         """Beside the data file."""
         return sidecar_name(name)
 
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
+    def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
         """Begin a file and its sidecar."""
-        beside: Sink = check_sidecar(self.name, sidecar)
-        return _Writer(self, sink, beside)
+        beside: ByteSink = check_sidecar(self.name, sidecar)
+        return _SequenceWriter(self, sink, beside)
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
         """The events of both files."""
@@ -140,11 +140,11 @@ class SequenceFormat:
         return bytes_writables(pa.array(packed, pa.binary()))
 
 
-class _Writer:
+class _SequenceWriter:
     """Writes records to the one sink and what they do not hold to the other."""
 
-    def __init__(self, format: SequenceFormat, sink: Sink, sidecar: Sink) -> None:
-        self._pending = Pending(EVENT_SCHEMA, _WAIT_BYTES, BATCH_EVENTS_MAX)
+    def __init__(self, format: SequenceFormat, sink: ByteSink, sidecar: ByteSink) -> None:
+        self._pending = PendingBatches(EVENT_SCHEMA, _WAIT_BYTES, BATCH_EVENTS_MAX)
         self._format = format
         self._counted = CountedSink(sink)
         self._sidecar = SidecarWriter(sidecar)

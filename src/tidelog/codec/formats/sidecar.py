@@ -15,8 +15,8 @@ import crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.codec.formats.base import Data, Sink, file_name
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.codec.formats.base import ByteSink, Data, file_name
 from tidelog.codec.formats.batches import PIECE_BYTES
 from tidelog.codec.formats.parquet import RowGroups, TableReader
 from tidelog.codec.sizes import runs
@@ -44,7 +44,7 @@ def sidecar_name(name: str) -> str:
     return f"{folder}{slash}_{base}.meta.parquet"
 
 
-def check_sidecar(format: str, sidecar: Sink | Data | None) -> Any:
+def check_sidecar(format: str, sidecar: ByteSink | Data | None) -> Any:
     """The sidecar, which must be given."""
     if sidecar is None:
         raise InvalidError(
@@ -57,7 +57,7 @@ def check_sidecar(format: str, sidecar: Sink | Data | None) -> Any:
 class SidecarWriter:
     """Writes the rows that belong to the records of a data file."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: ByteSink) -> None:
         names = {field.name: field.name for field in _KEPT}
         self._groups = RowGroups(sink, SIDECAR_SCHEMA, _CODEC, names)
         self._checksum = 0

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.formats.base import Data, Sink
+from tidelog.codec.formats.base import ByteSink, Data
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 
 __all__ = [
@@ -104,7 +104,7 @@ class CountedSink:
 
     closed = False
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: ByteSink) -> None:
         self._sink = sink
         self.count = 0
 

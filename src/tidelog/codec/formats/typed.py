@@ -24,6 +24,8 @@ schema does not name are lost, and the events of such a file cannot be restored.
 
 Each value is decoded by itself (msgspec): DuckDB's and Arrow's bulk readers are up to twice as
 fast, but they bend types, and tell of a misfit no more than that there is one.
+
+What formats have in common that keep everything in columns: settings, columns, no sidecar.
 """
 
 from __future__ import annotations
@@ -31,26 +33,47 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.codec.formats.base import MISFIT_SCHEMA, FormatSettings
-from tidelog.codec.formats.batches import Columns, PlainColumns
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.codec.formats.base import (
+    MISFIT_SCHEMA,
+    ByteSink,
+    Data,
+    FileWriter,
+    FormatSettings,
+    check_no_sidecar,
+    check_settings,
+    choose_codec,
+)
+from tidelog.codec.formats.batches import (
+    ColumnWriter,
+    Encoder,
+    FileColumns,
+    PlainColumns,
+    check_restorable,
+)
 from tidelog.codec.formats.schema import PREFIX, parse_schema
 from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.limits import TIMESTAMP_MS_END
 
-__all__ = ["YEARS", "TypedColumns", "open_columns"]
+__all__ = [
+    "YEARS",
+    "ColumnarFormat",
+    "TypedColumns",
+    "open_columns",
+]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -95,7 +118,7 @@ _GIVEN = {str, int, decimal.Decimal}
 _EXPECTED = {_Micros: "an ISO 8601 time or a number", _Exact: "a number or one as text"}
 
 
-def open_columns(format: str, settings: FormatSettings, times: range = YEARS) -> Columns:
+def open_columns(format: str, settings: FormatSettings, times: range = YEARS) -> FileColumns:
     """The event columns, or with a schema typed ones, whose times lie in ``times``."""
     if settings.schema is not None:
         fields = parse_schema(settings.schema)
@@ -374,3 +397,45 @@ def _micros_of_number(value: int | decimal.Decimal) -> int:
 
 def _year(micros: int) -> str:
     return f"{(_EPOCH + micros * _MICROSECOND).year:04}"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnarFormat(ABC):
+    """Files with everything in columns; a format says how batches become bytes and come back."""
+
+    codec: str
+    columns: FileColumns
+    name: ClassVar[str]
+    extension: ClassVar[str]
+    codecs: ClassVar[tuple[str, ...]]  # the first is taken where none is named
+    times: ClassVar[range] = YEARS  # of typed columns, in microseconds since 1970, as it is read
+
+    @classmethod
+    def opened(cls, codec: str | None, settings: FormatSettings) -> Self:
+        """The format with its settings checked."""
+        check_settings(cls.name, settings, "schema", "keep_value", "strict")
+        chosen = choose_codec(cls.name, codec, *cls.codecs)
+        return cls(chosen, open_columns(cls.name, settings, cls.times))
+
+    def sidecar_name(self, name: str) -> str | None:
+        """None: everything is in the file."""
+        return None
+
+    def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
+        """Begin a file."""
+        check_no_sidecar(self.name, sidecar)
+        return ColumnWriter(self.columns, self._encoder(sink))
+
+    def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
+        """The events of a file, one part of it after another."""
+        check_no_sidecar(self.name, sidecar)
+        check_restorable(self.name, self.columns)
+        return self._read(data)
+
+    @abstractmethod
+    def _encoder(self, sink: ByteSink) -> Encoder:
+        """What turns batches in the file's columns into bytes."""
+
+    @abstractmethod
+    def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
+        """The events of a file."""

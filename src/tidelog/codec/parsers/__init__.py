@@ -12,7 +12,7 @@ a kind by the entry point group ``tidelog.parsers``; ``module:Class`` opens a cl
 
 from __future__ import annotations
 
-from tidelog.codec.parsers.base import Found, Layout, Parser, Spec, TimeParser
+from tidelog.codec.parsers.base import Layout, ParsedValues, Parser, Spec, TimeParser
 from tidelog.codec.parsers.settings import (
     LayoutSettings,
     layout_settings,
@@ -22,9 +22,9 @@ from tidelog.codec.parsers.settings import (
 
 __all__ = [
     "PARSER_KINDS",
-    "Found",
     "Layout",
     "LayoutSettings",
+    "ParsedValues",
     "Parser",
     "TimeParser",
     "layout_settings",
@@ -65,19 +65,19 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
         return open_offset(spec)
     times = _open_times(spec)
     if times is not None:
-        from tidelog.codec.parsers.dated import DatedParser
+        from tidelog.codec.parsers.time_folders import DatedParser
 
         return DatedParser(times, settings)
-    from tidelog.codec.parsers.foreign import open_foreign
+    from tidelog.codec.parsers.entry_points import open_foreign
 
     return open_foreign(spec, settings, PARSER_KINDS)
 
 
 def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
     """``split:FIELD|PARSER``: folders by the field's value, and in them as the parser has it."""
-    from tidelog.codec.parsers.engine import Engine
+    from tidelog.codec.parsers.columns import SplitParser
+    from tidelog.codec.parsers.duckdb import Engine
     from tidelog.codec.parsers.json import JsonField
-    from tidelog.codec.parsers.split import SplitParser
 
     field, _, inner = spec.argument.partition("|")
     if not (field and inner):
@@ -89,9 +89,9 @@ def _open_times(spec: Spec) -> TimeParser | None:
     if spec.kind in ("json", "iso8601", "date"):
         from tidelog.codec.parsers.json import open_json as opens
     elif spec.kind == "regex":
-        from tidelog.codec.parsers.lines import open_regex as opens
+        from tidelog.codec.parsers.text_lines import open_regex as opens
     elif spec.kind == "delimited":
-        from tidelog.codec.parsers.lines import open_delimited as opens
+        from tidelog.codec.parsers.text_lines import open_delimited as opens
     elif spec.kind == "msgpack":
         from tidelog.codec.parsers.msgpack import open_msgpack as opens
     elif spec.kind == "avro":

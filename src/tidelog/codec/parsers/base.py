@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 
-__all__ = ["FieldTimes", "Found", "Layout", "Parser", "Spec", "TimeParser", "shown"]
+__all__ = ["FieldTimes", "Layout", "ParsedValues", "Parser", "Spec", "TimeParser", "shown"]
 
 _QUOTED_MAX = 60  # characters of a bad value that its error text repeats
 _SHOWN_MAX = 200  # characters of a name or of a foreign message
@@ -38,13 +38,13 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ParsedValues:
     """For every row either a value or an error text; the other one is null."""
 
     values: pa.Array
     errors: pa.Array
 
-    def reject(self, bad: pa.Array, reason: str, quoted: pa.Array | None = None) -> Found:
+    def reject(self, bad: pa.Array, reason: str, quoted: pa.Array | None = None) -> ParsedValues:
         """Without the values of rows that are ``bad``; null is not bad, and a first error stays.
 
         The error text is the reason and, where ``quoted`` is given, the start of that row's text.
@@ -58,7 +58,7 @@ class Found:
             some = pc.replace_substring_regex(some, pattern=_NOT_SHOWN, replacement="?")
             said = pc.binary_join_element_wise(said, some, ": ")
         kept = pc.if_else(bad, pa.scalar(None, self.values.type), self.values)
-        return Found(kept, pc.if_else(bad, said, self.errors))
+        return ParsedValues(kept, pc.if_else(bad, said, self.errors))
 
 
 class Parser(Protocol):
@@ -76,7 +76,7 @@ class Parser(Protocol):
 class TimeParser(Protocol):
     """The half of a parser that finds times; names are made from them in one way for all."""
 
-    def times(self, batch: pa.RecordBatch) -> Found:
+    def times(self, batch: pa.RecordBatch) -> ParsedValues:
         """The time of each event of a batch: int64, ms UTC, or an error text."""
         ...
 
@@ -85,10 +85,10 @@ class TimeParser(Protocol):
 class FieldTimes:
     """A time parser in two halves: one picks a text out of each event, one reads it as a time."""
 
-    pick: Callable[[pa.RecordBatch], Found]
-    read: Callable[[Found], Found]
+    pick: Callable[[pa.RecordBatch], ParsedValues]
+    read: Callable[[ParsedValues], ParsedValues]
 
-    def times(self, batch: pa.RecordBatch) -> Found:
+    def times(self, batch: pa.RecordBatch) -> ParsedValues:
         return self.read(self.pick(batch))
 
 

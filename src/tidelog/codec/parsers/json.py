@@ -6,23 +6,35 @@ of it.
 A field is named with dots (``meta.at``), or by a JSON pointer where its name has dots itself
 (``/meta.at/time``). Of a name that an object has twice the last counts, as in typed columns and in
 most JSON libraries; DuckDB returns the first (``repeats``).
+
+Names that occur twice in a JSON object: the last one counts, as most JSON libraries have it.
+
+DuckDB returns the first. So texts that may have a name of a path twice, which are few, are replaced
+by texts with nothing but that path, before DuckDB picks the field.
 """
 
 from __future__ import annotations
 
 import json
+import re
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.parsers.base import FieldTimes, Found, Spec, TimeParser, shown
-from tidelog.codec.parsers.engine import Engine, literal
-from tidelog.codec.parsers.repeats import Repeats
-from tidelog.codec.parsers.texts import texts_of
+from tidelog.codec.parsers.base import FieldTimes, ParsedValues, Spec, TimeParser, shown
+from tidelog.codec.parsers.duckdb import Engine, literal
+from tidelog.codec.parsers.text_lines import texts_of
 from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
 from tidelog.errors import InvalidError
+from tidelog.model.depth import is_deep_json
 
-__all__ = ["JsonField", "is_lenient_json", "open_json"]
+__all__ = [
+    "JsonField",
+    "Repeats",
+    "is_lenient_json",
+    "open_json",
+]
 
 _SUSPECT = r"(?i),\s*[\]}]|(^|[\[:,])\s*-?(nan|inf)"
 _DOUBTFUL = r"^-?[0-9].*[.eE]|^0$"  # what a number may have been rounded to
@@ -58,11 +70,11 @@ class JsonField:
         self._repeats = Repeats(pointer)
         self._engine = engine
 
-    def pick(self, batch: pa.RecordBatch) -> Found:
+    def pick(self, batch: pa.RecordBatch) -> ParsedValues:
         """The field of each event; strings without their quotes, all else as JSON writes it."""
         found = texts_of(batch, repair=False)
         found = found.reject(is_lenient_json(found.values), "value is not JSON")
-        found = Found(self._repeats.resolved(found.values), found.errors)
+        found = ParsedValues(self._repeats.resolved(found.values), found.errors)
         picked = f"v ->> {self._pointer}"
         try:
             texts = self._engine.column(picked, found.values)
@@ -71,7 +83,7 @@ class JsonField:
             found = found.reject(pc.invert(valid), "value is not JSON")
             texts = self._engine.column(f"try({picked})", found.values)
         missing = pc.is_null(texts)
-        return Found(texts, found.errors).reject(missing, f"{self.what} is missing or null")
+        return ParsedValues(texts, found.errors).reject(missing, f"{self.what} is missing or null")
 
     def nested(self, batch: pa.RecordBatch) -> pa.Array:
         """Whether the field is an object or an array; null where there is none."""
@@ -127,3 +139,69 @@ def _refuse(constant: str) -> None:
 
 def _pointer(path: tuple[str, ...]) -> str:
     return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in path)
+
+
+_ESCAPED = r'\\u[0-9a-fA-F]{4}[^"]*"\s*:'  # in a name of plain letters
+_ESCAPED_ANY = r'\\.[^"]*"\s*:'
+_SPECIAL = re.compile(r'["\\/\x00-\x1f]')  # may have other escapes
+_NO_FIELD = "{}"
+_any = msgspec.json.Decoder(msgspec.Raw)
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Repeats:
+    """Resolves repeated names on one path, given as a JSON pointer."""
+
+    def __init__(self, pointer: str) -> None:
+        parts = pointer.split("/")[1:]
+        self._path = [part.replace("~1", "/").replace("~0", "~") for part in parts]
+        special = any(map(_SPECIAL.search, self._path))
+        self._escaped = _ESCAPED_ANY if special else _ESCAPED
+
+    def resolved(self, texts: pa.Array) -> pa.Array:
+        """The texts; those in which a name of the path may occur twice have the last one alone."""
+        suspects = self._suspects(texts)
+        if not pc.any(suspects).as_py():
+            return texts
+        found = [_picked(text, self._path) for text in texts.filter(suspects).to_pylist()]
+        return pc.replace_with_mask(texts, suspects, pa.array(found, texts.type))
+
+    def _suspects(self, texts: pa.Array) -> pa.Array:
+        found = pc.match_substring_regex(texts, self._escaped)
+        for name in dict.fromkeys(self._path):
+            twice = pc.greater(pc.count_substring(texts, f'"{name}"'), 1)
+            found = pc.or_(found, twice)
+        return pc.fill_null(found, False)
+
+
+def _picked(text: str, path: list[str]) -> str:
+    """Return the text with only the last of each name on the path; what is not JSON, unchanged.
+
+    JSON always comes back reduced, so that DuckDB never sees an earlier name: to ``{}`` where the
+    path ends early, or where the text nests too deeply to be parsed.
+    """
+    if is_deep_json(text):
+        return _NO_FIELD
+    try:
+        return _last(bytes(_any.decode(text)).decode(), path)
+    except msgspec.DecodeError:
+        return text  # DuckDB reports it
+
+
+def _last(text: str, path: list[str]) -> str:
+    """Reduce valid JSON without space around it."""
+    if not path:
+        return text
+    name, *rest = path
+    if text[0] == "[":
+        items = [bytes(item).decode() for item in _array.decode(text)]
+        if name.isascii() and name.isdecimal() and len(name) < 20 and int(name) < len(items):
+            items[int(name)] = _last(items[int(name)], rest)
+        return f"[{','.join(items)}]"
+    if text[0] != "{":
+        return _NO_FIELD
+    found = _object.decode(text).get(name)
+    if found is None:
+        return _NO_FIELD
+    return f"{{{msgspec.json.encode(name).decode()}:{_last(bytes(found).decode(), rest)}}}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
-from tidelog.codec.parsers.decoded import Decode, decoded_times, time_text
+from tidelog.codec.parsers.time_folders import Decode, decoded_times, time_text
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 
@@ -40,12 +40,7 @@ def open_protobuf(spec: Spec) -> TimeParser:
 
 def _message(file: str, name: str) -> Any:
     """The descriptor of a message in a set of files."""
-    from google.protobuf import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-        descriptor_pb2,
-        descriptor_pool,
-        message,
-        timestamp_pb2,
-    )
+    from google.protobuf import descriptor_pb2, descriptor_pool, message, timestamp_pb2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
     try:
         described = descriptor_pb2.FileDescriptorSet.FromString(Path(file).read_bytes())

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.parsers.base import Found
-from tidelog.codec.parsers.engine import Engine, literal
+from tidelog.codec.parsers.base import ParsedValues
+from tidelog.codec.parsers.duckdb import Engine, literal
 from tidelog.errors import InvalidError
 from tidelog.model.limits import TIMESTAMP_MS_END
 
 __all__ = ["epoch_reader", "iso_reader", "moment_reader", "pattern_reader"]
 
-Reader = Callable[[Found], Found]
+Reader = Callable[[ParsedValues], ParsedValues]
 
 _WHOLE_DIGITS_MAX = 19  # such a number always fits 64 bits without a sign
 _DECIMAL = r"^[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?$"  # never over a double
@@ -51,7 +51,7 @@ def iso_reader(what: str, engine: Engine) -> Reader:
 def moment_reader(what: str, engine: Engine) -> Reader:
     """An epoch where the text is a number, else ISO 8601."""
 
-    def read(found: Found) -> Found:
+    def read(found: ParsedValues) -> ParsedValues:
         times = _epoch_ms(found.values)
         rest = pc.and_(pc.is_null(times), pc.is_valid(found.values))
         if pc.any(rest, min_count=0).as_py():
@@ -75,7 +75,7 @@ def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
     expression = f"epoch_us(try_strptime(v, {literal(pattern)}))"
     engine.check(expression)
 
-    def read(found: Found) -> Found:
+    def read(found: ParsedValues) -> ParsedValues:
         texts = found.values.dictionary_encode()  # many events share a date: each is read once
         dates = texts.dictionary
         if pattern.endswith("%z"):  # Python takes a Z there, DuckDB does not
@@ -86,9 +86,9 @@ def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
     return read
 
 
-def _settled(found: Found, times: pa.Array, complaint: str) -> Found:
+def _settled(found: ParsedValues, times: pa.Array, complaint: str) -> ParsedValues:
     """Times where they were read; an error where a text was not one, or is out of range."""
-    result = Found(times, found.errors)
+    result = ParsedValues(times, found.errors)
     result = result.reject(pc.is_null(times), complaint, found.values)
     outside = pc.or_(pc.less(times, 0), pc.greater_equal(times, TIMESTAMP_MS_END))
     return result.reject(outside, "time is outside of the years 1970 to 9999", found.values)

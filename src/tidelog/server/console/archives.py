@@ -8,19 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
-from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.dead import dead_letters
-from tidelog.pipeline.places import store_at
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.endpoints import store_at
 from tidelog.pipeline.registry import find_pipeline
-from tidelog.pipeline.replay import Replaying, replay
-from tidelog.pipeline.workers import LocalWorkers
+from tidelog.server.console.format import url
 from tidelog.server.console.jobs import Job, Jobs
 from tidelog.server.console.pipelines import ArchiveSeen, Pipelines, see_archive, see_pump
-from tidelog.server.console.showing import url
-from tidelog.server.console.visit import Answer, Moved, Shown, Visit
+from tidelog.server.console.request import Answer, Redirect, Shown, Visit
 from tidelog.store.base import Store
 
 __all__ = ["ArchivePages"]
@@ -56,24 +55,24 @@ class ArchivePages:
 
     def archive(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}``"""
-        archive = find_archive(self._home, visit.path["name"])
+        archive = find_archive(self._home.context, visit.path["name"])
         return Shown("archive.html", {"archive": archive, "seen": self._seen(archive)})
 
     def pump(self, visit: Visit) -> Answer:
         """``GET /console/pumps/{name}``"""
-        named = find_pipeline(self._home, visit.path["name"])
+        named = find_pipeline(self._home.context, visit.path["name"])
         known = [each for each in self._pipelines.look().pumps if each.named == named]
         seen = known[0] if known else see_pump(self._home, named)
         return Shown("pump.html", {"named": named, "seen": seen})
 
     def files(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/files``"""
-        archive = find_archive(self._home, visit.path["name"])
+        archive = find_archive(self._home.context, visit.path["name"])
         under = visit.text("under").strip("/")
         if any(part in ("", ".", "..") for part in under.split("/") if under):
             raise InvalidError(f"folder `{under[:80]}`: is none of an archive: choose one here")
         prefix = f"{archive.folder()}/" + (f"{under}/" if under else "")
-        store = store_at(self._home, archive.store)
+        store = store_at(self._home.context, archive.store)
         entries, is_whole = list_folder(store, prefix, visit.text("after"))
         parts = under.split("/") if under else []
         values = {
@@ -88,14 +87,14 @@ class ArchivePages:
 
     def dead(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/dead``"""
-        archive = find_archive(self._home, visit.path["name"])
+        archive = find_archive(self._home.context, visit.path["name"])
         wanted = visit.text("reason")
         reasons: Counter[str] = Counter()
         letters: list[dict[str, Any]] = []
-        clock = self._home.log.clock
+        clock = self._home.context.clock
         until_s = clock.monotonic_s() + _READ_S
         is_whole = True
-        for batch in dead_letters(self._home, archive):
+        for batch in dead_letters(self._home.context, archive):
             texts = batch.column("error").to_pylist()
             reasons.update(text.partition(": ")[0] for text in texts)
             if len(letters) < _LETTERS_MAX:
@@ -118,7 +117,7 @@ class ArchivePages:
 
     def replay(self, visit: Visit) -> Answer:
         """``POST /console/archives/{name}/replay``"""
-        archive = find_archive(self._home, visit.path["name"])
+        archive = find_archive(self._home.context, visit.path["name"])
         parser = visit.text("parser")
         if parser and parser.partition(":")[0] not in _PARSERS:
             raise InvalidError(
@@ -127,8 +126,8 @@ class ArchivePages:
             )
 
         def work(job: Job) -> str:
-            how = Replaying(parser=parser, stop=job.stop)
-            done = replay(self._home, archive, how, LocalWorkers(_WORKERS))
+            how = ReplayOptions(parser=parser, stop=job.stop)
+            done = replay(self._home.context, archive, how, LocalWorkers(_WORKERS))
             self._pipelines.wake()
             return (
                 f"{done.tried:,} dead letters tried, {done.replayed:,} are in the archive now, "
@@ -137,7 +136,7 @@ class ArchivePages:
 
         what = f"replay of the dead letters of {archive.name}"
         self._jobs.start(what, url("/console/archives", archive.name), work)
-        return Moved("/console/jobs")
+        return Redirect("/console/jobs")
 
     def jobs(self, visit: Visit) -> Answer:
         """``GET /console/jobs``"""
@@ -146,7 +145,7 @@ class ArchivePages:
     def stop(self, visit: Visit) -> Answer:
         """``POST /console/jobs/stop``"""
         self._jobs.stop(visit.text("job"))
-        return Moved("/console/jobs")
+        return Redirect("/console/jobs")
 
     def _seen(self, archive: Archive) -> ArchiveSeen:
         """As it was seen last; one that is new, or that was changed, is looked at now."""

@@ -16,13 +16,21 @@ from tidelog.log.topics import read_head
 from tidelog.model.event import Event
 from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic, partition_for
-from tidelog.server.console.marks import Gap, Mark, read_marks, with_gaps
-from tidelog.server.console.search import Found, Sought, in_partition, in_range
-from tidelog.server.console.showing import Bytes, url
-from tidelog.server.console.visit import Answer, Data, Shown, Visit
-from tidelog.server.lookup import RangeCursor, begin_range
-from tidelog.server.metrics import Metrics
-from tidelog.server.read import partition_of
+from tidelog.server.api.by_offset import partition_of
+from tidelog.server.api.by_time import RangeCursor, begin_range
+from tidelog.server.console.format import Bytes, url
+from tidelog.server.console.request import Answer, Data, Shown, Visit
+from tidelog.server.console.search import (
+    AmendmentMark,
+    DeletedOffsets,
+    SearchQuery,
+    SearchResult,
+    in_partition,
+    in_range,
+    read_marks,
+    with_gaps,
+)
+from tidelog.server.http.metrics import Metrics
 
 __all__ = ["EventPages"]
 
@@ -34,13 +42,13 @@ _CURSOR_MAX = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SearchForm:
     """A search as the form gives it."""
 
     by: str
     partition: int
     limit: int
-    sought: Sought
+    sought: SearchQuery
     fields: dict[str, str]
 
 
@@ -48,14 +56,14 @@ class _Asked:
 class _Result:
     """What is shown of a search."""
 
-    found: Found
+    found: SearchResult
     says: str = ""
     before: dict[str, Any] | None = None  # the query that leads there
     after: dict[str, Any] | None = None
     more: bool = False  # the search has not come to its end
-    marks: dict[tuple[int, int], Mark] = field(default_factory=dict)
+    marks: dict[tuple[int, int], AmendmentMark] = field(default_factory=dict)
     bounds: tuple[int, int] | None = None  # offsets that are shown, one after another
-    rows: Sequence[Event | Gap] = ()
+    rows: Sequence[Event | DeletedOffsets] = ()
 
 
 class EventPages:
@@ -63,14 +71,14 @@ class EventPages:
 
     def __init__(self, home: Home, metrics: Metrics) -> None:
         self._home = home
-        self._log = home.log
+        self._context = home.context
         self._metrics = metrics
 
     def events(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/events``"""
         topic = self._home.topic(visit.path["topic"])
         asked = _asked(topic, visit)
-        result, trouble = _Result(Found()), ""
+        result, trouble = _Result(SearchResult()), ""
         try:
             result = self._find(topic, asked, visit)
         except (InvalidError, NotFoundError) as exc:
@@ -100,7 +108,7 @@ class EventPages:
         """``GET /console/topics/{topic}/events/{partition}/{offset}``"""
         topic, event = self._event(visit)
         partition, offset = event.position.partition, event.position.offset
-        head, _ = read_head(self._log, topic, partition)
+        head, _ = read_head(self._context, topic, partition)
         value = Bytes(event.value)
         view = visit.text("view", value.best)
         if view not in _VIEWS:
@@ -113,7 +121,7 @@ class EventPages:
             "key_text": _text(event.key),
             "view": view,
             "views": [each for each in _VIEWS if each != "json" or value.json is not None],
-            "mark": read_marks(self._log, topic, partition, offset, offset + 1).get(
+            "mark": read_marks(self._context, topic, partition, offset, offset + 1).get(
                 (partition, offset)
             ),
             "where": f"{where}/{offset}",
@@ -137,34 +145,34 @@ class EventPages:
         text = visit.path["offset"]
         if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise InvalidError(f"offset `{text[:40]}`: give a whole number")
-        found = in_partition(self._log, topic, partition, int(text), Sought(), (1, 5.0))
+        found = in_partition(self._context, topic, partition, int(text), SearchQuery(), (1, 5.0))
         if not found.events or found.events[0].offset != int(text):
-            head, _ = read_head(self._log, topic, partition)
+            head, _ = read_head(self._context, topic, partition)
             what = "was deleted" if int(text) < head.next else "is not there yet"
             raise NotFoundError(
                 f"event `{topic.name}/{partition}/{text}`: {what}: see the topic's journals"
             )
         return topic, found.events[0]
 
-    def _find(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+    def _find(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         ways = {"time": self._by_time, "key": self._by_key, "id": self._by_id}
         result = ways.get(asked.by, self._by_offset)(topic, asked, visit)
         events = result.found.events
         spans = {asked.partition: result.bounds} if result.bounds else _spans(events)
         for partition, (start, end) in spans.items():
-            result.marks.update(read_marks(self._log, topic, partition, start, end))
+            result.marks.update(read_marks(self._context, topic, partition, start, end))
         result.rows = events
         if result.bounds:
             result.rows = with_gaps(asked.partition, events, result.marks, result.bounds)
         return result
 
-    def _by_offset(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
-        head, _ = read_head(self._log, topic, asked.partition)
+    def _by_offset(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
+        head, _ = read_head(self._context, topic, asked.partition)
         newest = max(head.start, head.next - asked.limit)
         start = visit.number("offset", newest if asked.sought.is_all else head.start)
         start = min(start, head.next)
         most = (asked.limit, _SEARCH_S)
-        found = in_partition(self._log, topic, asked.partition, start, asked.sought, most)
+        found = in_partition(self._context, topic, asked.partition, start, asked.sought, most)
         query = _query(asked, partition=asked.partition)
         result = _Result(found, f"offsets {head.start:,} to {head.next:,} are there")
         if found.next is not None:
@@ -176,7 +184,7 @@ class EventPages:
             result.before = {**query, "offset": max(head.start, start - asked.limit)}
         return result
 
-    def _by_time(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+    def _by_time(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         text = visit.query.get("cursor", "")
         if len(text) > _CURSOR_MAX:
             raise InvalidError("cursor: is none that a page has given: begin anew")
@@ -184,29 +192,31 @@ class EventPages:
             cursor = RangeCursor.of_text(text)
         else:
             given = visit.text("start") or "-15m", visit.text("end") or None
-            cursor = begin_range(self._log, topic, time_range(*given, visit.now_ms))
-        found = in_range(self._log, topic, cursor, asked.sought, (asked.limit, _SEARCH_S))
+            cursor = begin_range(self._context, topic, time_range(*given, visit.now_ms))
+        found = in_range(self._context, topic, cursor, asked.sought, (asked.limit, _SEARCH_S))
         result = _Result(found)
         if found.cursor is not None:
             result.after = {**_query(asked), "cursor": found.cursor.text()}
             result.more = not asked.sought.is_all and len(found.events) < asked.limit
         return result
 
-    def _by_id(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+    def _by_id(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         """By the index of ids: the newest that has it, wherever that is."""
         try:
             event = self._home.get(topic.name, asked.sought.id or "")
         except NotFoundError:
-            return _Result(Found(), "no event has this id; it may have been deleted or trimmed")
-        return _Result(Found([event]), "the newest with this id")
+            return _Result(
+                SearchResult(), "no event has this id; it may have been deleted or trimmed"
+            )
+        return _Result(SearchResult([event]), "the newest with this id")
 
-    def _by_key(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+    def _by_key(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         """In the partition that the key goes to, or in another one that is given."""
         partition = asked.partition
-        head, _ = read_head(self._log, topic, partition)
+        head, _ = read_head(self._context, topic, partition)
         start = max(visit.number("at", head.start), head.start)
         most = (asked.limit, _SEARCH_S)
-        found = in_partition(self._log, topic, partition, start, asked.sought, most)
+        found = in_partition(self._context, topic, partition, start, asked.sought, most)
         says = f"in partition {partition}, from offset {start:,} on"
         result = _Result(found, says)
         query = _query(asked, partition=partition)
@@ -216,7 +226,7 @@ class EventPages:
         return result
 
 
-def _asked(topic: Topic, visit: Visit) -> _Asked:
+def _asked(topic: Topic, visit: Visit) -> _SearchForm:
     by = visit.text("by", "offset")
     if by not in _WAYS:
         raise InvalidError(f"by `{by[:40]}`: give one of {', '.join(_WAYS)}")
@@ -226,13 +236,13 @@ def _asked(topic: Topic, visit: Visit) -> _Asked:
     key = fields["key"].encode("utf-8", "surrogateescape") if by == "key" else None
     if by in ("key", "id") and not fields[by]:
         raise InvalidError(f"{by}: give the {by} to look for")
-    sought = Sought(key, fields["id"] if by == "id" else None, fields["contains"])
+    sought = SearchQuery(key, fields["id"] if by == "id" else None, fields["contains"])
     partition = 0
     if fields["partition"]:
         partition = partition_of(topic, fields["partition"])
     elif key is not None:
         partition = partition_for(key, topic.partitions)
-    return _Asked(by, partition, max(1, limit), sought, fields)
+    return _SearchForm(by, partition, max(1, limit), sought, fields)
 
 
 def _text(key: bytes | None) -> str:
@@ -252,7 +262,7 @@ def _spans(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
     return spans
 
 
-def _query(asked: _Asked, **more: Any) -> dict[str, Any]:
+def _query(asked: _SearchForm, **more: Any) -> dict[str, Any]:
     """The same search in another place."""
     kept = {name: asked.fields[name] for name in ("start", "end", "key", "id", "contains")}
     kept = {name: value for name, value in kept.items() if value}

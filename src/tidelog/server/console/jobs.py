@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError
-from tidelog.log.base import Log
-from tidelog.server.answers import BusyError, shape
+from tidelog.server.http.errors import BusyError, shape
 
 __all__ = ["Job", "Jobs"]
 
@@ -46,8 +46,8 @@ Work = Callable[[Job], str]
 class Jobs:
     """Those that run, and those that ended lately."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._jobs: list[Job] = []
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class Jobs:
         with self._lock:
             if sum(job.state == "running" for job in self._jobs) >= _RUNNING_MAX:
                 raise BusyError(f"console: {_RUNNING_MAX} jobs run already: wait for one to end")
-            job = Job(self._log.ids.new()[:12], what, link, self._log.clock.now_ms())
+            job = Job(self._context.ids.new()[:12], what, link, self._context.clock.now_ms())
             self._jobs = [*self._jobs, job][-_KEPT_MAX:]
         job.thread = threading.Thread(
             target=self._run, args=(job, work), name="tidelog-job", daemon=True
@@ -86,7 +86,7 @@ class Jobs:
         """Ask all to stop, and wait for them a little."""
         for job in self.all():
             job.stop.set()
-        now_s = self._log.clock.monotonic_s
+        now_s = self._context.clock.monotonic_s
         until_s = now_s() + _STOP_S
         for job in self.all():
             if job.thread is not None:
@@ -100,4 +100,4 @@ class Jobs:
             job.says, job.state = shape(exc)["error"]["message"], "failed"
         except Exception as exc:  # noqa: BLE001 - a bug of ours is shown, and nothing else
             job.says, job.state = f"{type(exc).__name__}: {exc}", "failed"
-        job.ended_ms = self._log.clock.now_ms()
+        job.ended_ms = self._context.clock.now_ms()

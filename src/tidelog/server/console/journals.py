@@ -9,26 +9,25 @@ from typing import Any
 
 import msgspec
 
-from tidelog.codec.id_lines import id_line, ids_of_lines, text_of_line
+from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
+from tidelog.erasure.from_archives import delete_events, delete_key
+from tidelog.erasure.proof import Proof, prove_erased
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import WHY_MAX, AuditRecord
-from tidelog.journal.lookup import check_id
+from tidelog.journal.lookup.lookup import check_id
 from tidelog.log.topics import read_head
+from tidelog.maintenance.erase import carry_out
 from tidelog.model import layout
-from tidelog.model.run import Head, decode_row
+from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
-from tidelog.pipeline.archived import delete_events, delete_key
-from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.proof import Proof, prove_erased
+from tidelog.server.console.format import url
 from tidelog.server.console.jobs import Job, Jobs
-from tidelog.server.console.marks import read_marks
+from tidelog.server.console.request import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.sampler import Sampler
 from tidelog.server.console.samples import TopicSample
-from tidelog.server.console.search import Sought, in_partition
-from tidelog.server.console.showing import url
+from tidelog.server.console.search import SearchQuery, in_partition, read_marks
 from tidelog.server.console.topics import part_of
-from tidelog.server.console.visit import Answer, Data, Moved, Shown, Visit
 
 __all__ = ["JournalPages", "Proven"]
 
@@ -39,7 +38,7 @@ _LOOK_S = 0.2  # in which events of a key are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ErasureForm:
     """Whose events are to be erased, and why."""
 
     ids: tuple[str, ...]
@@ -51,7 +50,7 @@ class Asked:
 class Proven:
     """What an erasure has come to."""
 
-    asked: Asked
+    asked: ErasureForm
     topic: str
     deleted: int
     missing: tuple[str, ...]
@@ -67,7 +66,7 @@ class JournalPages:
 
     def __init__(self, home: Home, sampler: Sampler, jobs: Jobs) -> None:
         self._home = home
-        self._log = home.log
+        self._context = home.context
         self._sampler = sampler
         self._jobs = jobs
 
@@ -98,7 +97,7 @@ class JournalPages:
     def journal(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/journals``"""
         topic = self._home.topic(visit.path["topic"])
-        heads = [read_head(self._log, topic, p)[0] for p in range(topic.partitions)]
+        heads = [read_head(self._context, topic, p)[0] for p in range(topic.partitions)]
         waiting: list[dict[str, Any]] = []
         for partition, head in enumerate(heads):
             if len(waiting) < _PENDING_MAX:
@@ -119,7 +118,7 @@ class JournalPages:
         topic = self._home.topic(visit.path["topic"])
         lines = visit.form.get("ids", "").replace("\r\n", "\n")  # browsers send every line end so
         ids = tuple(dict.fromkeys(ids_of_lines(lines, "ids")))
-        asked = Asked(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
+        asked = ErasureForm(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
         if bool(asked.ids) == bool(asked.key):
             raise InvalidError("erase: give ids, or a key: one of both")
         if len(ids) > _IDS_MAX:
@@ -142,7 +141,7 @@ class JournalPages:
             url("/console/topics", topic.name, "journals"),
             self._work(topic, asked, name),
         )
-        return Moved(url("/console/proofs", job.id))
+        return Redirect(url("/console/proofs", job.id))
 
     def proof(self, visit: Visit) -> Answer:
         """``GET /console/proofs/{job}``"""
@@ -154,22 +153,22 @@ class JournalPages:
             return Data(msgspec.json.encode(job.result), "application/json", headers)
         return Shown("proof.html", {"job": job, "proven": job.result})
 
-    def _work(self, topic: Topic, asked: Asked, who: str | None) -> Callable[[Job], str]:
+    def _work(self, topic: Topic, asked: ErasureForm, who: str | None) -> Callable[[Job], str]:
         """Delete, let the bytes go from topic and archives, and search for what is left."""
 
         def work(job: Job) -> str:
             home, why = self._home, asked.why
             job.says = "deleting"
-            reason = home.reason(why, who)
+            amender = home.amender(topic.name, home.reason(why, who))
             if asked.key:
-                amended = delete_key(home, topic.name, asked.key.encode(), reason)
+                amended = delete_key(home.context, amender, asked.key.encode())
             else:
-                amended = delete_events(home, topic.name, asked.ids, reason)
+                amended = delete_events(home.context, amender, asked.ids)
             job.says = "compiling, writing archives anew, sweeping"
-            done = carry_out(home, topic, grace_ms=0)
+            done = carry_out(home.context, topic, grace_ms=0)
             job.says = "searching every object for what is left"
             keys = [asked.key.encode()] if asked.key else []
-            proof = prove_erased(home, topic, asked.ids, keys)
+            proof = prove_erased(home.context, topic, asked.ids, keys)
             job.result = Proven(
                 asked=asked,
                 topic=topic.name,
@@ -179,7 +178,7 @@ class JournalPages:
                 files=sum(each.files for each in done.archives),
                 swept=done.swept.objects_deleted + done.staging.objects_deleted,
                 proof=proof,
-                at_ms=self._log.clock.now_ms(),
+                at_ms=self._context.clock.now_ms(),
             )
             left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
             if not proof.known:
@@ -189,16 +188,16 @@ class JournalPages:
 
         return work
 
-    def _told(self, topic: Topic, asked: Asked) -> dict[str, Any]:
+    def _told(self, topic: Topic, asked: ErasureForm) -> dict[str, Any]:
         """How many events that would be, as far as a short look can tell."""
         if asked.ids:
             events = [event for each in asked.ids if (event := self._found(topic, each))]
             return {"count": len(events), "is_whole": True, "events": events[:10]}
         key = asked.key.encode()
         partition = partition_for(key, topic.partitions)
-        head, _ = read_head(self._log, topic, partition)
+        head, _ = read_head(self._context, topic, partition)
         most = (500, _LOOK_S)
-        found = in_partition(self._log, topic, partition, head.start, Sought(key), most)
+        found = in_partition(self._context, topic, partition, head.start, SearchQuery(key), most)
         whole = found.next is None and topic.partitions == 1
         return {"count": len(found.events), "is_whole": whole, "events": found.events[:10]}
 
@@ -213,7 +212,7 @@ class JournalPages:
         if head.amended is None:
             return []
         first, last = head.amended
-        marks = read_marks(self._log, topic, partition, first, last + 1)
+        marks = read_marks(self._context, topic, partition, first, last + 1)
         return [
             {"partition": partition, "offset": offset, "mark": mark}
             for (_, offset), mark in marks.items()
@@ -223,7 +222,7 @@ class JournalPages:
     def _records(self, topic: Topic) -> list[AuditRecord]:
         """The newest of the audit, the newest first."""
         where = layout.audit_partition(topic.incarnation)
-        rows = self._log.catalog.scan(where, limit=_RECORDS_MAX, reverse=True)
+        rows = self._context.catalog.scan(where, limit=_RECORDS_MAX, reverse=True)
         what = f"an audit row of `{topic.name}`"
         return [decode_row(row.value, AuditRecord, what) for row in islice(rows, _RECORDS_MAX)]
 

@@ -9,23 +9,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidelog.archive.archive import list_archives
+from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
+from tidelog.connectors.source import Bounds, SourcePartition
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.coordination.supervisors import Keeper, Keepers
 from tidelog.errors import TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions, read_progress
-from tidelog.log.keepers import Keeper, Keepers
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Intent, NamedPipeline, Totals
-from tidelog.model.run import decode_row
-from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.health import Limits, troubles
-from tidelog.pipeline.listing import track
-from tidelog.pipeline.places import source_at
 from tidelog.pipeline.registry import list_pipelines
-from tidelog.pipeline.status import ArchiveStatus, Waiting, read_status
-from tidelog.server.answers import shape
-from tidelog.sources.base import Bounds, SourcePartition
+from tidelog.pipeline.source_partitions import track
+from tidelog.server.http.errors import shape
 
 __all__ = [
     "ArchiveSeen",
@@ -115,8 +114,8 @@ class Pipelines:
         self.seen = PipelinesSeen()
         self._home = home
         self._is_busy = is_busy
-        self._waiting = Waiting()
-        self._keepers = Keepers(home.log)
+        self._waiting = WaitingTimes()
+        self._keepers = Keepers(home.context)
         self._first = threading.Event()  # they were seen once
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -128,7 +127,7 @@ class Pipelines:
     def look(self) -> PipelinesSeen:
         """What was seen last; where that is old, they are looked at soon."""
         self._first.wait(_FIRST_S)
-        if self._home.log.clock.now_ms() - self.seen.read_ms > 1000 * _BUSY_S:
+        if self._home.context.clock.now_ms() - self.seen.read_ms > 1000 * _BUSY_S:
             self._wake.set()
         return self.seen
 
@@ -157,7 +156,7 @@ class Pipelines:
             self._wake.clear()
 
     def _look(self) -> PipelinesSeen:
-        home, clock = self._home, self._home.log.clock
+        home, clock = self._home, self._home.context.clock
         store_ms, store_error = None, ""
         try:
             began_s = clock.monotonic_s()
@@ -168,8 +167,8 @@ class Pipelines:
         began_s = clock.monotonic_s()
         home.catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
         catalog_ms = (clock.monotonic_s() - began_s) * 1000
-        archives = [each for each in list_archives(home) if each.state == "ready"]
-        pumps = [each for each in list_pipelines(home) if each.state == "ready"]
+        archives = [each for each in list_archives(home.context) if each.state == "ready"]
+        pumps = [each for each in list_pipelines(home.context) if each.state == "ready"]
         return PipelinesSeen(
             clock.now_ms(),
             tuple(see_archive(home, each, self._waiting) for each in archives),
@@ -181,10 +180,10 @@ class Pipelines:
         )
 
 
-def see_archive(home: Home, archive: Archive, waiting: Waiting | None = None) -> ArchiveSeen:
+def see_archive(home: Home, archive: Archive, waiting: WaitingTimes | None = None) -> ArchiveSeen:
     """How an archive does now."""
     try:
-        status = read_status(home, archive, waiting=waiting)
+        status = read_status(home.context, archive, waiting=waiting)
     except TidelogError as exc:
         return ArchiveSeen(archive, None, (f"archive `{archive.name}`: {exc}",))
     return ArchiveSeen(archive, status, tuple(troubles(status, Limits())))
@@ -192,28 +191,28 @@ def see_archive(home: Home, archive: Archive, waiting: Waiting | None = None) ->
 
 def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
     """How a pump does now; a source that cannot be reached leaves what the rows say."""
-    log, error = home.log, ""
+    context, error = home.context, ""
     bounds: dict[SourcePartition, Bounds] = {}
     source = None
     try:
-        source = source_at(home, named.source)
-        track(log, named.incarnation, source)
+        source = source_at(home.context, named.source)
+        track(context, named.incarnation, source)
         bounds = source.bounds(source.partitions())
     except TidelogError as exc:
         error = f"its source cannot be reached: {exc}"
-    failures = read_failures(log, named.incarnation)
+    failures = read_failures(context, named.incarnation)
     if not error and failures:
         name, failure = next(iter(failures.items()))
         error = f"{name or 'its source'}: {failure.message}"
     found = []
     for name in sorted(
-        {each.text for each in bounds} | set(read_partitions(log, named.incarnation))
+        {each.text for each in bounds} | set(read_partitions(context, named.incarnation))
     ):
         partition = SourcePartition.named(name)
-        progress = read_progress(log, named.incarnation, name)
+        progress = read_progress(context, named.incarnation, name)
         held = bounds.get(partition)
         position = progress.position if progress else (held.first if held else "")
-        row = log.catalog.get(layout.pipeline_partition(named.incarnation, name), "intent")
+        row = context.catalog.get(layout.pipeline_partition(named.incarnation, name), "intent")
         intent = decode_row(row.value, Intent, f"intent of `{name}`") if row else None
         lag = source.count(position, held.end) if source and held else None
         found.append(
@@ -227,4 +226,4 @@ def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
                 intent.began_ms if intent else None,
             )
         )
-    return PumpSeen(named, tuple(found), error, log.clock.now_ms())
+    return PumpSeen(named, tuple(found), error, context.clock.now_ms())

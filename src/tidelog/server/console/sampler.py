@@ -6,6 +6,11 @@ sample is taken every other second, else seldom, since on a remote catalog each 
 
 Samples are new values each time; the series that go on are written under :attr:`Sampler.lock`, and
 read under it.
+
+What a partition's runs come to: counted bit by bit, so that no request reads them all.
+
+A count goes on where it was as runs are added. When the oldest ones are trimmed, or compiled into
+journals, it begins anew, and until that is through the one before is shown.
 """
 
 from __future__ import annotations
@@ -15,25 +20,30 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.lag import Lag
-from tidelog.log.lease import Member, decode_registered, read_lease
+from tidelog.log.consumer.leases import Member, decode_registered, read_lease
+from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.status import Lag
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model import layout
-from tidelog.model.run import Head, decode_row
+from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic
-from tidelog.server.console.charts import Series
+from tidelog.server.console.format import Series
 from tidelog.server.console.samples import (
     ConsumerSample,
-    Held,
+    LeaseSample,
     MemberSample,
     Snapshot,
     TopicSample,
 )
-from tidelog.server.console.totals import PartitionTotals, Totals
 
-__all__ = ["Sampler"]
+__all__ = [
+    "PartitionTotals",
+    "RunTotals",
+    "Sampler",
+]
 
 _BUSY_S = 2.0  # between samples while somebody looks
 _IDLE_S = 30.0
@@ -49,7 +59,7 @@ _STOP_S = 5.0  # in which a sample that is under way should have ended
 
 
 @dataclass(slots=True)
-class _Known:
+class _TopicMemory:
     """What is kept of a topic from sample to sample."""
 
     heads: tuple[Head, ...] = ()
@@ -67,9 +77,9 @@ class Sampler:
         self.lock = threading.Lock()  # of all series
         self.trouble: TidelogError | None = None  # why the last sample failed
         self._home = home
-        self._log = home.log
-        self._now_s = home.log.clock.monotonic_s
-        self._known: dict[str, _Known] = {}  # by incarnation
+        self._context = home.context
+        self._now_s = home.context.clock.monotonic_s
+        self._known: dict[str, _TopicMemory] = {}  # by incarnation
         self._ends, self._cursors = Series(), Series()
         self._turn = 0  # the topic whose heads are read first
         self._snapshot: Snapshot | None = None
@@ -97,7 +107,7 @@ class Sampler:
         """Whether somebody looks at the console."""
         return self._now_s() - self._looked_s < _LOOKED_S
 
-    def totals(self, topic: Topic) -> dict[int, Totals]:
+    def totals(self, topic: Topic) -> dict[int, RunTotals]:
         """What the runs of its partitions come to, where that is known."""
         known = self._known.get(topic.incarnation)
         found = dict(known.totals) if known else {}
@@ -109,8 +119,8 @@ class Sampler:
         for each in sample.consumers if sample is not None else ():
             if each.name == name and sample and sample.topic.incarnation == topic.incarnation:
                 return each
-        heads = tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
-        return self._read_consumer(topic, _Known(heads), name)
+        heads = tuple(read_head(self._context, topic, p)[0] for p in range(topic.partitions))
+        return self._read_consumer(topic, _TopicMemory(heads), name)
 
     def expire(self) -> None:
         """Somebody has changed something here, and wants to see it: the last sample is old now."""
@@ -160,14 +170,14 @@ class Sampler:
             self._sampled_s = self._now_s()
 
     def _take(self) -> Snapshot:
-        topics = list(list_topics(self._log))
+        topics = list(list_topics(self._context))
         there = {topic.incarnation for topic in topics}
         self._known = {key: known for key, known in self._known.items() if key in there}
         names = self._consumer_names()
         chosen, is_whole = self._in_turn([topic for topic in topics if topic.state == "ready"])
-        now_ms = self._log.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         for topic, heads in self._read_heads(chosen):
-            self._known.setdefault(topic.incarnation, _Known()).heads = heads
+            self._known.setdefault(topic.incarnation, _TopicMemory()).heads = heads
         for topic in chosen:
             known = self._known.get(topic.incarnation)
             if known is not None and known.heads:
@@ -232,7 +242,7 @@ class Sampler:
     def _read_heads(self, topics: list[Topic]) -> Iterable[tuple[Topic, tuple[Head, ...]]]:
         def read(topic: Topic) -> tuple[Head, ...]:
             try:
-                return tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
+                return tuple(read_head(self._context, topic, p)[0] for p in range(topic.partitions))
             except NotFoundError:  # deleted meanwhile
                 return ()
 
@@ -241,14 +251,14 @@ class Sampler:
     def _consumer_names(self) -> dict[str, list[str]]:
         """By the incarnation of their topic."""
         names: dict[str, list[str]] = {}
-        for row in self._log.catalog.scan(layout.REGISTRY, "consumer/", "consumer0"):
+        for row in self._context.catalog.scan(layout.REGISTRY, "consumer/", "consumer0"):
             found = decode_registered(row)
             if found.state != "deleted":
                 names.setdefault(row.row.split("/")[1], []).append(found.name)
         return names
 
     def _read_consumers(
-        self, topic: Topic, known: _Known, names: Iterable[str]
+        self, topic: Topic, known: _TopicMemory, names: Iterable[str]
     ) -> Iterable[ConsumerSample]:
         """So many leases of a topic at most: the others keep what was read of them before."""
         room = _READS_MAX
@@ -260,15 +270,15 @@ class Sampler:
         yield from self._pool.map(lambda name: self._read_consumer(topic, known, name), chosen)
         yield from (known.consumers[name] for name in others if name in known.consumers)
 
-    def _read_consumer(self, topic: Topic, known: _Known, name: str) -> ConsumerSample:
+    def _read_consumer(self, topic: Topic, known: _TopicMemory, name: str) -> ConsumerSample:
         before = known.consumers.get(name)
         held = []
         for partition, head in enumerate(known.heads):
-            found = read_lease(self._log, topic, name, partition)
+            found = read_lease(self._context, topic, name, partition)
             lease, version = found or (None, "")
             cursor, owner = (lease.cursor, lease.owner) if lease else (None, "")
             lag = Lag(topic.name, name, partition, cursor, head.start, head.next, owner)
-            held.append(Held(lag, lease.epoch if lease else 0, version))
+            held.append(LeaseSample(lag, lease.epoch if lease else 0, version))
         return ConsumerSample(
             topic.name,
             name,
@@ -278,14 +288,14 @@ class Sampler:
             before.cursors if before else Series(),
         )
 
-    def _read_members(self, topic: Topic, known: _Known, name: str) -> Iterable[MemberSample]:
-        now_s, ttl_s = self._log.clock.monotonic_s(), self._log.settings.lease_ttl_ms / 1000
+    def _read_members(self, topic: Topic, known: _TopicMemory, name: str) -> Iterable[MemberSample]:
+        now_s, ttl_s = self._context.clock.monotonic_s(), self._context.settings.lease_ttl_ms / 1000
         where = layout.consumer_members(topic.incarnation, name)
         before = known.members.get(name, {})
         seen: dict[str, tuple[str, float]] = {}  # by our own clock: hosts' clocks may differ
-        for row in self._log.catalog.scan(where, "member/", "member0"):
+        for row in self._context.catalog.scan(where, "member/", "member0"):
             member = decode_row(row.value, Member, f"member row `{row.row}`")
-            dead = self._log.processes.is_dead(member.mark)
+            dead = self._context.processes.is_dead(member.mark)
             version, since_s = before.get(row.row, ("", 0.0))
             seen[row.row] = (row.version, since_s if version == row.version else now_s)
             silent = dead or now_s - seen[row.row][1] > ttl_s
@@ -301,4 +311,63 @@ class Sampler:
                 if known is None or room <= 0:
                     return
                 totals = known.totals.setdefault(partition, PartitionTotals())
-                room -= totals.count_on(self._log, topic, partition, head, room)
+                room -= totals.count_on(self._context, topic, partition, head, room)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """Runs from the start up to an offset."""
+
+    at: int
+    runs: int = 0
+    bytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+
+@dataclass(slots=True)
+class PartitionTotals:
+    """The count of one partition."""
+
+    shown: RunTotals | None = None  # None: never yet counted to the end
+    _mark: tuple[int, int] = (-1, -1)
+    _going: RunTotals = field(default_factory=lambda: RunTotals(0))
+
+    def count_on(
+        self, context: Context, topic: Topic, partition: int, head: Head, rows: int
+    ) -> int:
+        """Read so many run rows at most, or a few more; how many were read."""
+        mark = (head.start, head.compiled)
+        if mark != self._mark:
+            self._mark, self._going = mark, RunTotals(head.start)
+        if self._going.at >= head.next:
+            self.shown = self._going
+            return 0
+        read = 0
+        reader = Reader(context, topic, partition)
+        while self._going.at < head.next and read < rows:
+            try:
+                runs = reader.runs(self._going.at)
+            except NotFoundError:  # trimmed meanwhile: the next head says so
+                return read
+            if not runs:
+                break
+            read += len(runs)
+            before = self._going
+            held = [run for run in runs if run.events]  # an emptied journal has no times
+            first = [run.first_ms for run in held]
+            last = [run.last_ms for run in held]
+            self._going = RunTotals(
+                at=runs[-1].end,
+                runs=before.runs + len(runs),
+                bytes=before.bytes + sum(run.byte_end - run.byte_start for run in runs),
+                first_ms=min([*first, *_known(before.first_ms)], default=None),
+                last_ms=max([*last, *_known(before.last_ms)], default=None),
+            )
+        if self._going.at >= head.next:
+            self.shown = self._going
+        return read
+
+
+def _known(time_ms: int | None) -> list[int]:
+    return [] if time_ms is None else [time_ms]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidelog.log.lag import Lag
-from tidelog.model.run import Head
+from tidelog.log.status import Lag
+from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
-from tidelog.server.console.charts import Series
+from tidelog.server.console.format import Series
 
-__all__ = ["ConsumerSample", "Held", "MemberSample", "Snapshot", "TopicSample"]
+__all__ = ["ConsumerSample", "LeaseSample", "MemberSample", "Snapshot", "TopicSample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class MemberSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseSample:
     """A consumer's lease on one partition, beside how far it is."""
 
     lag: Lag
@@ -38,7 +38,7 @@ class ConsumerSample:
     topic: str
     name: str
     members: tuple[MemberSample, ...]
-    held: tuple[Held, ...]
+    held: tuple[LeaseSample, ...]
     lags: Series  # over time
     cursors: Series
 

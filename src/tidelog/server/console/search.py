@@ -1,35 +1,50 @@
 """Finding events, with an end: so many are looked at in one request, and the next goes on there.
 
 What is looked for is a key, an id, or a text that the event contains; or nothing, and all fit.
+
+Which events of a page were amended: updated, or deleted; and where offsets have no event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.sizes import fitting_rows
+from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.read import Reader
+from tidelog.log.reader.amendments import pending
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event
+from tidelog.model.partition_rows import Run
 from tidelog.model.playback import Floors, Pin, TimeRange
 from tidelog.model.topic import Topic
-from tidelog.playback.play import play
-from tidelog.server.lookup import RANGE_BOUNDS, RangeCursor, check_heads, place_of_last
+from tidelog.playback.merge import play
+from tidelog.server.api.by_time import RANGE_BOUNDS, RangeCursor, check_heads, place_of_last
 
-__all__ = ["Found", "Sought", "in_partition", "in_range"]
+__all__ = [
+    "AmendmentMark",
+    "DeletedOffsets",
+    "Marks",
+    "SearchQuery",
+    "SearchResult",
+    "in_partition",
+    "in_range",
+    "read_marks",
+    "with_gaps",
+]
 
 _BYTES_MAX = 4 << 20  # of the events that one answer has
 
 
 @dataclass(frozen=True, slots=True)
-class Sought:
+class SearchQuery:
     """What an event must have."""
 
     key: bytes | None = None
@@ -60,7 +75,7 @@ class Sought:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """Events that fit, how many were looked at, and where to go on."""
 
     events: list[Event] = field(default_factory=list)
@@ -81,19 +96,24 @@ class Patience:
 
 
 def in_partition(
-    log: Log, topic: Topic, partition: int, start: int, sought: Sought, most: tuple[int, float]
-) -> Found:
+    context: Context,
+    topic: Topic,
+    partition: int,
+    start: int,
+    sought: SearchQuery,
+    most: tuple[int, float],
+) -> SearchResult:
     """The first events from an offset on that fit: so many at most, in so many seconds.
 
     ``NotFoundError`` for an offset that was trimmed.
     """
     limit, seconds = most
-    patience = Patience(log.clock.monotonic_s, log.clock.monotonic_s() + seconds)
-    head, _ = read_head(log, topic, partition)
-    reader = Reader(log, topic, partition)
+    patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
+    head, _ = read_head(context, topic, partition)
+    reader = Reader(context, topic, partition)
     if start < head.start:
         reader.check_start(start)
-    found, room = Found(), _BYTES_MAX
+    found, room = SearchResult(), _BYTES_MAX
     for stretch in reader.stretches(start, head.next):
         batch = stretch.arrow()
         fitting = _some(sought.fitting(batch), limit - len(found.events), room)
@@ -111,19 +131,23 @@ def in_partition(
 
 
 def in_range(
-    log: Log, topic: Topic, cursor: RangeCursor, sought: Sought, most: tuple[int, float]
-) -> Found:
+    context: Context,
+    topic: Topic,
+    cursor: RangeCursor,
+    sought: SearchQuery,
+    most: tuple[int, float],
+) -> SearchResult:
     """The same by time, after a cursor. ``NotFoundError`` when something was trimmed since."""
     limit, seconds = most
-    patience = Patience(log.clock.monotonic_s, log.clock.monotonic_s() + seconds)
+    patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
         raise NotFoundError(f"topic `{topic.name}`: was made again since: begin anew")
-    check_heads(log, topic, cursor)
+    check_heads(context, topic, cursor)
     times = TimeRange(cursor.start_ms, cursor.end_ms)
     floors = (Floors(),) * topic.partitions
     pin = Pin(topic.incarnation, times, cursor.starts, cursor.ends, floors)
-    playing = play(log, topic, pin, after=cursor.after, bounds=RANGE_BOUNDS)
-    found, room, after = Found(), _BYTES_MAX, cursor.after
+    playing = play(context, topic, pin, after=cursor.after, bounds=RANGE_BOUNDS)
+    found, room, after = SearchResult(), _BYTES_MAX, cursor.after
     try:
         for batch in playing:
             fitting = _some(sought.fitting(batch), limit - len(found.events), room)
@@ -136,7 +160,7 @@ def in_range(
                 break
     finally:
         playing.close()
-    check_heads(log, topic, cursor)
+    check_heads(context, topic, cursor)
     return found
 
 
@@ -170,3 +194,76 @@ def _events(batch: pa.RecordBatch) -> Iterator[Event]:
             partition=row["partition"],
             offset=row["offset"],
         )
+
+
+_SHOWN_EACH = 3  # a longer row of deleted offsets is one line
+
+
+@dataclass(frozen=True, slots=True)
+class AmendmentMark:
+    """What became of an event, as long as a row tells of it: until it is compiled in and swept."""
+
+    kind: Literal["update", "delete"]
+    at_ms: int
+    sequence: int
+    is_compiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedOffsets:
+    """Offsets whose events were deleted."""
+
+    partition: int
+    first: int
+    last: int
+    mark: AmendmentMark | None = None  # None: nothing but the audit tells of it any more
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+
+Marks = Mapping[tuple[int, int], AmendmentMark]
+
+
+def read_marks(
+    context: Context, topic: Topic, partition: int, start: int, end: int
+) -> dict[tuple[int, int], AmendmentMark]:
+    """The amendments of ``[start, end)``, or the first of very many, by partition and offset."""
+    head, _ = read_head(context, topic, partition)
+    found = pending(context, topic, partition, head, start, end)
+    reader = Reader(context, topic, partition)
+    marks: dict[tuple[int, int], AmendmentMark] = {}
+    runs: list[Run] = []
+    for offset, row in zip(found.offsets.tolist(), found.rows, strict=True):
+        if not runs or offset >= runs[-1].end:
+            runs = reader.runs(offset) if head.start <= offset < head.next else []
+        holder = next((run for run in runs if run.base <= offset < run.end), None)
+        journal = None if holder is None else holder.journal
+        is_compiled = journal is not None and journal.applied >= row.sequence
+        marks[partition, offset] = AmendmentMark(row.kind, row.at_ms, row.sequence, is_compiled)
+    return marks
+
+
+def with_gaps(
+    partition: int, events: Sequence[Event], marks: Marks, bounds: tuple[int, int]
+) -> list[Event | DeletedOffsets]:
+    """The events of consecutive offsets ``[start, end)``, and the gaps between them."""
+    rows: list[Event | DeletedOffsets] = []
+    at, end = bounds
+    for event in events:
+        offset = event.position.offset
+        rows += _gaps(partition, at, offset, marks)
+        rows.append(event)
+        at = offset + 1
+    return [*rows, *_gaps(partition, at, end, marks)]
+
+
+def _gaps(partition: int, start: int, end: int, marks: Marks) -> list[DeletedOffsets]:
+    if end <= start:
+        return []
+    if end - start > _SHOWN_EACH:
+        return [DeletedOffsets(partition, start, end - 1, marks.get((partition, start)))]
+    return [
+        DeletedOffsets(partition, at, at, marks.get((partition, at))) for at in range(start, end)
+    ]

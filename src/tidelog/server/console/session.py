@@ -20,9 +20,9 @@ from starlette.types import Scope as AsgiScope
 
 from tidelog.errors import InvalidError
 from tidelog.model.token import Token
-from tidelog.server.answers import ForbiddenError, MediaTypeError
-from tidelog.server.gate import Gate
-from tidelog.server.limits import Bodies
+from tidelog.server.http.auth import Gate
+from tidelog.server.http.errors import ForbiddenError, MediaTypeError
+from tidelog.server.http.limits import Bodies
 from tidelog.server.options import ServeOptions
 
 __all__ = ["COOKIE", "Session", "Sessions", "cookie_of"]

@@ -4,13 +4,16 @@
 2. let the request in, as the gate does; without a token the answer is the form that asks for one
 3. for a form: its origin, its mark, and the right to change something
 4. make the page in a thread, and send it with headers that allow nothing but our own files
+
+Every address of the console, and who may ask for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -20,7 +23,22 @@ from starlette.types import Receive, Scope, Send
 
 from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.server.answers import (
+from tidelog.model.token import Scope as Right
+from tidelog.server.api.tail import Tails
+from tidelog.server.console.archives import ArchivePages
+from tidelog.server.console.consumers import ConsumerPages
+from tidelog.server.console.events import EventPages
+from tidelog.server.console.jobs import Jobs
+from tidelog.server.console.journals import JournalPages
+from tidelog.server.console.pipelines import Pipelines
+from tidelog.server.console.request import Answer, Data, Handler, Redirect, Shown, Visit
+from tidelog.server.console.sampler import Sampler
+from tidelog.server.console.session import Session, Sessions, cookie_of
+from tidelog.server.console.templates import Templates
+from tidelog.server.console.tokens import TokenPages
+from tidelog.server.console.topics import TopicPages
+from tidelog.server.http.auth import Gate
+from tidelog.server.http.errors import (
     DisconnectedError,
     ForbiddenError,
     MethodError,
@@ -29,28 +47,65 @@ from tidelog.server.answers import (
     shape,
     status_of,
 )
-from tidelog.server.complaints import Complaints
-from tidelog.server.console.archives import ArchivePages
-from tidelog.server.console.consumers import ConsumerPages
-from tidelog.server.console.events import EventPages
-from tidelog.server.console.jobs import Jobs
-from tidelog.server.console.journals import JournalPages
-from tidelog.server.console.pages import Pages
-from tidelog.server.console.pipelines import Pipelines
-from tidelog.server.console.routes import PLACES, Place
-from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.session import Session, Sessions, cookie_of
-from tidelog.server.console.tokens import TokenPages
-from tidelog.server.console.topics import TopicPages
-from tidelog.server.console.visit import Answer, Data, Handler, Moved, Shown, Visit
-from tidelog.server.gate import Gate
-from tidelog.server.metrics import Metrics
+from tidelog.server.http.headers import WholeRoute
+from tidelog.server.http.metrics import Complaints, Metrics
+from tidelog.server.http.threads import ServerThreads
 from tidelog.server.options import ServeOptions
-from tidelog.server.paths import WholeRoute
-from tidelog.server.tail import Tails
-from tidelog.server.threads import Threads
 
-__all__ = ["Console"]
+__all__ = [
+    "PLACES",
+    "Console",
+    "Route",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One address. ``write`` needs a form of our own page, and a token that may both."""
+
+    name: str
+    method: Literal["GET", "POST"]
+    path: str
+    right: Right | None  # None: anybody may
+    kind: Literal["page", "data"] = "page"  # how an error is shown
+
+
+_TOPIC = "/console/topics/{topic}"
+_ARCHIVE = "/console/archives/{name}"
+
+PLACES = (
+    Route("overview", "GET", "/", "read"),
+    Route("topics", "GET", "/console/topics", "read"),
+    Route("topic", "GET", _TOPIC, "read"),
+    Route("timeline", "GET", f"{_TOPIC}/timeline", "read", "data"),
+    Route("play", "POST", f"{_TOPIC}/playback", "write"),
+    Route("events", "GET", f"{_TOPIC}/events", "read"),
+    Route("tail", "GET", f"{_TOPIC}/tail", "read", "data"),
+    Route("event", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}", "read"),
+    Route("value", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}/value", "read"),
+    Route("consumers", "GET", "/console/consumers", "read"),
+    Route("consumer", "GET", "/console/consumer", "read"),
+    Route("move", "POST", "/console/consumer/move", "write"),
+    Route("archives", "GET", "/console/archives", "read"),
+    Route("archive", "GET", _ARCHIVE, "read"),
+    Route("files", "GET", f"{_ARCHIVE}/files", "read"),
+    Route("dead", "GET", f"{_ARCHIVE}/dead", "read"),
+    Route("replay", "POST", f"{_ARCHIVE}/replay", "write"),
+    Route("pump", "GET", "/console/pumps/{name}", "read"),
+    Route("journals", "GET", "/console/journals", "read"),
+    Route("journal", "GET", f"{_TOPIC}/journals", "read"),
+    Route("erase", "POST", f"{_TOPIC}/erase", "write"),
+    Route("proof", "GET", "/console/proofs/{job}", "read"),
+    Route("jobs", "GET", "/console/jobs", "read"),
+    Route("stop", "POST", "/console/jobs/stop", "write"),
+    Route("tokens", "GET", "/console/tokens", "read"),
+    Route("create", "POST", "/console/tokens", "write"),
+    Route("revoke", "POST", "/console/tokens/revoke", "write"),
+    Route("login", "POST", "/console/login", None),
+    Route("logout", "POST", "/console/logout", None),
+    Route("static", "GET", "/console/static/{file}", None, "data"),
+)
+
 
 _THEMES = ("light", "dark")
 _POLICY = (
@@ -77,18 +132,18 @@ class Console:
         home: Home,
         options: ServeOptions,
         gate: Gate,
-        threads: Threads,
+        threads: ServerThreads,
         metrics: Metrics,
     ) -> None:
-        self._clock = home.log.clock
+        self._clock = home.context.clock
         self._gate = gate
         self._threads = threads
         self._complaints = Complaints(self._clock)
-        self._sessions = Sessions(gate, options, f"{home.log.random.getrandbits(256):064x}")
-        self._pages = Pages()
+        self._sessions = Sessions(gate, options, f"{home.context.random.getrandbits(256):064x}")
+        self._pages = Templates()
         self._sampler = Sampler(home)
         self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
-        self._jobs = Jobs(home.log)
+        self._jobs = Jobs(home.context)
         self._tails: Tails | None = None
         topics = TopicPages(home, self._sampler, self._pipelines, self._jobs, metrics)
         events = EventPages(home, metrics)
@@ -123,7 +178,7 @@ class Console:
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> int:
         """Answer a request; its status."""
-        place: Place | None = None
+        place: Route | None = None
         session: Session | None = None
         try:
             place, path = _find(scope)
@@ -151,7 +206,7 @@ class Console:
 
     async def _answer(
         self,
-        place: Place,
+        place: Route,
         path: Mapping[str, str],
         scope: Scope,
         shown: tuple[Session, dict[str, str]],
@@ -173,11 +228,11 @@ class Console:
         return answer
 
     async def _come_or_go(
-        self, place: Place, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
+        self, place: Route, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
     ) -> Answer:
         """Log in with a token, or out."""
         if place.name == "logout":
-            return Moved("/", self._sessions.cookie(scope, headers, ""))
+            return Redirect("/", self._sessions.cookie(scope, headers, ""))
         text = form.get("token", "").strip()
         to = form.get("next", "/")
         is_plain = to.isascii() and to.isprintable() and not to.startswith(("//", "/\\"))
@@ -185,7 +240,7 @@ class Console:
             to = "/"
         session = await self._sessions.enter(scope, headers, text)
         cookie = "" if session.token is None else self._sessions.cookie(scope, headers, text)
-        return Moved(to, cookie)
+        return Redirect(to, cookie)
 
     async def _tail(
         self, scope: Scope, receive: Receive, send: Send, path: Mapping[str, str]
@@ -204,7 +259,7 @@ class Console:
     def _response(
         self, answer: Answer, session: Session | None, headers: dict[bytes, bytes], scope: Scope
     ) -> Response:
-        if isinstance(answer, Moved):
+        if isinstance(answer, Redirect):
             response = Response(status_code=303, headers={**_HEADERS, "location": answer.to})
             if answer.cookie:
                 response.headers["set-cookie"] = answer.cookie
@@ -246,7 +301,7 @@ class Console:
         return response.status_code
 
 
-def _find(scope: Scope) -> tuple[Place, dict[str, str]]:
+def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
     """The place of a request, and what its path names. ``NotFoundError``, ``MethodError``."""
     allowed: set[str] = set()
     for place in PLACES:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.base import Log
-from tidelog.log.read import Reader
+from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.topic import Topic
@@ -65,7 +65,7 @@ class Histogram:
 
 
 @dataclass(slots=True)
-class _Part:
+class _PartitionRuns:
     """The runs of one partition: base, end, events, first and last time, bytes."""
 
     at: int = 0
@@ -85,7 +85,7 @@ class _Runs:
 
 @dataclass(slots=True)
 class _Topic:
-    parts: list[_Part]
+    parts: list[_PartitionRuns]
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_whole: bool = False
 
@@ -93,8 +93,8 @@ class _Topic:
 class Timelines:
     """Histograms of topics."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._kept: OrderedDict[str, _Topic] = OrderedDict()
         self._times: OrderedDict[tuple[object, ...], _Ints] = (
             OrderedDict()
@@ -152,7 +152,7 @@ class Timelines:
 
     def _read(self, topic: Topic, runs: _Runs, edges: _Ints) -> _Floats:
         """The events of some runs, counted by their own times."""
-        reader = Reader(self._log, topic, runs.partition)
+        reader = Reader(self._context, topic, runs.partition)
         counts = np.zeros(len(edges) - 1)
         for base, end in runs.rows[:, :2].tolist():
             key = (*runs.key, base)
@@ -180,7 +180,7 @@ class Timelines:
         with self._lock:
             known = self._kept.pop(topic.incarnation, None)
             if known is None:
-                known = _Topic([_Part() for _ in range(topic.partitions)])
+                known = _Topic([_PartitionRuns() for _ in range(topic.partitions)])
             self._kept[topic.incarnation] = known
             while len(self._kept) > _TOPICS_KEPT:
                 self._kept.popitem(last=False)
@@ -190,13 +190,13 @@ class Timelines:
         room = _ROWS_MAX
         known.is_whole = True
         for partition, part in enumerate(known.parts):
-            head, _ = read_head(self._log, topic, partition)
+            head, _ = read_head(self._context, topic, partition)
             part.amendments = head.amendments
             if part.mark != (head.start, head.compiled):
                 part.mark, part.at = (head.start, head.compiled), head.start
                 part.rows = part.rows[:0]
             fresh: list[tuple[int, ...]] = []
-            reader = Reader(self._log, topic, partition)
+            reader = Reader(self._context, topic, partition)
             while part.at < head.next and room > 0:
                 try:
                     runs = reader.runs(part.at)

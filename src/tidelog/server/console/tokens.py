@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
+from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.log.tokens import create_token, list_tokens, revoke_token
 from tidelog.model.token import Scope, check_token_id
-from tidelog.server.console.visit import Answer, Shown, Visit
+from tidelog.server.console.request import Answer, Shown, Visit
 from tidelog.server.options import ServeOptions
 
 __all__ = ["TokenPages"]
@@ -18,7 +18,7 @@ class TokenPages:
     """What is shown of tokens. Never their text, but once, to who made them."""
 
     def __init__(self, home: Home, options: ServeOptions) -> None:
-        self._log = home.log
+        self._context = home.context
         self._options = options
 
     def tokens(self, visit: Visit) -> Answer:
@@ -30,16 +30,16 @@ class TokenPages:
         scopes = [scope for scope in get_args(Scope) if visit.form.get(scope)]
         if not scopes:
             raise InvalidError("token: may do nothing: choose reading, writing, or both")
-        token, text = create_token(self._log, scopes, visit.text("label"))
+        token, text = create_token(self._context, scopes, visit.text("label"))
         return self._show(visit, text=text, made=token)
 
     def revoke(self, visit: Visit) -> Answer:
         """``POST /console/tokens/revoke``: asks first, and with ``sure`` does it"""
         token_id = visit.text("id")
         check_token_id(token_id)
-        tokens = {token.id: token for token in list_tokens(self._log)}
+        tokens = {token.id: token for token in list_tokens(self._context)}
         if token_id not in tokens or visit.form.get("sure"):
-            token = revoke_token(self._log, token_id)
+            token = revoke_token(self._context, token_id)
             return self._show(visit, revoked=token)
         own = visit.session.token
         values = {
@@ -52,7 +52,7 @@ class TokenPages:
 
     def _show(self, visit: Visit, **more: object) -> Answer:
         values = {
-            "tokens": list_tokens(self._log),
+            "tokens": list_tokens(self._context),
             "own": visit.session.token,
             "is_loopback": self._options.is_loopback,
             "text": "",

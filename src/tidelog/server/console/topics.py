@@ -1,30 +1,49 @@
-"""Pages of topics: the overview, the list, one topic with its timeline, and a playback from it."""
+"""Pages of topics: the overview, the list, one topic with its timeline, and a playback from it.
+
+A playback that was started from a page: into another topic of the home, as a job.
+
+Only topics: a page must not make the server write files, or reach out to other hosts.
+
+What a person should look at first, worst first: a line each, with the page that helps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tidelog.errors import InvalidError
+from tidelog.connectors.playback_sinks import SinkContext, open_outlet
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
+from tidelog.model.event import to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
-from tidelog.server.console.attention import notices
-from tidelog.server.console.charts import line_chart
-from tidelog.server.console.jobs import Jobs
-from tidelog.server.console.pipelines import Pipelines
-from tidelog.server.console.playing import play_to_topic
+from tidelog.playback.merge import READERS
+from tidelog.playback.pace import check_speed
+from tidelog.playback.play import Playback, PlaybackOptions, opened, run_playback
+from tidelog.playback.request import PlaybackRequest, pin_asked
+from tidelog.server.console.format import duration, line_chart, number, url
+from tidelog.server.console.jobs import Job, Jobs
+from tidelog.server.console.pipelines import Pipelines, PipelinesSeen
+from tidelog.server.console.request import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.samples import Snapshot, TopicSample
-from tidelog.server.console.showing import url
+from tidelog.server.console.samples import ConsumerSample, Snapshot, TopicSample
 from tidelog.server.console.timeline import Timelines
-from tidelog.server.console.visit import Answer, Data, Moved, Shown, Visit
-from tidelog.server.metrics import Metrics
+from tidelog.server.http.errors import shape
+from tidelog.server.http.metrics import Metrics
 
-__all__ = ["Part", "TopicPages", "part_of"]
+__all__ = [
+    "ListPage",
+    "Notice",
+    "TopicPages",
+    "notices",
+    "part_of",
+    "play_to_topic",
+]
 
 _A_PAGE = 50
 _PARTITIONS_A_PAGE = 100
@@ -35,7 +54,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ListPage:
     """One page of a list, and where the others are."""
 
     rows: Sequence[Any]
@@ -44,11 +63,11 @@ class Part:
     total: int
 
 
-def part_of(rows: Sequence[T], number: int, size: int = _A_PAGE) -> Part:
+def part_of(rows: Sequence[T], number: int, size: int = _A_PAGE) -> ListPage:
     """The page of a list; the last one where there are not so many."""
     pages = max(1, -(-len(rows) // size))
     number = min(max(1, number), pages)
-    return Part(rows[(number - 1) * size : number * size], number, pages, len(rows))
+    return ListPage(rows[(number - 1) * size : number * size], number, pages, len(rows))
 
 
 class TopicPages:
@@ -62,7 +81,7 @@ class TopicPages:
         self._pipelines = pipelines
         self._jobs = jobs
         self._metrics = metrics
-        self._timelines = Timelines(home.log)
+        self._timelines = Timelines(home.context)
 
     def overview(self, visit: Visit) -> Answer:
         """``GET /``"""
@@ -163,7 +182,7 @@ class TopicPages:
         work = play_to_topic(self._home, topic.name, target, (start, end), speed)
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         self._jobs.start(what, url("/console/topics", topic.name), work)
-        return Moved("/console/jobs")
+        return Redirect("/console/jobs")
 
     def _row(self, sample: TopicSample) -> dict[str, Any]:
         """A topic in a list; its chart is made of series, so hold the lock."""
@@ -188,3 +207,109 @@ class TopicPages:
         if not text:
             return None
         return int(text) if text.isdigit() and len(text) < 16 else moment_ms(text, visit.now_ms)
+
+
+def play_to_topic(
+    home: Home, topic: str, target: str, times: tuple[str, str], speed: str
+) -> Callable[[Job], str]:
+    """What the job does. ``InvalidError`` for a speed that is none."""
+    factor = check_speed(speed)
+    sink = f"topic:{target}"
+    start, end = times
+    asked = PlaybackRequest(topic, sink, start or to_iso(0), end or None)
+
+    def work(job: Job) -> str:
+        context = home.context
+        with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+            found, pin = pin_asked(context, asked, pool)
+            home.watch(target)
+            how = PlaybackOptions(
+                speed=factor,
+                on_slot=lambda slot: _tell(job, slot.events),
+                stopped=job.stop.is_set,
+            )
+            setting = SinkContext.of(context, home.world.environ, context.ids.new())
+            with opened(lambda: open_outlet(sink, setting)) as outlet:
+                played = run_playback(Playback(context, found, pin, pool, how), outlet)
+        return f"{played.events:,} events played"
+
+    return work
+
+
+def _tell(job: Job, events: int) -> None:
+    job.done += events
+    job.says = f"{job.done:,} events so far"
+
+
+_SHOWN_MAX = 50
+_EACH_MAX = 3  # of one archive
+_OLD_MS = 90_000  # figures older than this are told to be old
+_WAITING = 1  # events that nobody handles: from so many on
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that is not as it should be."""
+
+    grade: Literal["bad", "warn"]
+    text: str
+    link: str = ""
+
+
+def notices(
+    snapshot: Snapshot, pipelines: PipelinesSeen, trouble: TidelogError | None, now_ms: int
+) -> list[Notice]:
+    """All of them, the bad ones first; the worst of very many."""
+    found = [*_of_home(snapshot, pipelines, trouble, now_ms)]
+    for topic in snapshot.topics.values():
+        if topic.topic.state != "ready":
+            says = f"topic `{topic.topic.name}`: its {topic.topic.state[:-3]}ion did not finish"
+            does = {"creating": "create", "deleting": "delete"}[topic.topic.state]
+            found.append(Notice("warn", f"{says}: {does} it again to finish"))
+        for consumer in topic.consumers:
+            found.extend(_of_consumer(consumer))
+    for seen in pipelines.archives:
+        link = url("/console/archives", seen.archive.name)
+        shown, others = seen.troubles[:_EACH_MAX], len(seen.troubles) - _EACH_MAX
+        found.extend(Notice("bad", text, link) for text in shown)
+        if others > 0:
+            found.append(Notice("bad", f"archive `{seen.archive.name}`: {others} more there", link))
+    for pump in pipelines.pumps:
+        if pump.error:
+            link = url("/console/pumps", pump.named.name)
+            found.append(Notice("bad", f"pump `{pump.named.name}`: {pump.error}", link))
+    found.extend(
+        Notice("bad", f"`{part.name}` of `tidelog up` on {keeper.host} fails: {part.error}")
+        for keeper in pipelines.keepers
+        for part in keeper.parts
+        if part.state == "failed"
+    )
+    return sorted(found, key=lambda notice: notice.grade)[:_SHOWN_MAX]
+
+
+def _of_home(
+    snapshot: Snapshot, pipelines: PipelinesSeen, trouble: TidelogError | None, now_ms: int
+) -> Iterator[Notice]:
+    if trouble is not None:
+        says = shape(trouble)["error"]["message"]
+        yield Notice("bad", f"the catalog cannot be read: {says}")
+    elif now_ms - snapshot.read_ms > _OLD_MS:
+        old = duration(now_ms - snapshot.read_ms)
+        yield Notice("warn", f"these figures are {old} old: the catalog answers slowly")
+    if pipelines.store_error:
+        yield Notice("bad", f"the store does not answer: {pipelines.store_error}")
+
+
+def _of_consumer(consumer: ConsumerSample) -> Iterator[Notice]:
+    what = f"consumer `{consumer.name}` of `{consumer.topic}`"
+    link = url("/console/consumer", topic=consumer.topic, name=consumer.name)
+    if consumer.trimmed:
+        yield Notice(
+            "bad",
+            f"{what}: {number(consumer.trimmed)} events were trimmed before it handled them: "
+            "seek to the start to accept that",
+            link,
+        )
+    if consumer.lag >= _WAITING and not consumer.alive:
+        waiting = number(consumer.lag)
+        yield Notice("warn", f"{what}: {waiting} events wait, and no member is alive", link)

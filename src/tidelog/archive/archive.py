@@ -1,0 +1,321 @@
+"""Archives: made once, opened as pipelines, and told apart by what their folder says.
+
+Making one, in three steps; the next create with the same settings finishes what a crash left:
+
+1. registry row ``archive/<name>`` as ``creating``, with an incarnation → a name, not usable yet
+2. put ``_owner`` into its folder, which must hold nothing else         → a folder that is taken
+3. list the source partitions that are there now, with their ends       → names without heads
+4. registry row as ``ready``                                            → an archive
+
+A source partition that is not in this list appeared later, and begins at its own first event.
+
+A folder that another archive has marked, or that holds anything, is refused, and never taken again;
+so is one that contains the folder of another archive, or is in one (``roots``).
+Where it turns out so in step 2, or may not be written to, the row of step 1 is taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+
+from tidelog.archive.deletions import ErasedBefore
+from tidelog.archive.fill import fill_source
+from tidelog.archive.freeze import HeadGate
+from tidelog.archive.roots import refuse_nested, removed_archives, with_place
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.codec.formats import settings_of
+from tidelog.codec.parsers import layout_settings
+from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.files.names import place_of
+from tidelog.connectors.source import Source, bounds_apart
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import counting_files
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    decode_archive,
+    encode_archive,
+    is_detached,
+    read_archive,
+    read_partitions,
+    read_progress,
+    scan_archives,
+)
+from tidelog.coordination.registry import add_name, remove_name
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+)
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive, Start, check_archive_name, numbered
+from tidelog.model.event import to_iso
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.endpoints import files_at, refuse_archive_folder, source_at, store_at
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.source_partitions import list_seen
+
+__all__ = [
+    "check_active",
+    "choose_start",
+    "committed_files",
+    "create_archive",
+    "find_archive",
+    "list_archives",
+    "open_pipeline",
+]
+
+
+def create_archive(context: Context, wanted: Archive) -> Archive:
+    """Make an archive. ``AlreadyExistsError``, ``InvalidError`` for a folder that is not empty."""
+    check_archive_name(wanted.name)
+    open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
+    FilePolicy(wanted.max_bytes, wanted.max_age_ms)
+    source = source_at(context, wanted.source)
+    wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
+    wanted = with_place(context, _numbered(context, wanted))
+    _refuse_own_files(context, wanted)
+    refuse_archive_folder(context, wanted.source, f"archive `{wanted.name}`")
+    # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
+    bounds = bounds_apart(source, source.partitions(), {})
+    name = layout.archive_row(wanted.name)
+    row = context.catalog.get(layout.REGISTRY, name)
+    if row is None:
+        refuse_nested(context, wanted)
+        _refuse_taken(context, wanted)
+        add_name(
+            context,
+            Put(name, encode_archive(context, wanted), ABSENT),
+            check=partial(_check_folder, context, wanted),
+        )
+        row = context.catalog.get(layout.REGISTRY, name)
+    archive = decode_archive(context, row) if row else wanted
+    if archive.ended is not None:
+        do = f", or delete them with `tidelog archive delete {wanted.name} --delete-files`"
+        raise AlreadyExistsError(
+            f"archive `{wanted.name}`: was ended, and its files stay in `{archive.store}/"
+            f"{archive.root}`: choose another name{'' if is_detached(context, archive) else do}"
+        )
+    if row is None or archive.state == "ready":
+        raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")
+    if not _same(archive, wanted):
+        raise AlreadyExistsError(
+            f"archive `{wanted.name}`: its creation with other settings did not finish: "
+            "create it with the same ones"
+        )
+    try:
+        _mark(context, archive)
+    except InvalidError:  # its folder is not for us: the name shall not be lost with it
+        with contextlib.suppress(TidelogError):
+            begun = archive.incarnation
+            remove_name(
+                context, name, lambda each: decode_archive(context, each).incarnation == begun
+            )
+        raise
+    list_seen(context, archive.pipeline(), bounds)
+    ready = msgspec.structs.replace(archive, state="ready")
+    try:
+        change = Put(name, encode_archive(context, ready), row.version)
+        context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
+    except ConflictError:  # somebody else finished it first, or gave it up
+        return find_archive(context, wanted.name)
+    return ready
+
+
+def find_archive(context: Context, name: str) -> Archive:
+    """The archive of a name. ``NotFoundError``, also for one whose files are being deleted."""
+    found = read_archive(context, name)
+    if found.ended is not None and found.ended.removing:
+        raise NotFoundError(
+            f"archive `{name}`: its files are being deleted: run `tidelog archive delete {name} "
+            "--delete-files` again to finish that"
+        )
+    return found
+
+
+def check_active(archive: Archive) -> None:
+    """Raise ``InvalidError`` for an archive that was ended: nothing is added to it."""
+    if archive.ended is not None:
+        raise InvalidError(
+            f"archive `{archive.name}`: was ended at {to_iso(archive.ended.at_ms)}: create another "
+            "archive to go on"
+        )
+
+
+def list_archives(context: Context) -> Iterator[Archive]:
+    """All archives, by name."""
+    return scan_archives(context)
+
+
+def open_pipeline(
+    context: Context,
+    archive: Archive,
+    workers: Workers,
+    generation: int | None = None,
+    rate: float | None = None,
+    accept_loss: bool = False,
+) -> Pipeline:
+    """The pipeline that fills a generation of an archive, the promoted one by default.
+
+    With ``accept_loss`` one that is being built leaves out what is damaged in the live one.
+    """
+    making = archive.making(generation)
+    check_active(archive)
+    files_at(context, archive)  # is the folder ours
+    number = archive.generation if generation is None else generation
+    if archive.state_of(number) == "building":
+        given = source_at(context, making.source or archive.source)
+        filled = fill_source(context, archive, number, given)
+        if accept_loss:
+            filled.pass_damage()
+        source: Source = filled
+    else:
+        source = source_at(context, archive.source)
+    return Pipeline(
+        archive.name,
+        archive.pipeline(generation),
+        source,
+        open_sink(archive, generation),
+        workers,
+        making.transform,
+        rate,
+        HeadGate(context, archive, number),
+        archive.start if archive.state_of(number) != "building" else "earliest",
+        lists=archive.state_of(number) != "building",  # that begins where the live one does
+        erased=ErasedBefore(context, archive, number),
+    )
+
+
+def choose_start(context: Context, name: str, start: Start) -> Archive:
+    """Change where an archive begins, as long as nothing of it has begun; else ``InvalidError``."""
+    found = find_archive(context, name)
+    check_active(found)
+    pipeline = found.pipeline()
+    begun = found.newest > 1 or any(
+        read_progress(context, pipeline, each) for each in read_partitions(context, pipeline)
+    )
+    if start == found.start:
+        return found
+    if begun:
+        raise InvalidError(
+            f"archive `{name}`: began at {found.start}, and --start {start} no longer counts: run "
+            "it without --start, or create another archive"
+        )
+    return change_archive(context, name, lambda each: msgspec.structs.replace(each, start=start))
+
+
+def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
+    """The sink that lays down the files of a generation."""
+    return FilesSink(files_settings(archive, generation))
+
+
+def files_settings(archive: Archive, generation: int | None = None) -> FilesSettings:
+    """How the files of a generation are laid down."""
+    making = archive.making(generation)
+    return FilesSettings(
+        store=archive.store,
+        root=archive.root,
+        dead=archive.dead,
+        generation=archive.generation if generation is None else generation,
+        parser=making.parser or None,
+        layout=layout_settings(making.parser, making.layout),
+        format=making.format,
+        codec=making.codec or None,
+        format_settings=settings_of(making.format_settings),
+        file_bytes_max=archive.max_bytes,
+        dead_share_max=archive.dead_share_max,
+        owner=archive.mark.decode() if archive.home else "",
+    )
+
+
+def committed_files(context: Context, archive: Archive) -> Iterator[tuple[Manifest, FileEntry]]:
+    """The files that count, range by range: what the manifest command lists."""
+    for partition in read_partitions(context, archive.pipeline()):
+        yield from counting_files(context, archive.pipeline(), partition)
+
+
+def _numbered(context: Context, archive: Archive) -> Archive:
+    """The archive with folders that no deleted archive of its name had: late copies go there."""
+    number = 1 + _deleted_before(context, archive.name)
+    root = archive.root
+    if root == f"archives/{archive.name}" and archive.store == context.store.url:
+        root = f"archives/{numbered(archive.name, number)}"
+    return msgspec.structs.replace(archive, root=root, number=number)
+
+
+def _check_folder(context: Context, archive: Archive) -> None:
+    """Refuse a number that a delete since has used, and a folder that another archive has."""
+    refuse_nested(context, archive)
+    if archive.number != 1 + _deleted_before(context, archive.name):
+        raise UnavailableError(f"archive `{archive.name}`: was deleted just now: create it again")
+
+
+def _deleted_before(context: Context, name: str) -> int:
+    return sum(each.name == name for each in removed_archives(context))
+
+
+def _refuse_own_files(context: Context, archive: Archive) -> None:
+    """Refuse a source of files among which are the home's own, or those of the archive."""
+    address = parse_address(archive.source)
+    if address.scheme != "file":
+        return
+    place = place_of(address)
+    source = f"{place.store.rstrip('/')}/{place.folder}"
+    within = f"{context.store.url.rstrip('/')}/"
+    folder = f"{archive.store.rstrip('/')}/{archive.root}/"
+    problem = ""
+    if within.startswith(source):
+        problem = "holds this home"
+    elif folder.startswith(source) or source.startswith(folder):
+        problem = "holds the archive's own files"
+    elif source.startswith(within) and not source.startswith(f"{within}archives/"):
+        problem = "is a part of this home"
+    if problem:
+        raise InvalidError(
+            f"archive `{archive.name}`: source `{archive.source}` {problem}, so the home would "
+            "be archived into itself: give a folder beside it"
+        )
+
+
+def _refuse_taken(context: Context, archive: Archive) -> None:
+    store = store_at(context, archive.store)
+    for info in store.list(f"{archive.root}/"):
+        do = "choose another folder"
+        with contextlib.suppress(NotFoundError):
+            store.head(archive.owner)
+            do = (
+                "it belongs to an archive that the catalog does not know, as after a restore from "
+                "a copy of before it was made: move that folder away if you need its files, else "
+                "delete it, or choose another folder"
+            )
+        raise InvalidError(
+            f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` is not "
+            f"empty, it holds `{info.key}`: {do}"
+        )
+
+
+def _mark(context: Context, archive: Archive) -> None:
+    """Step 2."""
+    store = store_at(context, archive.store)
+    try:
+        store.put(archive.owner, archive.mark)
+    except AlreadyExistsError:
+        if store.get(archive.owner) != archive.mark:
+            raise InvalidError(
+                f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` "
+                "belongs to another archive: choose another folder"
+            ) from None
+
+
+def _same(one: Archive, other: Archive) -> bool:
+    apart = ("incarnation", "created_ms", "state")
+    names = [name for name in one.__struct_fields__ if name not in apart]
+    return all(getattr(one, name) == getattr(other, name) for name in names)

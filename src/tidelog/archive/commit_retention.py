@@ -1,0 +1,300 @@
+"""Compaction of an archive's commits: neighbouring rows become one, and so do their manifests.
+
+A driver makes a row and a manifest for each range, 8,760 a year and source partition if it commits
+every hour. All of them say what files hold, so none can be forgotten. A sweep merges the old ones:
+
+1. list the rows; choose neighbours that are not among the newest
+   ``limits.COMMITS_UNMERGED``, and that no erasure works on      → dead: nothing
+2. read their manifests, then the head; put a merged manifest,
+   which has those of all its ranges, under the head's epoch      → dead: an object that no row
+                                                                    names, for a later sweep
+3. swap, in one write that expects the head and every row: the
+   first row has all ranges, and the keys of the manifests that
+   the merged one replaces; the other rows go                     → dead: manifests that stay longer
+4. a day later, delete the replaced manifests                     → dead: the next sweep goes on
+5. take their keys from the row                                   → done
+
+A sweep deletes a manifest that no row names only after a driver of a later epoch has written the
+head, so step 3 fails where the merged manifest may be gone. Of two that merge the same rows one
+fails at step 3, and so does one whose rows an erasure has begun to change; an erasure that comes
+later changes the merged manifest as a whole. Who holds rows from before reads the manifests that
+they name for a day at least, and looks the range up again when they are gone
+(``log.archives.Manifests``); so may a catalog that was restored to a time before the swap.
+
+Rows are merged by sixteen at least, of about as many ranges each: so each range is merged a few
+times only, and what is left is the newest rows, some of each size, and full ones, which have
+``limits.MERGED_RANGES_MAX`` ranges or ``limits.MERGED_FILES_MAX`` files.
+
+What a named pipeline has committed long ago: a sweep forgets it, lest it grows without end.
+
+Where a pipeline goes on tells its head alone. Commits and their manifests are looked at by those
+pipelines that add what it has missed (``sources.base.Completing``), and never before the place that
+they have come to. So what all of them have passed can go when it is older than a week, or when more
+than ``limits.PIPELINE_COMMITS_MAX`` commits of a source partition are younger: first the rows, in
+the order of the source, then the manifests that they name. Dying between the two leaves
+manifests that nothing names, for a sweep under a later epoch.
+
+One that is made later, behind a pipeline that has run for long, begins where the commits do that
+are left. A change log has usually forgotten what was before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+
+from tidelog.archive.archive import list_archives
+from tidelog.catalog.base import Change, Check, Delete, Put, Row
+from tidelog.connectors.sources import pipelines_behind
+from tidelog.context import Context
+from tidelog.coordination.ages import is_old, trusted_now_ms
+from tidelog.coordination.pipeline_rows import (
+    CommitRow,
+    Manifests,
+    read_commit_rows,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import ConflictError, CorruptError, NotFoundError, UnknownOutcomeError
+from tidelog.model import layout, limits
+from tidelog.model.decoding import seal_json
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import Commit, Manifest, MergedRange, NamedPipeline, Progress
+from tidelog.pipeline.endpoints import source_at
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.store.create import put_same
+
+__all__ = [
+    "REPLACED_KEPT_MS",
+    "compact_commits",
+    "drop_replaced",
+    "forget_history",
+]
+
+REPLACED_KEPT_MS = 24 * 3600 * 1000
+_AT_ONCE = limits.CHANGES_MAX - 1  # rows of one swap, which also checks the head
+_MIN = 16  # rows that are worth a merge
+
+
+def compact_commits(
+    context: Context, pipeline: str, partition: str, now_ms: int, merges: int
+) -> int:
+    """Steps 1 to 3, at most ``merges`` times; how many rows have gone."""
+    rows = list(read_commit_rows(context, pipeline, partition))
+    gone = 0
+    for group in _groups(rows[: -limits.COMMITS_UNMERGED]):
+        if merges == 0:
+            break
+        merges -= 1
+        with contextlib.suppress(CorruptError, NotFoundError):  # `archive verify` reports those
+            gone += _merge(context, pipeline, partition, group, now_ms)
+    return gone
+
+
+def drop_replaced(context: Context, pipeline: str, partition: str, now_ms: int) -> int:
+    """Steps 4 and 5; how many manifests were deleted."""
+    deleted = 0
+    for row in list(read_commit_rows(context, pipeline, partition)):
+        committed = row.committed
+        if committed.replaced and is_old(now_ms, committed.merged_ms, REPLACED_KEPT_MS):
+            context.store.delete(committed.replaced)
+            deleted += len(committed.replaced)
+            cleared = msgspec.structs.replace(committed, replaced=(), merged_ms=0)
+            change = Put(row.name, encode_row(cleared), expect=row.version)
+            where = layout.pipeline_partition(pipeline, partition)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                context.catalog.write(where, change, write_id=context.ids.new())
+    return deleted
+
+
+def _groups(rows: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
+    """Neighbours to be merged, the oldest first."""
+    group: list[CommitRow] = []
+    for row in rows:
+        if group and not _goes_with(group, row):
+            if len(group) >= _MIN or (len(group) > 1 and not _fits([*group, row])):
+                yield group
+            group = []
+        if not row.committed.rewrite and not row.committed.replaced and _fits([row]):
+            group.append(row)
+        if len(group) == _AT_ONCE:
+            yield group
+            group = []
+    if len(group) >= _MIN:
+        yield group
+
+
+def _goes_with(group: Sequence[CommitRow], row: CommitRow) -> bool:
+    """Whether a row may be merged with those before it.
+
+    It has as many ranges, roughly, or more; one with fewer waits until it was merged itself. Names
+    grow in a merged row, so that a scan, which goes by name, never sees a range twice.
+    """
+    last = group[-1]
+    return (
+        not row.committed.rewrite
+        and not row.committed.replaced
+        and last.committed.end == row.committed.start
+        and last.name < row.name
+        and _size(row) >= max(map(_size, group))
+        and _fits([*group, row])
+    )
+
+
+def _size(row: CommitRow) -> int:
+    """How often rows were merged into this one, about."""
+    ranges, size = len(row.committed.parts), 0
+    while ranges >= _MIN:
+        ranges, size = ranges // _MIN, size + 1
+    return size
+
+
+def _fits(rows: Sequence[CommitRow]) -> bool:
+    """Whether a merged row and its manifest are not too large, as far as rows tell."""
+    ranges = sum(len(row.committed.parts) for row in rows)
+    files = sum(row.committed.files for row in rows)
+    return ranges <= limits.MERGED_RANGES_MAX and files <= limits.MERGED_FILES_MAX
+
+
+def _merge(
+    context: Context, pipeline: str, partition: str, rows: Sequence[CommitRow], now_ms: int
+) -> int:
+    """Steps 2 and 3 for some rows, or for half of them if they are too large."""
+    manifests = Manifests(context, pipeline, partition)
+    parts = [manifests.of(each) for row in rows for each in row.committed.parts]
+    data = seal_json(_merged_manifest(parts))
+    where = layout.pipeline_partition(pipeline, partition)
+    head = context.catalog.get(where, "head")
+    if head is None or not _agree(rows, parts):
+        return 0
+    progress = decode_row(head.value, Progress, f"head of `{partition}`")
+    key = layout.manifest(pipeline, progress.epoch, partition, context.ids.new())
+    row = encode_row(_merged_commit(rows, key, now_ms))
+    if len(data) > limits.MERGED_BYTES_MAX or len(row) > limits.MERGED_ROW_BYTES_MAX:
+        half = rows[: len(rows) // 2]
+        return _merge(context, pipeline, partition, half, now_ms) if len(half) > 1 else 0
+    if progress.closed:
+        return 0
+    put_same(context.store, key, data)
+    changes: list[Change] = [Check("head", head.version), Put(rows[0].name, row, rows[0].version)]
+    changes += [Delete(each.name, each.version) for each in rows[1:]]
+    try:
+        context.catalog.write(where, *changes, write_id=context.ids.new())
+    except ConflictError:
+        context.store.delete([key])  # nothing was written, so no row will ever name it
+        return 0
+    except UnknownOutcomeError:
+        return 0  # the rows tell the next one what became of it
+    return len(rows) - 1
+
+
+def _agree(rows: Sequence[CommitRow], parts: Sequence[Manifest]) -> bool:
+    """Whether manifests are of the ranges that rows name; `archive verify` reports others."""
+    said = [
+        (first, each.start, each.end, each.events) for row in rows for first, each in row.ranges()
+    ]
+    return said == [(each.ordinal, each.start, each.end, each.read) for each in parts]
+
+
+def _merged_manifest(parts: Sequence[Manifest]) -> Manifest:
+    return Manifest(
+        pipeline=parts[0].pipeline,
+        partition=parts[0].partition,
+        start=parts[0].start,
+        end=parts[-1].end,
+        ordinal=parts[0].ordinal,
+        read=sum(each.read for each in parts),
+        written=sum(each.written for each in parts),
+        dropped=sum(each.dropped for each in parts),
+        dead=sum(each.dead for each in parts),
+        left_out=sum(each.left_out for each in parts),
+        deleted=sum(each.deleted for each in parts),
+        absent=sum(each.absent for each in parts),
+        ranges=tuple(parts),
+    )
+
+
+def _merged_commit(rows: Sequence[CommitRow], key: str, now_ms: int) -> Commit:
+    each = [committed for row in rows for committed in row.committed.parts]
+    return Commit(
+        manifest=key,
+        start=each[0].start,
+        end=each[-1].end,
+        events=sum(one.events for one in each),
+        files=sum(one.files for one in each),
+        dead=sum(one.dead for one in each),
+        committed_ms=each[-1].committed_ms,
+        left_out=sum(one.left_out for one in each),
+        ranges=tuple(
+            MergedRange(
+                start=one.start,
+                end=one.end,
+                events=one.events,
+                files=one.files,
+                dead=one.dead,
+                committed_ms=one.committed_ms,
+                left_out=one.left_out,
+            )
+            for one in each
+        ),
+        replaced=tuple(row.committed.manifest for row in rows),
+        merged_ms=now_ms,
+    )
+
+
+_KEPT_MS = 7 * 24 * 3600 * 1000
+
+
+def forget_history(context: Context, named: NamedPipeline) -> frozenset[str]:
+    """Remove the rows of old commits that nobody needs; the keys of their manifests."""
+    followers = list(_followers(context, named.name))
+    forgotten: set[str] = set()
+    for partition in read_partitions(context, named.incarnation):
+        heads = [read_progress(context, each, partition) for each in followers]
+        reached = [head.position for head in heads if head is not None]
+        if len(reached) < len(followers):
+            continue  # one that has not begun needs all
+        where = layout.pipeline_partition(named.incarnation, partition)
+        old = list(_old(context, named, where, reached))
+        for first in range(0, len(old), limits.CHANGES_MAX):
+            changes = [Delete(row.row) for row, _ in old[first : first + limits.CHANGES_MAX]]
+            context.catalog.write(where, *changes, write_id=context.ids.new())
+        forgotten.update(commit.manifest for _, commit in old)
+    return frozenset(forgotten)
+
+
+def _old(
+    context: Context, named: NamedPipeline, where: str, reached: list[str]
+) -> Iterator[tuple[Row, Commit]]:
+    """The first commits, as long as they are old and behind all that others have reached."""
+    old_ms = trusted_now_ms(context) - _KEPT_MS
+    source = source_at(context, named.source) if reached else None
+    count = sum(1 for _ in context.catalog.scan(where, "commit/", "commit0"))
+    too_many = count - limits.PIPELINE_COMMITS_MAX
+    rows = context.catalog.scan(where, "commit/", "commit0")
+    for _, same in groupby(rows, key=lambda row: row.row.split("/")[1]):
+        young = False
+        for row in same:
+            too_many -= 1
+            commit = decode_row(row.value, Commit, f"commit `{row.row}`")
+            needed = source is not None and any(source.before(at, commit.end) for at in reached)
+            if needed or (commit.committed_ms > old_ms and too_many < 0):
+                young = True
+            else:
+                yield row, commit
+        if young:
+            return
+
+
+def _followers(context: Context, name: str) -> Iterator[str]:
+    """The pipelines that look at the commits of one."""
+    for each in list_pipelines(context):
+        if name in pipelines_behind(each.source):
+            yield each.incarnation
+    for archive in list_archives(context):
+        if name in pipelines_behind(archive.source):
+            reading = archive.in_state("live", "building")
+            yield from (archive.pipeline(generation) for generation in reading)

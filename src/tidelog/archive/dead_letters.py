@@ -1,0 +1,392 @@
+"""Dead letters tried again: what now parses becomes data files of the archive, exactly once.
+
+A replay is a pipeline on the engine, with rows of its own (``<pipeline>.dead``) and the same source
+partitions. It goes through the dead letters in *passes*; positions are ``<pass>:<offset>``. A
+stretch is some whole files of dead letters, one after another, and goes through these steps:
+
+1. begin: the pass after that of the ``head``, up to the last dead
+   letter that is there; steps 0 to 3 of the cycle                 → dead: as in the cycle
+2. do: read the stretch's files, ask the parser, stage data files
+   and one file of those that stay dead                            → dead: staged, named by nothing
+3. record the manifest in the ``intent``                           → dead: decided; published next
+4. publish: data files into the archive's folder, dead letters
+   into a folder that no other attempt has                         → dead: the next one copies more
+5. commit: ``commit`` row, ``head``, no ``intent``. From here on
+   the stretch's old files of dead letters do not count            → dead: old files that lie there
+6. remove them                                                     → dead: the next replay does
+
+So an event is in the archive's folder from step 4 on, once, since only step 5 lets anybody get at
+that stretch again; and in the manifest from step 5 on, which at once takes it off the dead letters.
+A driver that lost its partition fails at step 3 or 5, as in the cycle. Names of data files cannot
+meet others: each tells the offset of its own first event, and no dead letter is in a data file.
+
+Dead letters of an archive: read, and removed once a replay has replaced their files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import crc32c
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidelog.archive.archive import files_settings
+from tidelog.archive.deletions import ErasedBefore
+from tidelog.archive.freeze import HeadGate
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.formats.streams import decoding
+from tidelog.codec.parsers import LayoutSettings
+from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.sink import RangeWriter, Sink
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+)
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import (
+    ReplayedRange,
+    ReplayPosition,
+    Replays,
+    dead_files,
+    replay_pipeline,
+)
+from tidelog.coordination.pipeline_rows import read_commits, read_partitions, read_progress
+from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
+from tidelog.pipeline.endpoints import files_at, store_at
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+
+__all__ = [
+    "DeadSource",
+    "ReplayOptions",
+    "ReplayResult",
+    "dead_letters",
+    "open_replay",
+    "read_dead_files",
+    "remove_replaced",
+    "replay",
+]
+
+_EVENTS_MAX = 100_000  # of one stretch; what stays dead is held until it ends
+_BYTES_MAX = 64 << 20  # of its files
+
+
+@dataclass
+class ReplayOptions:
+    """How dead letters are tried again: with settings that may differ from the archive's own."""
+
+    generation: int | None = None
+    parser: str = ""  # empty: the archive's
+    layout: Mapping[str, str] = field(default_factory=dict)  # over the archive's
+    stop: threading.Event = field(default_factory=new_stop)
+    on_cycle: Callable[[CycleReport], None] = lambda _: None
+
+
+@dataclass
+class ReplayResult:
+    """What a replay did."""
+
+    tried: int = 0
+    replayed: int = 0
+    dead: int = 0  # still
+    files: int = 0  # of data
+
+    def add(self, report: CycleReport) -> None:
+        for manifest in report.committed.values():
+            self.tried += manifest.read
+            self.replayed += manifest.written
+            self.dead += manifest.dead
+            self.files += sum(file.kind == "data" for file in manifest.files)
+
+
+def replay(
+    context: Context, archive: Archive, how: ReplayOptions, workers: Workers
+) -> ReplayResult:
+    """Try all dead letters again. Safe to kill, to repeat, and to run twice at once."""
+    store = files_at(context, archive)
+    pipeline = open_replay(context, archive, how, workers)
+    done = ReplayResult()
+
+    def tell(report: CycleReport) -> None:
+        done.add(report)
+        how.on_cycle(report)
+
+    Driver(context, pipeline, DriverOptions(stop=how.stop, on_cycle=tell)).run()
+    remove_replaced(context, store, archive, how.generation)
+    return done
+
+
+def open_replay(
+    context: Context, archive: Archive, how: ReplayOptions, workers: Workers
+) -> Pipeline:
+    """The pipeline that takes dead letters into the archive."""
+    making = archive.making(how.generation)
+    number = archive.generation if how.generation is None else how.generation
+    changed = msgspec.structs.replace(
+        making, parser=how.parser or making.parser, layout={**making.layout, **how.layout}
+    )
+    wanted = msgspec.structs.replace(archive, makings={**archive.makings, number: changed})
+    settings = replace(files_settings(wanted, number), dead_share_max=1.0)
+    name, pipeline = f"{archive.name}, dead letters", archive.pipeline(number)
+    source = DeadSource(context, archive, pipeline)
+    return Pipeline(
+        name,
+        replay_pipeline(pipeline),
+        source,
+        ReplaySink(settings),
+        workers,
+        gate=HeadGate(context, archive, number),
+        erased=ErasedBefore(context, archive, number),
+    )
+
+
+class DeadSource:
+    """The dead letters of a generation, as one pass finds them."""
+
+    def __init__(self, context: Context, archive: Archive, pipeline: str) -> None:
+        self._context = context
+        self._archive = archive
+        self._pipeline = pipeline
+        self._ends: dict[SourcePartition, ReplayPosition] = {}  # of our pass
+
+    @property
+    def url(self) -> str:
+        return f"dead:{self._archive.name}"
+
+    def partitions(self) -> list[SourcePartition]:
+        """Those with dead letters, and those of an earlier replay, which may have died there.
+
+        A driver that takes these over fences it, so that sweeps delete what it has staged.
+        """
+        known = read_partitions(self._context, self._pipeline)
+        wanted = [each for each in known if self._files(each) or self._has_begun(each)]
+        return [SourcePartition.named(each) for each in wanted]
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        return {each: Bounds(ReplayPosition().text, self._end(each).text) for each in partitions}
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> DeadRange:
+        """Whole files from the start on, as many as one stretch may have."""
+        stretch = ReplayedRange.between(range.start, range.limit)
+        taken: list[tuple[FileEntry, ...]] = []
+        events = size = 0
+        for files in self._files(range.partition.text):
+            if not stretch.holds(files[0]):
+                continue
+            events += sum(file.events for file in files)
+            size += sum(file.size for file in files)
+            if taken and (events > _EVENTS_MAX or size > _BYTES_MAX):
+                end = ReplayPosition(
+                    ReplayPosition.parse(range.limit).number, files[0].first_offset
+                )
+                return self._planned(range, taken, end.text)
+            taken.append(tuple(files))
+        return self._planned(range, taken, range.limit)
+
+    def _planned(
+        self, range: SourceRange, files: list[tuple[FileEntry, ...]], end: str
+    ) -> DeadRange:
+        pipelines = (self._pipeline, replay_pipeline(self._pipeline))
+        rewrites = {
+            commit.rewrite
+            for each in pipelines
+            for commit in read_commits(self._context, each, range.partition.text)
+        }
+        store = self._archive.store
+        return DeadRange(range, tuple(files), end, store, tuple(sorted(rewrites - {""})))
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """The end: a reader stops earlier by itself, as only it knows where files begin."""
+        return end
+
+    def before(self, one: str, other: str) -> bool:
+        return ReplayPosition.parse(one) < ReplayPosition.parse(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        return None
+
+    def _has_begun(self, partition: str) -> bool:
+        """Whether a replay has a head there; that of a dropped generation is closed."""
+        head = read_progress(self._context, replay_pipeline(self._pipeline), partition)
+        return head is not None and not head.closed
+
+    def _files(self, partition: str) -> list[list[FileEntry]]:
+        return dead_files(self._context, self._pipeline, partition)
+
+    def _end(self, partition: SourcePartition) -> ReplayPosition:
+        """Where our pass ends: fixed when it begins, so that it tries each dead letter once."""
+        progress = read_progress(self._context, replay_pipeline(self._pipeline), partition.text)
+        place = ReplayPosition.parse(progress.position) if progress else ReplayPosition()
+        if partition not in self._ends:
+            found = [file.last_offset for files in self._files(partition.text) for file in files]
+            self._ends[partition] = (
+                ReplayPosition(place.number + 1, max(found) + 1) if found else place
+            )
+        return max(self._ends[partition], place)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRange:
+    """Some files of dead letters, to be read anywhere; pickles."""
+
+    range: SourceRange
+    files: tuple[tuple[FileEntry, ...], ...]  # those that overlap are together
+    end: str
+    store: str  # URL
+    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for such files
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether an erasure is replacing files of dead letters."""
+        return bool(self.rewrites)
+
+    def read(self) -> Iterator[Chunk]:
+        store = open_store_here(self.store)
+        for files in self.files:
+            try:
+                batches = read_dead_files(store, files)
+            except NotFoundError as exc:
+                raise UnavailableError(
+                    f"{exc}; or another replay has replaced it: then this one stops"
+                ) from exc
+            for batch in batches:
+                yield Chunk(batch.select(EVENT_SCHEMA.names), self.end)
+        yield Chunk(pa.RecordBatch.from_pylist([], EVENT_SCHEMA), self.end)
+
+
+class ReplaySink:
+    """The archive's own files; each attempt has its own folder for what stays dead."""
+
+    def __init__(self, settings: FilesSettings) -> None:
+        self._settings = settings
+        self._files = FilesSink(settings)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        folder = layout.still_dead(self._settings.dead, staging.rpartition("/")[2])
+        return FilesSink(replace(self._settings, dead=folder)).writer(partition, staging)
+
+    def publish(self, manifest: Manifest) -> None:
+        self._files.publish(manifest)
+
+    def discard(self, manifest: Manifest) -> None:
+        self._files.discard(manifest)
+
+    def published(self, manifest: Manifest) -> list[FileEntry]:
+        return self._files.published(manifest)
+
+    def named(self, names: str) -> ReplaySink:
+        return ReplaySink(replace(self._settings, names=names))
+
+    def aside(self, file: FileEntry, name: str) -> str:
+        return self._files.aside(file, name)
+
+    def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
+        self._files.set_aside(files, name)
+
+    def layout(self) -> LayoutSettings:
+        return self._files.layout()
+
+    def folder(self, file: FileEntry) -> str:
+        return self._files.folder(file)
+
+    def is_marked(self, folder: str) -> bool:
+        return self._files.is_marked(folder)
+
+
+_source: type[Source] = DeadSource
+_reader: type[RangeReader] = DeadRange
+_sink: type[Sink] = ReplaySink
+
+
+_LOOKS = 5  # at the rows, when files of dead letters vanish under our eyes
+
+
+def dead_letters(
+    context: Context, archive: Archive, generation: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """All dead letters in event columns and ``error``, by source partition and offset.
+
+    While a replay runs, each comes once at most, and those that stay dead do come.
+    """
+    store, pipeline = store_at(context, archive.store), archive.pipeline(generation)
+    for partition in read_partitions(context, pipeline):
+        after, looks = -1, 0
+        while looks < _LOOKS:
+            looks += 1
+            for files in dead_files(context, pipeline, partition):
+                last = max(file.last_offset for file in files)
+                if last <= after:
+                    continue
+                try:
+                    batches = read_dead_files(store, files)
+                except NotFoundError:
+                    if looks == _LOOKS:
+                        raise
+                    break  # replaced meanwhile
+                for batch in batches:
+                    yield batch.filter(pc.greater(batch.column("offset"), after))
+                after = last
+            else:
+                break
+
+
+def remove_replaced(
+    context: Context, store: Store, archive: Archive, generation: int | None = None
+) -> int:
+    """Delete files of dead letters that no longer count; how many. Idempotent."""
+    pipeline = archive.pipeline(generation)
+    replaced: set[str] = set()
+    for partition in read_partitions(context, pipeline):
+        replays = Replays(context, pipeline, partition)
+        if replays.commits:
+            replaced |= {file.target for file, counts in replays.dead() if not counts}
+    if not replaced:
+        return 0
+    there = [info.key for info in store.list(f"{archive.dead}/") if info.key in replaced]
+    store.delete(there)
+    return len(there)
+
+
+def read_dead_files(store: Store, files: Sequence[FileEntry]) -> list[pa.RecordBatch]:
+    """The dead letters of some files, by offset. ``NotFoundError``, ``CorruptError``."""
+    table = pa.concat_tables([_read_file(store, file) for file in files])
+    if len(files) > 1:
+        table = table.sort_by("offset")
+    return list(table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX))
+
+
+def _read_file(store: Store, file: FileEntry) -> pa.Table:
+    try:
+        data = store.get(file.target)
+    except NotFoundError as exc:
+        raise NotFoundError(
+            f"dead letters `{file.target}`: the file is gone: restore it from a copy"
+        ) from exc
+    what = f"dead letters `{file.target}`"
+    if len(data) != file.size or crc32c.crc32c(data) != file.crc:
+        raise CorruptError(
+            f"{what}: expected {file.size} bytes with crc32c {file.crc:08x}, found {len(data)} "
+            f"with {crc32c.crc32c(data):08x}: keep it, and restore it from a copy"
+        )
+    with decoding(what):
+        return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).cast(MISFIT_SCHEMA)

@@ -1,0 +1,326 @@
+"""Ending an archive, and deleting one that has ended with all its files.
+
+An ended archive takes no events, raises no alarm, and holds no trim of its source. Its files stay
+readable. Erasures and proofs reach them as before, since the registry's row stays.
+
+1. the row says ``ended``, with an id; a promote under way is
+   withdrawn                                                  → dead: no driver begins a partition;
+                                                                the next delete or sweep finishes it
+2. freeze: every head names that id, so no driver commits;
+   ranges under way are settled (``freezing``)                 → dead: the same
+3. take every shard, so that idle drivers stop too             → dead: the same
+4. the row says that this is settled
+
+A home that was copied does steps 1 and 4 alone for an archive outside: its files, and what drivers
+do there, belong to the original.
+
+An archive outside whose folder is gone is deleted as lost, on request (``delete_lost``): one write
+of its row is steps 1 to 5, and then come 6, 3 and 8.
+
+Deleting the files as well:
+
+5. refuse while a table, another archive or a pipeline needs
+   the files; then the row says ``removing``                   → dead: the next delete, erasure or
+                                                                sweep finishes it
+6. close every head                                            → dead: the same
+7. delete files, dead letters, staged files, manifests, rows   → dead: the same; a proof still finds
+                                                                what is left
+8. one write: the name's row goes, ``removed/<incarnation>``
+   is put, which says which folders were the archive's         → the name is free
+
+A driver that slept may copy files of a decided range after step 7. So ``_owner`` and the row of
+step 8 stay for good: every sweep deletes such copies, proofs search these folders, and no other
+archive gets one of them, or one below or above (``roots``). A sweep deletes only names that the
+archive could have written, and only where ``_owner`` is its own: a folder that is gone is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+
+from tidelog.archive.archive import list_archives, open_sink
+from tidelog.archive.freeze import freeze_heads
+from tidelog.archive.roots import has_our_mark, is_own_name, own_folders
+from tidelog.catalog.base import Put
+from tidelog.catalog.disk_reserve import freeing
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    check_ours,
+    decode_archive,
+    encode_archive,
+    is_detached,
+    is_outside,
+)
+from tidelog.coordination.registry import check_shown, remove_name
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.log.heads import RACE
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive, ArchiveEnd
+from tidelog.pipeline.base import LocalWorkers, Pipeline
+from tidelog.pipeline.endpoints import files_at, no_source, pipelines_of, store_at
+from tidelog.pipeline.registry import close_heads, delete_below, list_pipelines, remove_work
+from tidelog.pipeline.shard import PipelineShard
+from tidelog.store.base import Store
+
+__all__ = [
+    "delete_archive",
+    "delete_lost",
+    "end_archive",
+    "finish_ending",
+    "finish_removal",
+    "remove_late_copies",
+]
+
+_SHARD = "shard/"
+
+
+def end_archive(context: Context, name: str, shown: str = "") -> Archive:
+    """End an archive; its files stay. ``NotFoundError``. Safe to repeat, and to run twice at once.
+
+    Drivers that run stop with ``FencedError``. ``shown``: as in ``check_shown``.
+    """
+    with freeing(context.catalog):
+        return _end(context, name, shown)
+
+
+def _end(context: Context, name: str, shown: str) -> Archive:
+    archive = _present(context, name, shown)
+    if is_outside(context, archive):
+        context.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
+        if not is_detached(context, archive):
+            files_at(context, archive)  # is the folder there and ours, before anything changes
+    wanted = ArchiveEnd(context.ids.new(), context.clock.now_ms())
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        if found.ended is not None:
+            return found
+        return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
+
+    return finish_ending(context, change_archive(context, name, edit))  # step 1
+
+
+def finish_ending(context: Context, archive: Archive) -> Archive:
+    """Do steps 2 to 4 of an archive that is being ended; nothing for another one."""
+    ended = archive.ended
+    if ended is None or ended.settled:
+        return archive
+    if not is_detached(context, archive):
+        files_at(context, archive)  # is the folder ours
+        for pipeline in _pipelines(context, archive):
+            freeze_heads(context, pipeline, ended)  # step 2
+        for each in pipelines_of(archive):
+            _take_shards(context, each)  # step 3
+
+    def edit(found: Archive) -> Archive:
+        if found.incarnation != archive.incarnation or found.ended is None:
+            return found
+        settled = msgspec.structs.replace(found.ended, settled=True)
+        return msgspec.structs.replace(found, ended=settled)
+
+    return change_archive(context, archive.name, edit)
+
+
+def delete_archive(context: Context, name: str, shown: str = "") -> None:
+    """End an archive, and delete its files, dead letters and tables of kind delta; for good.
+
+    ``NotFoundError``. ``InvalidError`` while an Iceberg table lists its files, while another
+    archive or a pipeline is made from it, and where the files belong to another home. ``shown``: as
+    in ``check_shown``.
+    """
+    with freeing(context.catalog):
+        _delete(context, name, shown)
+
+
+def _delete(context: Context, name: str, shown: str) -> None:
+    present = _present(context, name, shown)
+    if present.ended is None or not present.ended.removing:
+        files_at(context, present)  # is the folder ours, before anything changes
+        _check_unused(context, present)
+    archive = _end(context, name, present.incarnation)
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        if found.ended is None:
+            return found
+        _check_unused(context, found)
+        removing = msgspec.structs.replace(found.ended, removing=True)
+        return msgspec.structs.replace(found, ended=removing)
+
+    with contextlib.suppress(NotFoundError):  # another process has finished it
+        finish_removal(context, change_archive(context, name, edit))  # step 5
+
+
+def delete_lost(context: Context, name: str, shown: str = "") -> None:
+    """End an archive whose folder outside is gone, and free its name. ``NotFoundError``.
+
+    ``InvalidError`` unless the folder is empty, and while another archive or a pipeline is made
+    from it. Steps 2 to 4 are left out: ranges under way are lost with the folder.
+    """
+    archive = _present(context, name, shown)
+    _check_lost(context, archive)
+    wanted = ArchiveEnd(
+        context.ids.new(), context.clock.now_ms(), settled=True, removing=True, lost=True
+    )
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        _check_readers(context, found, lost=True)
+        return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
+
+    with (
+        freeing(context.catalog),
+        contextlib.suppress(NotFoundError),
+    ):  # another process finished it
+        finish_removal(context, change_archive(context, name, edit))
+
+
+def _check_lost(context: Context, archive: Archive) -> None:
+    """Refuse to give up files that are there."""
+    what = f"archive `{archive.name}`"
+    if not is_outside(context, archive):
+        raise InvalidError(f"{what}: its folder is in the home: delete it with --delete-files")
+    check_ours(context, archive)
+    store = store_at(context, archive.store)
+    for info in store.list(f"{archive.root}/"):
+        do = "delete the archive without --lost-files"
+        if not has_our_mark(store, archive):
+            do = (
+                f"put `{archive.owner}` back with `{archive.mark.decode()}` and delete the archive "
+                "without --lost-files, or move that folder away first"
+            )
+        raise InvalidError(
+            f"{what}: its folder `{archive.store}/{archive.root}` still holds `{info.key}`: {do}"
+        )
+
+
+def finish_removal(context: Context, archive: Archive) -> None:
+    """Do steps 6 to 8 of an archive whose files are being deleted; nothing for another one."""
+    if archive.ended is None or not archive.ended.removing:
+        return
+    for each in pipelines_of(archive):
+        close_heads(context, each)
+    if archive.ended.lost:
+        for each in pipelines_of(archive):
+            _take_shards(context, each)  # as step 3, which was left out
+        remove_late_copies(context, archive)
+    else:
+        _remove_files(context, archive)  # step 7
+    incarnation = archive.incarnation
+    gone = Put(layout.removed_row(incarnation), encode_archive(context, archive))
+    name = layout.archive_row(archive.name)
+    remove_name(
+        context, name, lambda row: decode_archive(context, row).incarnation == incarnation, gone
+    )
+
+
+def remove_late_copies(context: Context, archive: Archive) -> None:
+    """Delete what drivers that slept have left of a removed archive since.
+
+    Only names that it could have written, in a folder that still has its mark: other files, and a
+    folder that is gone or another's, are left alone.
+    """
+    files = store_at(context, archive.store)
+    if has_our_mark(files, archive):
+        for folder in own_folders(archive):
+            delete_below(files, folder, partial(is_own_name, archive))
+    _remove_other_work(context, archive, files)
+
+
+def _remove_files(context: Context, archive: Archive) -> None:
+    """Step 7: all objects and rows of an archive; its mark and closed heads stay."""
+    files = files_at(context, archive)
+    for folder in own_folders(archive):
+        delete_below(files, folder)
+    _remove_other_work(context, archive, files)
+
+
+def _remove_other_work(context: Context, archive: Archive, files: Store) -> None:
+    """What is not below its root; the names of these folders have its incarnation."""
+    delete_below(files, f"{archive.dead}/")
+    for each in pipelines_of(archive):
+        remove_work(context, each, files)
+
+
+def _present(context: Context, name: str, shown: str) -> Archive:
+    """The archive of a name, also one whose files are being deleted. ``NotFoundError``."""
+    found = next((each for each in list_archives(context) if each.name == name), None)
+    if found is None:
+        raise NotFoundError(f"archive `{name}`: not found: nothing to delete")
+    check_shown(f"archive `{name}`", shown, found.incarnation)
+    if found.state != "ready":
+        raise InvalidError(
+            f"archive `{name}`: its creation did not finish: create it again with the same "
+            "settings, then delete it"
+        )
+    return found
+
+
+def _pipelines(context: Context, archive: Archive) -> Iterator[Pipeline]:
+    """What fills each generation, without a source: only decided ranges are finished."""
+    for generation in archive.in_state("kept"):
+        source, sink = no_source(context), open_sink(archive, generation)
+        own = archive.pipeline(generation)
+        for each in (own, replay_pipeline(own)):
+            yield Pipeline(archive.name, each, source, sink, LocalWorkers())
+
+
+def _take_shards(context: Context, pipeline: str) -> None:
+    """Raise the epoch of every shard, and leave it without a driver."""
+    where = layout.pipeline_shards(pipeline)
+    for row in [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]:
+        shards, number = map(int, row.removeprefix(_SHARD).split("/"))
+        shard = PipelineShard(context, pipeline, number, shards, beside=True)
+        for delay_s in RACE.delays_s(context.random):  # its driver beats meanwhile
+            if shard.try_take(force=True):
+                shard.release()
+                break
+            context.clock.sleep(delay_s)
+        else:
+            raise UnavailableError(f"shard `{row}`: its driver keeps changing it: try again")
+
+
+def _check_unused(context: Context, archive: Archive) -> None:
+    """Refuse to delete files that a table lists, or that others are made from."""
+    name = archive.name
+    for table in archive.tables:
+        if table.startswith("iceberg:"):
+            catalog, _, of = table.removeprefix("iceberg:").rpartition("#")
+            raise InvalidError(
+                f"archive `{name}`: table `{of}` lists its files: drop that table in its catalog, "
+                f"then run `tidelog archive register {name} --as iceberg --catalog {catalog} "
+                f"--table {of} --forget`, and delete again"
+            )
+    _check_readers(context, archive)
+
+
+def _check_readers(context: Context, archive: Archive, *, lost: bool = False) -> None:
+    name = archive.name
+    keep = "" if lost else f", or keep these files with `tidelog archive delete {name}`"
+    for other in list_archives(context):
+        sources = [other.source, *other.former.values()]
+        sources += [making.source for making in other.makings.values()]
+        if other.incarnation != archive.incarnation and _reads_any(sources, name):
+            raise InvalidError(
+                f"archive `{name}`: archive `{other.name}` is made from it, and erasures go that "
+                f"way: delete that one first with `tidelog archive delete {other.name} "
+                f"--delete-files`{keep}"
+            )
+    for named in list_pipelines(context):
+        if _reads_any([named.source], name):
+            raise InvalidError(
+                f"archive `{name}`: pipeline `{named.name}` reads it: let it end, then run "
+                f"`tidelog pipeline delete {named.name}`, and delete again"
+            )
+
+
+def _reads_any(sources: list[str], name: str) -> bool:
+    places = [parse_address(each) for each in sources if each]
+    return any(each.scheme == "archive" and each.path == name for each in places)

@@ -1,0 +1,238 @@
+"""What was deleted from a topic: its audit tells where, its ledger tells which ids.
+
+A record that is ``begun`` may be of a delete that died before it deleted anything. Of such a one an
+event counts only if its amendment is there, or if its journal no longer has it. A record of events
+that archives alone hold (``pipeline.archived``) is decided once it is written, and always counts.
+
+All of it can be asked of a topic that is being deleted, up to the removal of its rows and objects.
+
+What was erased before a range of an archive is done: no writer of a generation brings it back.
+
+An erasure is a standing fact. It names offsets of a source partition, with its incarnation, and ids
+or keys up to a time. A source may hold the events all the same: a file, a Kafka topic, a folder
+that was copied before the erasure, another archive of the same topic. So each range leaves out what
+is named by
+
+- the audit of the archive itself, and of every archive that it is made of (``archives_above``);
+- the audit of the topic that its events come from, where a generation is built from another source
+  than the archive's own; that topic's deletes are put into the audits of its archives when the
+  topic is deleted (``archived.keep_deletions``).
+
+What is left out counts as erased in the account.
+
+Audits are read after the intent of a range was put, and an erasure looks for intents after it has
+put its record. So an erasure that a range does not see finds its intent, or its commit, and takes
+the event out of the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.archive.derived_archives import (
+    UNKNOWN_LINE,
+    Copy,
+    Line,
+    archives_above,
+    generations_of,
+    is_line_of,
+    is_same_event,
+    line_of,
+)
+from tidelog.context import Context
+from tidelog.errors import NotFoundError, UnavailableError
+from tidelog.journal.audit import (
+    AuditedEvent,
+    AuditRecord,
+    id_mark,
+    key_digest,
+    key_mark,
+    read_audit,
+)
+from tidelog.journal.lookup.lookup import amendment_of
+from tidelog.journal.partition_map import MovedError, covering
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased
+from tidelog.log.reader.run_reader import Cut, describe_run, read_run
+from tidelog.log.topics import find_head, list_topics
+from tidelog.model.archive import Archive
+from tidelog.model.topic import Topic
+from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows
+
+__all__ = [
+    "Deletions",
+    "ErasedBefore",
+    "Places",
+    "deleted_offsets",
+    "deletion_records",
+    "knows_all",
+    "read_deletions",
+]
+
+_ROUNDS = 20  # against compiles that end again and again meanwhile
+
+Places = dict[int, set[int]]
+"""Offsets by partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletions:
+    """What was deleted from a topic, and what of it by some ids and keys."""
+
+    all: Places = field(default_factory=dict)
+    by_id: Mapping[str, Places] = field(default_factory=dict)
+    by_key: Mapping[bytes, Places] = field(default_factory=dict)
+    ledger: ErasedIds = NOTHING_ERASED  # up to when events with these ids and keys were erased
+
+
+def deleted_offsets(context: Context, topic: Topic) -> Places:
+    """Every offset of a topic that was ever deleted, by partition."""
+    return read_deletions(context, topic).all
+
+
+def read_deletions(
+    context: Context, topic: Topic, ids: Collection[str] = (), keys: Collection[bytes] = ()
+) -> Deletions:
+    """All that was ever deleted; where, for each of these ids and keys, which may be nowhere."""
+    found = Deletions(
+        by_id={each: {} for each in ids},
+        by_key={each: {} for each in keys},
+        ledger=erased_until(context, topic, ids, keys),
+    )
+    marks = {key_mark(key): places for key, places in found.by_key.items()}
+    ids_by_mark = {id_mark(each): places for each, places in found.by_id.items()}
+    for record, events in deletion_records(context, topic):
+        for event in events:
+            sought = (ids_by_mark.get(event.id or ""), marks.get(record.key))
+            for places in (found.all, *sought):
+                if places is not None:
+                    places.setdefault(event.partition, set()).add(event.offset)
+    return found
+
+
+def deletion_records(
+    context: Context, topic: Topic
+) -> Iterator[tuple[AuditRecord, tuple[AuditedEvent, ...]]]:
+    """The records of deletes, each with those of its events that were deleted."""
+    for record in read_audit(context, topic):
+        if record.op == "delete":
+            yield record, tuple(_deleted(context, topic, record))
+
+
+def knows_all(context: Context, topic: Topic, found: Deletions) -> bool:
+    """Whether a deletion of each of these ids and keys is known, be it to the ledger alone."""
+    ids = (bool(places) or was_erased(context, topic, each) for each, places in found.by_id.items())
+    return all(found.by_key.values()) and all(ids)
+
+
+def _deleted(context: Context, topic: Topic, record: AuditRecord) -> Iterator[AuditedEvent]:
+    for event in record.events:
+        if record.state == "done" or record.archived or _is_deleted(context, topic, event):
+            yield event
+
+
+def _is_deleted(context: Context, topic: Topic, event: AuditedEvent) -> bool:
+    for _ in range(_ROUNDS):
+        with contextlib.suppress(MovedError, NotFoundError):  # swapped meanwhile
+            return _has_amendment(context, topic, event) or _is_compiled_out(context, topic, event)
+        if find_head(context, topic, event.partition).closed:
+            return False  # the topic's rows or objects go, so archives have what was deleted
+    raise UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
+
+
+def _has_amendment(context: Context, topic: Topic, event: AuditedEvent) -> bool:
+    found = amendment_of(context, topic, event.partition, event.offset)
+    return found is not None and found.kind == "delete"
+
+
+def _is_compiled_out(context: Context, topic: Topic, event: AuditedEvent) -> bool:
+    """Whether a journal stands for the offset, and has no event there."""
+    head = find_head(context, topic, event.partition)
+    if not head.start <= event.offset < head.journaled:
+        return False
+    bounds = (event.offset, event.offset + 1)
+    for run in covering(context, topic, event.partition, head, bounds):
+        what = describe_run(topic.name, event.partition, run)
+        for rows in read_run(context.store, run, what, Cut(*bounds, columns=("id",))):
+            if event.offset in rows.offsets:
+                return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedBefore:
+    """What was erased of the source partitions of a generation, as it is when it is asked for."""
+
+    context: Context
+    archive: Archive
+    generation: int
+
+    def __call__(self, partition: str) -> ErasedRows:
+        """Returns the events of a source partition that no range may write."""
+        own = line_of(self.context, self.archive.pipeline(self.generation), partition)
+        if own is None:
+            return NO_ERASED_ROWS
+        found = _FoundDeletions(set(), {}, {})
+        for above, copy in archives_above(self.context, self.archive, self.generation):
+            for record in read_audit(self.context, above):
+                self._add_own(found, record, copy, own)
+        if self.archive.making(self.generation).source and own[1]:
+            self._add_deletions(found, own[0])
+        offsets = np.array(sorted(found.offsets), np.int64)
+        return ErasedRows(offsets, ErasedIds(found.ids, found.keys))
+
+    def _add_own(
+        self, found: _FoundDeletions, record: AuditRecord, copy: Copy, own: tuple[Line, bool]
+    ) -> None:
+        """Add what a record of an archive names."""
+        here: list[AuditedEvent] = []
+        for event in record.events:
+            source = record.sources[event.partition]
+            line = Line(source.partition, source.incarnation)
+            if line == UNKNOWN_LINE or is_same_event(copy, self.generation, line, own):
+                here.append(event)
+        found.offsets.update(event.offset for event in here if event.offset >= 0)
+        if here:
+            found.enter(record, here)
+
+    def _add_deletions(self, found: _FoundDeletions, own: Line) -> None:
+        """Add what was deleted from the topic that the events come from.
+
+        Ids count only where no offset is known, of events that files set aside alone hold: the
+        topic may have another event of the same id, which a producer has sent again.
+        """
+        name = own.partition.rpartition("/")[0]
+        for topic in list_topics(self.context):
+            if topic.name != name or not is_line_of(own, topic):
+                continue
+            made = {
+                (each.incarnation, number) for each, number in generations_of(self.context, topic)
+            }
+            if (self.archive.incarnation, self.generation) not in made:
+                continue
+            number = own.partition.rpartition("/")[2]
+            for record, events in deletion_records(self.context, topic):
+                here = [each for each in events if str(each.partition) == number]
+                found.offsets.update(each.offset for each in here if each.offset >= 0)
+                found.enter(record, [each for each in events if each.offset < 0])
+
+
+class _FoundDeletions(NamedTuple):
+    offsets: set[int]
+    ids: dict[bytes, int]
+    keys: dict[bytes, int]
+
+    def enter(self, record: AuditRecord, events: Iterable[AuditedEvent]) -> None:
+        """Add the key of a record, or the ids of some of its events, up to its time."""
+        if not record.until_ms:
+            return
+        for times, marks in (
+            (self.keys, [record.key] if record.key else []),
+            (self.ids, [] if record.key else [each.id for each in events if each.id is not None]),
+        ):
+            for digest in map(key_digest, marks):
+                times[digest] = max(times.get(digest, 0), record.until_ms)

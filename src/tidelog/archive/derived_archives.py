@@ -1,0 +1,310 @@
+"""Which archives hold events of a topic or of another archive, and in which source partitions.
+
+A position is an incarnation, a source partition and an offset. A topic that had the same name
+before is another sequence of events, with other events at the same offsets. Where the pipeline
+numbers events itself (Kinesis, Scylla), a number means the same in the generations of one archive
+and in archives that read this archive as their source, and nowhere else. ``held_offsets`` and
+``partitions_of`` are the only ways from an offset to a file that an erasure changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from tidelog.archive.coverage import are_offsets
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import (
+    is_detached,
+    read_partitions,
+    read_progress,
+    scan_archives,
+)
+from tidelog.errors import InvalidError
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.topic import Topic
+
+__all__ = [
+    "UNKNOWN_LINE",
+    "Copy",
+    "Line",
+    "archives_above",
+    "archives_of",
+    "copies_of",
+    "generations_of",
+    "held_offsets",
+    "is_line_of",
+    "is_same_event",
+    "line_of",
+    "partitions_of",
+    "reachable_archives_of",
+    "refuse_circle",
+    "sources_of",
+    "with_later_ones",
+]
+
+
+class Line(NamedTuple):
+    """One sequence of events: a source partition, and which one of those that had its name."""
+
+    partition: str
+    incarnation: str  # empty: the source cannot tell, so it may be any of them
+
+    def may_be(self, other: Line) -> bool:
+        """Whether an offset may mean the same event in both."""
+        known = self.incarnation and other.incarnation
+        same = not known or self.incarnation == other.incarnation
+        return same and self.partition == other.partition
+
+    def is_surely(self, other: Line) -> bool:
+        """Whether an offset means the same event in both, wherever they were read."""
+        return self == other and bool(self.incarnation)
+
+
+UNKNOWN_LINE = Line("", "")
+"""Of a file that no row names: it may be any."""
+
+
+class Copy(NamedTuple):
+    """An archive that may hold events of another one, or that one itself."""
+
+    archive: Archive
+    made: frozenset[int]  # its generations whose events may come from that one
+    same_numbers: bool  # whether events that pipelines number have the same numbers in both
+
+
+def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
+    """The generations of archives whose events come from a topic, also by way of another one.
+
+    An archive comes before those that are made of it, and its live generation before one that is
+    filled from it: what was taken out of the one is not in what the other reads after that.
+    """
+    return generations_of(context, topic)
+
+
+def generations_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
+    """The same, as the catalog says it."""
+    archives = [archive for archive in scan_archives(context) if archive.state == "ready"]
+    named = {archive.name: archive for archive in archives}
+
+    def steps(url: str, above: frozenset[str]) -> int | None:
+        """How many archives there are between a source and the topic, if it comes from there."""
+        address = parse_address(url)
+        if address.scheme == "topic":
+            return 0 if address.path == topic.name else None
+        found = named.get(address.path)
+        if address.scheme != "archive" or address.path in above or found is None:
+            return None
+        before = [steps(each, above | {address.path}) for each in _sources(found, found.newest)]
+        return max((each + 1 for each in before if each is not None), default=None)
+
+    found = [
+        (max(ways), generation != archive.generation, archive, generation)
+        for archive in archives
+        for generation in sorted(archive.makings)
+        if (
+            ways := [
+                way
+                for url in _sources(archive, generation)
+                if (way := steps(url, frozenset())) is not None
+            ]
+        )
+    ]
+    ordered = sorted(found, key=lambda each: each[:2])
+    return [(archive, generation) for _, _, archive, generation in ordered]
+
+
+def reachable_archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
+    """Those of ``archives_of`` from which this home may erase."""
+    found = archives_of(context, topic)
+    return [each for each in found if not is_detached(context, each[0])]
+
+
+def refuse_circle(context: Context, name: str, source: str) -> None:
+    """Refuse a source for an archive that was itself made from the archive, also by way of others.
+
+    Neither of two such archives could be deleted before the other.
+    """
+    named = {each.name: each for each in scan_archives(context)}
+    first = _archive_in(source) if source else None
+    left, known = {first} - {None, name}, {name}
+    while left:
+        above = named.get(left.pop() or "")
+        if above is None or above.name in known:
+            continue
+        known.add(above.name)
+        sources = {_archive_in(url) for url in _sources(above, above.newest)} - {None}
+        if name in sources:
+            raise InvalidError(
+                f"archive `{name}`: source `{source}` was itself made from it, by archive "
+                f"`{above.name}`: give the source of that one, or create another archive from "
+                f"`{source}`"
+            )
+        left |= sources
+
+
+def copies_of(context: Context, archive: Archive) -> list[Copy]:
+    """An archive, and then those that were made of it, also by way of others.
+
+    One comes after all those that it was made of.
+    """
+    return _copies(context, archive)
+
+
+def archives_above(
+    context: Context, archive: Archive, generation: int
+) -> Iterator[tuple[Archive, Copy]]:
+    """The archives that a generation was made of, also by way of others, and what it is to each.
+
+    The first one is the archive itself: its generations are filled from each other.
+    """
+    yield archive, Copy(archive, frozenset(archive.makings), same_numbers=True)
+    left = {_archive_in(url) for url in _sources(archive, generation)} - {None}
+    if not left:
+        return
+    named = {each.name: each for each in scan_archives(context) if each.state == "ready"}
+    known = {archive.name}
+    while left:
+        above = named.get(left.pop() or "")
+        if above is not None and above.name not in known:
+            known.add(above.name)
+            left |= {_archive_in(url) for url in _sources(above, above.newest)} - {None}
+            for copy in _copies(context, above):
+                if copy.archive.incarnation == archive.incarnation:
+                    yield above, copy
+
+
+def _copies(context: Context, archive: Archive) -> list[Copy]:
+    every = [each for each in scan_archives(context) if each.state == "ready"]
+    left = [each for each in every if each.incarnation != archive.incarnation]
+    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
+    found = [Copy(own, frozenset(own.makings), same_numbers=True)]
+    while True:
+        made = [copy for each in left if (copy := _copy(each, found)) is not None]
+        # One that is made of another one of them waits for it, unless they are made of each other.
+        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
+        if not ready:
+            return found
+        found += ready
+        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
+
+
+def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
+    """What an archive is to those that are known, if it was made of one of them."""
+    names = {each.archive.name for each in above}
+    made = frozenset(
+        number
+        for number in archive.makings
+        if any(_archive_in(url) in names for url in _sources(archive, number))
+    )
+    if not made:
+        return None
+    source = _archive_in(archive.source)
+    same = any(each.same_numbers for each in above if each.archive.name == source)
+    return Copy(archive, made, same_numbers=same)
+
+
+def _reads(archive: Archive, other: Copy) -> bool:
+    """Whether an archive was made of another one."""
+    names = {_archive_in(url) for url in _sources(archive, archive.newest)}
+    return archive.name != other.archive.name and other.archive.name in names
+
+
+def held_offsets(
+    context: Context, copy: Copy, generation: int, wanted: Mapping[Line, Collection[int]]
+) -> dict[str, list[int]]:
+    """The offsets that mean the wanted events in a generation, by its source partitions.
+
+    A source that cannot tell its incarnation is the same one where a generation was made of it.
+    """
+    found: dict[str, set[int]] = {}
+    pipeline = copy.archive.pipeline(generation)
+    for partition in read_partitions(context, pipeline):
+        own = line_of(context, pipeline, partition)
+        if own is not None:
+            for line, offsets in wanted.items():
+                if is_same_event(copy, generation, line, own):
+                    found.setdefault(partition, set()).update(offsets)
+    return {partition: sorted(offsets) for partition, offsets in found.items()}
+
+
+def is_same_event(copy: Copy, generation: int, line: Line, own: tuple[Line, bool]) -> bool:
+    """Whether an offset of a line means the same event in a generation; ``own`` is ``line_of``."""
+    if not copy.same_numbers and not own[1]:
+        return False
+    return line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0]))
+
+
+def is_line_of(line: Line, topic: Topic) -> bool:
+    """Whether events of a line may be those of a topic; a line that is not known may be any."""
+    if not line.partition:
+        return True
+    name = line.partition.rpartition("/")[0]
+    return name == topic.name and line.may_be(Line(line.partition, topic.incarnation))
+
+
+def line_of(context: Context, pipeline: str, partition: str) -> tuple[Line, bool] | None:
+    """What a generation holds under the name of a source partition; None where it has not begun.
+
+    Also whether its offsets are the source's own, and not numbers that the pipeline gave.
+    """
+    head = read_progress(context, pipeline, partition)
+    if head is None:
+        return None
+    begin = head.position if head.begin is None else head.begin.position
+    return Line(partition, head.incarnation), are_offsets(begin, head.position)
+
+
+def with_later_ones(
+    look: Callable[[], Iterable[tuple[Archive, int]]],
+) -> Iterator[tuple[Archive, int]]:
+    """Generations, and those that began while the first ones were handled.
+
+    One that begins in between may have been filled from a file before an erasure rewrote it.
+    """
+    known: set[tuple[str, int]] = set()
+    while True:
+        new = [each for each in look() if (each[0].incarnation, each[1]) not in known]
+        if not new:
+            return
+        for archive, generation in new:
+            known.add((archive.incarnation, generation))
+            yield archive, generation
+
+
+def partitions_of(context: Context, pipeline: str, topic: Topic) -> dict[str, int]:
+    """The source partitions of a generation that hold events of a topic, with their numbers.
+
+    A topic that had its name before is another one, and its events stand at the same offsets.
+    """
+    found: dict[str, int] = {}
+    for partition in read_partitions(context, pipeline):
+        name, _, number = partition.rpartition("/")
+        if name == topic.name and number.isascii() and number.isdecimal():
+            own = line_of(context, pipeline, partition)
+            if own is None or own[0].may_be(Line(partition, topic.incarnation)):
+                found[partition] = int(number)
+    return found
+
+
+def sources_of(archive: Archive) -> set[str]:
+    """What the events of all generations of an archive may come from."""
+    return _sources(archive, archive.newest)
+
+
+def _archive_in(url: str) -> str | None:
+    """The name of the archive that a source is, if it is one."""
+    address = parse_address(url)
+    return address.path if address.scheme == "archive" else None
+
+
+def _sources(archive: Archive, generation: int) -> set[str]:
+    """What the events of a generation may come from.
+
+    It reads its own source, that of the archive, and the files of the generation that was live when
+    it was built: an earlier one, which may be dropped since.
+    """
+    given = {number: making.source for number, making in archive.makings.items()} | archive.former
+    before = {url for number, url in given.items() if url and number <= generation}
+    return {archive.source, *before}

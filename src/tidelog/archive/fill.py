@@ -1,0 +1,551 @@
+"""The source of a generation that is being built: its own source, and the live generation's files.
+
+A backfill reads the archive's source, or a backup. What that no longer holds (it was trimmed, its
+retention has passed, or its topic was deleted) comes from the live generation: from its data files
+and from its dead letters. So a new generation begins where the live one began, and has its events.
+
+- Each range is read from one of the two. A range of the live generation ends where its source
+  begins to hold events, and the intent of the range is put before any file is read: an erasure
+  that takes an event out of the live generation meanwhile waits for that intent.
+- Files of a generation with a transform hold what it returned, so they are carried over without
+  another transform. What it had dropped is lost: a gap with the reason ``transform``.
+- Where the pipeline numbers events itself (Kinesis, Scylla), all comes from the live generation,
+  one of its commits after another, with the numbers that the events have. Cursors of readers, which
+  are borders of commits, and offsets in records of erasures so mean the same in both.
+- Files keep the names that the live generation gave them, whatever a rotation has called them since
+  (``fill_files``).
+- Source partitions of topics that are not the archive's own are left out, even if a backup has
+  them.
+- It begins where the live generation begins, or would begin by the archive's start and the ends
+  that its creation listed, though the source or a backup holds earlier events; these are read only
+  if the backfill was told so (``Making.start``).
+- Where a person has accepted that (``pass_damage``), it passes over commits of the live generation
+  that are damaged and whose events the source no longer holds: each is a gap.
+
+The same source for files that are rotated: they keep the names that the live generation has.
+
+A file of rows is named by the path that it had when it was first seen (``sources.row_tracking``).
+A generation that looked at a folder for itself would name files by their present paths. What comes
+from the live generation's files would then be there under another name too, and so twice. So the
+source is passed the marks of the live generation, which tell which file is which. The generation
+that is being built stays behind the live one: it reads what that one has begun, up to its position,
+and the rest after the promote. So no name is ever given to two files. What the source cannot show
+(a file is gone, was cut off, or went on behind a half line) comes from the live generation's files.
+A promote copies the marks, and all else that the live generation knows (``freezing``).
+
+An archive that reads another archive has no marks of its own. The archive at the top of the chain,
+which reads the files, has them: a backfill from these files uses its marks and stays behind the
+live generation too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from tidelog.archive.coverage import (
+    Coverage,
+    Interval,
+    are_offsets,
+    held_spans,
+    is_same_sequence,
+    read_covered,
+)
+from tidelog.archive.damage import damaged_spans
+from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.same_events import SAMPLE_OFFSETS, are_other_events
+from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.source import (
+    Bounds,
+    BranchingSource,
+    Chunk,
+    CompletingSource,
+    ExplainingSource,
+    KnownPartition,
+    KnowsEnds,
+    LeavingOut,
+    MissingOffsets,
+    ProbingSource,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+    Sparse,
+    TimedSource,
+    TrackingSource,
+    Vanishing,
+    bounds_apart,
+    check_wrapping,
+    missing_in,
+)
+from tidelog.connectors.topic.source import TopicSource
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_archive, read_listed, read_partitions
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import ListedPartition
+from tidelog.pipeline.base import CarriedRange, CarriedReader
+from tidelog.pipeline.completed import CompletedReader
+from tidelog.pipeline.endpoints import source_at, store_at
+from tidelog.pipeline.source_partitions import read_known
+
+__all__ = [
+    "FillFilesSource",
+    "FillSource",
+    "fill_source",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _FillPartition:
+    """What is known of one source partition."""
+
+    old: Coverage | None  # by the live generation
+    bounds: Bounds
+    spans: tuple[Interval, ...] = ()  # offsets that the source holds
+    note: bytes = b""  # what a source that tracks knows it by, after a range of the generation
+    damaged: tuple[Interval, ...] = ()  # by the live generation, whose loss is accepted
+
+    def end_of_span(self, position: int) -> int | None:
+        """Returns up to where the source holds what begins at an offset; None if it does not."""
+        return next((end for start, end in self.spans if start <= position < end), None)
+
+    def next_span(self, position: int) -> int | None:
+        """Returns from where on the source holds events after an offset."""
+        return next((start for start, _ in self.spans if start > position), None)
+
+    def end_of_damage(self, position: int) -> int | None:
+        """Returns where reading goes on after a damaged commit; None where none is damaged."""
+        ends = [end for start, end in self.damaged if start <= position < end]
+        if not ends or self.end_of_span(position) is not None:
+            return None
+        following = self.next_span(position)
+        return min([*ends, *([] if following is None else [following])])
+
+    def until_damage(self, position: int, end: int) -> tuple[int, bool]:
+        """Returns up to where all commits are damaged from an offset on, or none; and which."""
+        inside = [last for first, last in self.damaged if first <= position < last]
+        borders = [end, *inside, *([] if (at := self.next_damage(position)) is None else [at])]
+        return min(borders), bool(inside)
+
+    def next_damage(self, position: int) -> int | None:
+        """Returns where the next damaged commit after an offset begins."""
+        return next((start for start, _ in self.damaged if start > position), None)
+
+
+class FillSource:
+    """What a generation that is being built reads."""
+
+    def __init__(
+        self,
+        context: Context,
+        archive: Archive,
+        generation: int,
+        source: Source,
+        *,
+        follows: bool = False,
+    ) -> None:
+        # What numbers events itself is never read: the live generation has all that is. Its driver
+        # reports what vanishes.
+        answered = (
+            BranchingSource,
+            ProbingSource,
+            CompletingSource,
+            TimedSource,
+            Sparse,
+            KnowsEnds,
+            Vanishing,
+        )
+        check_wrapping(self, source, answered)
+        self._context = context
+        self._archive = archive
+        self._pipeline = archive.pipeline(generation)
+        self._given = archive.making(generation).source
+        self._source = source
+        self._follows = follows  # never ahead of the live generation
+        self._errors: dict[SourcePartition, TidelogError] = {}  # of the source
+        old = source_at(context, f"archive:{archive.name}?generation={archive.generation}")
+        if not isinstance(old, ArchiveSource):  # pragma: no cover - its address says so
+            raise InvalidError(f"source `{old.url}`: is not an archive")
+        self._old = old
+        self._known: dict[SourcePartition, _FillPartition] = {}
+        self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
+        self._unknown: set[SourcePartition] = set()  # of a backup, and not compared yet
+        self._is_from_first = archive.making(generation).start == "earliest"
+        self._passes_damage = False
+        self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
+
+    def pass_damage(self) -> None:
+        """Leave out commits of the live generation that cannot be read; a person accepts that."""
+        self._passes_damage = True
+
+    @property
+    def url(self) -> str:
+        return self._source.url
+
+    def partitions(self) -> list[SourcePartition]:
+        """Those of the source that are the archive's own, and those of the live generation."""
+        held, began = self._held(), self._began()
+        return began if self._follows else sorted({*held, *self._errors, *began})
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        held = self._held()
+        self._known = {each: self._look(each, held.get(each)) for each in partitions}
+        return {each: known.bounds for each, known in self._known.items()}
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> RangeReader:
+        """Reads from the one that has the start, up to where the other one is to be read."""
+        self._filled.pop(range.partition, None)
+        held = self._known.get(range.partition)
+        if held is None:
+            self.bounds([range.partition])
+            held = self._known[range.partition]
+        if held.old is not None and not held.old.by_offset:
+            return self._carried(range, self._next_border(range, held.old), b"")
+        end = held.end_of_span(int(range.start))
+        if end is not None:
+            if held.old is not None and int(range.start) < int(held.old.end):
+                end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
+            end, is_damaged = held.until_damage(int(range.start), end)
+            self._check_same(_limited(range, str(end)), None if is_damaged else held.old)
+            reader = self._source.reader(_limited(range, str(end)))
+            return reader if is_damaged else self._completed(reader, held.old)
+        following = held.next_span(int(range.start))
+        if held.old is None:
+            return self._source.reader(range)
+        if held.end_of_damage(int(range.start)) is not None:
+            raise NotFoundError(
+                f"source partition `{range.partition.text}`: what generation "
+                f"{self._archive.generation} has from {range.start} on is damaged: plan it again"
+            )
+        ends = [int(held.old.end), following, held.next_damage(int(range.start))]
+        return self._carried(range, str(min(end for end in ends if end is not None)), held.note)
+
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
+        """As the one says that the range was read from."""
+        if self._filled.get(range.partition) == range.start:
+            return self._old.missing(range, read, reason=None)
+        return missing_in(self._source, range, read)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """Cuts by offset; a reader stops earlier by itself, where the other one is to be read."""
+        if are_offsets(start, end):
+            return str(min(int(end), int(start) + events))
+        return end
+
+    def before(self, one: str, other: str) -> bool:
+        if are_offsets(one, other):
+            return int(one) < int(other)
+        return self._old.before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        if are_offsets(start, end):
+            return max(0, int(end) - int(start))
+        return self._old.count(start, end)
+
+    # Inside.
+
+    def _check_same(self, range: SourceRange, old: Coverage | None) -> None:
+        """Raise ``InvalidError`` where a backup holds the events of another topic of this name.
+
+        Once for each source partition: what the live generation holds is compared, or if that has
+        not begun what the archive's own source does.
+        """
+        if range.partition not in self._unknown:
+            return
+        own: Source = self._old
+        if old is None or self._archive.making().transform:
+            own = source_at(self._context, self._archive.source)
+        with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
+            bounds = own.bounds([range.partition])[range.partition]
+            if not are_offsets(bounds.first, bounds.end):
+                return
+            start = max(int(range.start), int(bounds.first))
+            limit = min(int(range.limit), int(bounds.end), start + SAMPLE_OFFSETS)
+            if start >= limit:
+                return
+            both = SourceRange(range.partition, str(start), str(limit))
+            if are_other_events(self._source.reader(both), own.reader(both)):
+                raise InvalidError(
+                    f"source partition `{range.partition.text}`: `{self._source.url}` holds other "
+                    f"events than `{own.url}` at offsets from {start} on, as of a topic that had "
+                    "this name before: create another archive for it",
+                    partition=range.partition.text,
+                )
+            self._unknown.discard(range.partition)
+
+    def _completed(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
+        """The range with what the source lacks inside of it, and files of the generation hold.
+
+        Of a topic they hold nothing more: each of its offsets had an event, and one that is missing
+        was deleted. Files of a transform hold its output, which no other transform may get.
+        """
+        dense = self._follows or isinstance(self._source, TopicSource)
+        if old is None or dense or self._archive.making().transform:
+            return reader
+        start = max(int(reader.range.start), int(old.begin))
+        limit = min(int(reader.range.limit), int(old.end))
+        if start >= limit:
+            return reader
+        files = self._old.reader(replace(reader.range, start=str(start), limit=str(limit)))
+        return CompletedReader(reader, files, self._archive.generation)
+
+    def _held(self) -> dict[SourcePartition, Bounds]:
+        """What the source holds of the archive's own topics, where positions are offsets."""
+        try:
+            there = self._source.partitions()
+        except NotFoundError:
+            if self._given:
+                raise
+            return {}  # the topic was deleted: the archive's files are all there is
+        own = [each for each in there if not self._given or each.topic in self._topics]
+        self._errors = {}
+        bounds = bounds_apart(self._source, own, self._errors)
+        is_new = self._given and not self._known
+        if is_new:
+            self._unknown = {each for each, b in bounds.items() if not b.incarnation}
+        return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
+
+    def _began(self) -> list[SourcePartition]:
+        """The source partitions that the live generation has begun."""
+        context, pipeline = self._context, self._archive.pipeline()
+        names = read_partitions(context, pipeline)
+        begun = [name for name in names if read_covered(context, pipeline, name) is not None]
+        return [SourcePartition.named(name) for name in begun]
+
+    @cached_property
+    def _topics(self) -> frozenset[str]:
+        """The archive's own topics: those that it has, and those that its source has now."""
+        known = {each.topic for each in self._began()}
+        own = source_at(self._context, self._archive.source)
+        with contextlib.suppress(NotFoundError):  # its name is among those that were begun
+            known |= {each.topic for each in own.partitions()}
+        return frozenset(known)
+
+    @cached_property
+    def _is_restorable(self) -> bool:
+        """Whether the files of the live generation hold events, and not only columns of them."""
+        store = store_at(self._context, self._archive.store)
+        return ArchiveFiles(store, self._archive.making()).restorable
+
+    def _look(self, partition: SourcePartition, source: Bounds | None) -> _FillPartition:
+        context = self._context
+        old = read_covered(context, self._archive.pipeline(), partition.text)
+        if partition in self._errors and not self._follows and (old is None or old.by_offset):
+            raise self._errors[partition]
+        if source is not None and old is not None:
+            source = self._usable(partition, old, source)
+        if source is not None:
+            source = self._begun(partition, old, source)
+        if old is None or (old.by_offset and not self._is_restorable):
+            if source is None:
+                raise NotFoundError(
+                    f"source partition `{partition.text}`: neither the source nor a file of "
+                    f"archive `{self._archive.name}` has it any more"
+                )
+            return _FillPartition(None, source, ((int(source.first), int(source.end)),))
+        if old.by_offset and old.begin == old.end and source is not None:
+            return _FillPartition(None, source, ((int(source.first), int(source.end)),))
+        if not old.by_offset:
+            self._check_restorable(partition)
+            begins = self._old.bounds([partition])[partition]
+            return _FillPartition(old, begins)
+        return self._join(partition, old, source)
+
+    def _join(
+        self, partition: SourcePartition, old: Coverage, source: Bounds | None
+    ) -> _FillPartition:
+        """What both hold; the source first."""
+        damaged = self._damage(partition, old)
+        position = self._position(partition)
+        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
+        if source is None:
+            held = _FillPartition(old, bounds, note=old.note, damaged=damaged)
+            return replace(held, bounds=_past_damage(held, bounds, position))
+        spans = held_spans(self._source, partition, source, old)
+        first, begins = bounds.first, bounds.begins
+        if int(source.first) < int(first):
+            first, begins = source.first, source.begins
+        held = _FillPartition(old, source, tuple(spans), damaged=damaged)
+        if position is not None and position >= int(old.end):
+            # No store holds what lies between the end of the files and the source's first event.
+            following = held.next_span(position)
+            if held.end_of_span(position) is None and following is not None:
+                first = str(following)
+        end = str(max(int(source.end), int(old.end)))
+        incarnation = source.incarnation or old.incarnation
+        joined = Bounds(first, end, incarnation, begins=begins, note=source.note)
+        joined = _past_damage(held, joined, position)
+        return replace(held, bounds=joined, note=source.note or old.note)
+
+    def _damage(self, partition: SourcePartition, old: Coverage) -> tuple[Interval, ...]:
+        """What is damaged in the live generation, if a person accepts that; read once."""
+        if not self._passes_damage:
+            return ()
+        if partition not in self._damaged:
+            found = damaged_spans(self._context, self._archive, self._old, partition, old)
+            self._damaged[partition] = found
+        return self._damaged[partition]
+
+    def _begun(self, partition: SourcePartition, old: Coverage | None, source: Bounds) -> Bounds:
+        """What the source holds from where the live generation begins, or would begin."""
+        if self._is_from_first or (old is not None and not old.by_offset):
+            return source
+        listed = self._listed.get(partition.text)
+        begin, begins, note = "", source.begins, source.note
+        if old is not None:
+            begin, begins = old.begin, old.begins
+        elif self._archive.start == "latest" and listed is not None and are_offsets(listed.end):
+            unknown = not listed.incarnation or not source.incarnation
+            if unknown or listed.incarnation == source.incarnation:
+                begin, begins = listed.end, "latest"
+        if not begin or int(begin) <= int(source.first):
+            return source
+        if listed is not None and listed.end == begin:
+            note = listed.note  # of what is before it
+        return replace(source, first=begin, begins=begins, note=note)
+
+    @cached_property
+    def _listed(self) -> dict[str, ListedPartition]:
+        """What the creation of the archive saw."""
+        return read_listed(self._context, self._archive.pipeline())
+
+    def _usable(self, partition: SourcePartition, old: Coverage, held: Bounds) -> Bounds | None:
+        """What may be read from the source beside the live generation; None: nothing."""
+        if not is_same_sequence(held, old):
+            return None
+        if not self._follows:
+            return held
+        if int(held.first) > int(old.end):
+            return None
+        return replace(held, end=str(min(int(held.end), int(old.end))))
+
+    def _position(self, partition: SourcePartition) -> int | None:
+        """How far the generation that is being built has read."""
+        now = read_covered(self._context, self._pipeline, partition.text)
+        return None if now is None else int(now.end)
+
+    def _check_restorable(self, partition: SourcePartition) -> None:
+        if not self._is_restorable:
+            raise InvalidError(
+                f"source partition `{partition.text}`: generation {self._archive.generation} of "
+                f"archive `{self._archive.name}` keeps no raw values, so no other one can be made "
+                "of its files: create a new archive"
+            )
+
+    def _next_border(self, range: SourceRange, old: Coverage) -> str:
+        """Where the commit ends that a range begins with."""
+        for start, end in pairwise(old.borders):
+            if start == range.start:
+                return end
+        raise NotFoundError(
+            f"source partition `{range.partition.text}`: generation {self._archive.generation} of "
+            f"archive `{self._archive.name}` has no commit that begins at {range.start}: drop the "
+            "generation that is being built, and backfill again"
+        )
+
+    def _carried(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
+        """A range from the files of the live generation."""
+        self._filled[range.partition] = range.start
+        reader = self._old.reader(_limited(range, end))
+        making = self._archive.making()
+        numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
+        carried = CarriedRange(self._archive.generation, bool(making.transform), numbers, note)
+        return CarriedReader(reader, carried)
+
+
+def _past_damage(held: _FillPartition, bounds: Bounds, position: int | None) -> Bounds:
+    """Bounds that begin after a damaged commit, for a generation that has come to it."""
+    after = None if position is None else held.end_of_damage(position)
+    return bounds if after is None else replace(bounds, first=str(after))
+
+
+def _limited(range: SourceRange, end: str) -> SourceRange:
+    """The range, up to an end at the latest."""
+    if are_offsets(range.limit, end) and int(range.limit) <= int(end):
+        return range
+    return replace(range, limit=end)
+
+
+_source: type[Source] = FillSource
+_explaining: type[ExplainingSource] = FillSource
+
+
+def fill_source(context: Context, archive: Archive, generation: int, source: Source) -> FillSource:
+    """What a generation that is being built reads, of the archive's own source or another one."""
+    if isinstance(source_at(context, archive.source), TrackingSource):
+        return FillFilesSource(context, archive, generation, source, archive.pipeline())
+    if isinstance(source, TrackingSource):
+        return FillFilesSource(
+            context, archive, generation, source, _tracking_pipeline(context, archive)
+        )
+    return FillSource(context, archive, generation, source)
+
+
+def _tracking_pipeline(context: Context, archive: Archive) -> str:
+    """Returns the pipeline that reads the files which an archive was made of; empty: none does.
+
+    That is the archive's own, or that of the archive at the top of its chain.
+    """
+    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
+    while not isinstance(source_at(context, source), TrackingSource):
+        address = parse_address(source)
+        if address.scheme != "archive" or address.path in known:
+            return ""
+        known.add(address.path)
+        above = read_archive(context, address.path)
+        pipeline, source = above.pipeline(), above.source
+    return pipeline
+
+
+class FillFilesSource(FillSource):
+    """What a generation that is being built reads of files; see this module."""
+
+    def __init__(
+        self, context: Context, archive: Archive, generation: int, source: Source, tracks: str
+    ) -> None:
+        """``tracks`` is the pipeline that has the marks of these files; empty: none has."""
+        super().__init__(context, archive, generation, source, follows=bool(tracks))
+        self._tracks = tracks
+
+    def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
+        """Pass on what this generation has read, and the marks of the live one."""
+        if not isinstance(self._source, TrackingSource):
+            return
+        merged = dict(known)
+        for partition, live in self._live().items():
+            own = known.get(partition)
+            position = "0" if live.note else live.position  # one without a note stays untrusted
+            merged[partition] = KnownPartition(
+                position if own is None else own.position,
+                live.incarnation,
+                b"" if own is None else own.note,
+                further=live.note,
+            )
+        self._source.track(merged)
+
+    def seen(self) -> dict[SourcePartition, str]:
+        """Nothing: the live generation is ahead, and its driver keeps what it saw."""
+        return {}
+
+    def renewed(self) -> dict[SourcePartition, bytes]:
+        """Nothing: the live generation's driver keeps new names, and a promote copies them."""
+        return {}
+
+    def left_out(self) -> dict[str, str]:
+        return self._source.left_out() if isinstance(self._source, LeavingOut) else {}
+
+    def _live(self) -> dict[SourcePartition, KnownPartition]:
+        """What is known of the files that the archive was made of."""
+        return read_known(self._context, self._tracks, {}) if self._tracks else {}
+
+
+_tracking: type[TrackingSource] = FillFilesSource
+_leaving: type[LeavingOut] = FillFilesSource

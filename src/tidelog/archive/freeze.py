@@ -1,0 +1,237 @@
+"""Freezing the heads of a live generation while another one is promoted, and releasing them.
+
+A frozen head has another version, so the driver that had it fails at its next write, and adopts it
+again only when the *gate* is open (``gate``): the archive's row, whose ``promotion`` names
+the promote under way. The promote withdraws it when it is refused; after a crash a later promote
+does, or a driver that finds it older than ``limits.PROMOTION_MS``. From then on that promote can no
+longer switch generations, since its last write expects its own id there. So a promote that died
+holds drivers up for a minute at most, and clocks decide about nothing else.
+
+A range that was under way is settled under the freeze: what was decided is published and committed,
+what was not is withdrawn. So a generation that is kept has no range under way, for which an erasure
+would wait in vain.
+
+A source partition that is listed and has no head yet gets a frozen one without a position. A driver
+lists a partition before it asks at the gate: one that it lists after the promote has read the list
+finds the gate closed.
+
+Whether a driver may create or thaw heads of a generation now: what the archive's row says.
+
+The row's ``promotion`` names the promote under way, which freezes the live generation's heads
+(``freezing``). Withdrawing it opens the gate, and that promote can no longer switch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from tidelog.archive.coverage import is_same_sequence
+from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.connectors.source import SourcePartition
+from tidelog.context import Context
+from tidelog.coordination.ages import store_now_ms
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    list_partitions,
+    read_archive,
+    read_listed,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model import layout, limits
+from tidelog.model.archive import Archive, ArchiveEnd, Promotion
+from tidelog.model.event import to_iso
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import Progress
+from tidelog.pipeline.base import Pipeline, frozen
+from tidelog.pipeline.cycle import Cycle, CycleReport, Track
+from tidelog.pipeline.source_partitions import copy_seen
+
+__all__ = [
+    "HeadGate",
+    "carry_known",
+    "freeze_heads",
+    "is_stale",
+    "release_heads",
+    "withdraw",
+]
+
+_ATTEMPTS = 50  # of a write that others keep changing
+
+
+def freeze_heads(context: Context, pipeline: Pipeline, promotion: Promotion | ArchiveEnd) -> None:
+    """Freeze all heads of a pipeline, and settle the ranges that are under way there."""
+    work = _Freeze(context, pipeline, epoch=0)
+    for partition in read_partitions(context, pipeline.id):
+        work.freeze(SourcePartition.named(partition), promotion.id)
+
+
+def release_heads(context: Context, pipeline: str, promotion: Promotion) -> None:
+    """Let drivers resume at once; those that meet a frozen head later thaw it themselves."""
+    for partition in read_partitions(context, pipeline):
+        where = layout.pipeline_partition(pipeline, partition)
+        row = context.catalog.get(where, "head")
+        head = decode_row(row.value, Progress, where) if row is not None else None
+        if row is None or head is None or head.frozen != promotion.id:
+            continue
+        change: Change = Delete("head", expect=row.version)
+        if head.position:
+            thawed = msgspec.structs.replace(head, frozen="")
+            change = Put("head", encode_row(thawed), expect=row.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(where, change, write_id=context.ids.new())
+
+
+def carry_known(context: Context, old: str, new: str) -> None:
+    """Copy what a frozen generation knows of its source to the one that replaces it.
+
+    That is: what its source recognises files by, the ends that its creation listed and that drivers
+    saw, and what a person accepted: partitions that ended, and rows of files that vanished. A
+    driver would otherwise take other files for those that were read, or ask the person again.
+    """
+    list_partitions(context, new, read_listed(context, old).values())
+    copy_seen(context, old, new)
+    for partition in read_partitions(context, old):
+        before = read_progress(context, old, partition)
+        if before is not None:
+            _carry_head(context, before, layout.pipeline_partition(new, partition))
+
+
+def _carry_head(context: Context, before: Progress, where: str) -> None:
+    """Copy what a head says to that of another generation, which a driver may be changing."""
+    for _ in range(_ATTEMPTS):
+        row = context.catalog.get(where, "head")
+        if row is None:
+            return
+        head = decode_row(row.value, Progress, where)
+        carried = _with_note(head, before)
+        same = head.position == before.position and is_same_sequence(head, before)
+        if same and not head.ended:
+            carried = _with_decisions(carried, before)
+        if carried == head:
+            return
+        change = Put("head", encode_row(carried), expect=row.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(where, change, write_id=context.ids.new())
+    raise UnavailableError(f"head `{where}`: others keep changing it: try again")
+
+
+def _with_note(head: Progress, before: Progress) -> Progress:
+    """The head with the note of another generation, of the same file or topic.
+
+    A note may be of more than was read. Notes of sources without incarnations are lists of files,
+    which each generation has read for itself.
+    """
+    same = head.incarnation and head.incarnation == before.incarnation
+    return msgspec.structs.replace(head, note=before.note) if same else head
+
+
+def _with_decisions(head: Progress, before: Progress) -> Progress:
+    """The head with gaps and an end that a person accepted at the same position."""
+    decided = [gap for gap in before.gaps if before.ended or gap.reason == "vanished"]
+    known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
+    more = [gap for gap in decided if (gap.start, gap.end, gap.reason) not in known]
+    lost = head.totals.lost + len(more)
+    return msgspec.structs.replace(
+        head,
+        ended=before.ended,
+        gaps=(*head.gaps, *more),
+        totals=msgspec.structs.replace(head.totals, lost=lost),
+    )
+
+
+class _Freeze(Cycle):
+    """Takes heads from the drivers that have them, and finishes what was decided."""
+
+    def freeze(self, partition: SourcePartition, promotion: str) -> None:
+        """Freeze one head, and settle its range."""
+        where = layout.pipeline_partition(self._pipeline.id, partition.text)
+        for _ in range(_ATTEMPTS):
+            row = self._context.catalog.get(where, "head")
+            found = decode_row(row.value, Progress, where) if row is not None else None
+            if found is not None and found.closed:
+                return
+            if row is not None and found is not None and found.frozen == promotion:
+                self._settle(Track(partition, where, found, row.version))
+                return
+            head = msgspec.structs.replace(found or Progress("", 0, 0), frozen=promotion)
+            expect = ABSENT if row is None else row.version
+            change = Put("head", encode_row(head), expect=expect)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                self._context.catalog.write(where, change, write_id=self._context.ids.new())
+        raise UnavailableError(f"head of `{partition.text}`: others keep changing it: try again")
+
+    def _settle(self, track: Track) -> None:
+        self._read_intent(track)
+        if track.intent is None:
+            return
+        if track.intent.manifest:
+            self._finish(track, self._manifest(track.intent.manifest), CycleReport())
+        else:
+            self._withdraw(track)
+
+
+class HeadGate:
+    """Whether heads of a generation may be created or thawed now."""
+
+    def __init__(self, context: Context, archive: Archive, generation: int) -> None:
+        self._context = context
+        self._archive = archive
+        self._generation = generation
+        self._state = archive.state_of(generation)  # another one is driven from another source
+
+    def __call__(self) -> None:
+        """Raises ``FrozenError`` while another one is promoted, ``FencedError`` after that."""
+        name, number = self._archive.name, self._generation
+        try:
+            now = read_archive(self._context, name)
+        except NotFoundError:
+            now = None
+        if now is None or now.incarnation != self._archive.incarnation or number not in now.makings:
+            raise FencedError(
+                f"archive `{name}`: generation {number} was removed: stop this driver"
+            )
+        if now.ended is not None:
+            raise FencedError(
+                f"archive `{name}`: was ended at {to_iso(now.ended.at_ms)}: stop this driver"
+            )
+        state = now.state_of(number)
+        if state != self._state or state in ("kept", "removing"):
+            raise FencedError(
+                f"archive `{name}`: generation {number} is {state}, and {now.generation} is live: "
+                "stop this driver"
+            )
+        promotion = now.promotion
+        if promotion is None or state != "live":
+            return
+        if not is_stale(self._context, promotion):
+            raise frozen(name, f"generation {number}")
+        withdraw(self._context, name, promotion)
+
+
+def is_stale(context: Context, promotion: Promotion) -> bool:
+    """Returns whether a promote is older than ``PROMOTION_MS``, so that its process must be dead.
+
+    By the store's clock, as the promote itself: that of another machine may be a year ahead.
+    """
+    return store_now_ms(context) - promotion.began_ms > limits.PROMOTION_MS
+
+
+def withdraw(context: Context, name: str, promotion: Promotion) -> Archive:
+    """Take a promote back, unless it is done: it can no longer switch generations."""
+
+    def edit(found: Archive) -> Archive:
+        if found.promotion is None or found.promotion.id != promotion.id:
+            return found
+        return msgspec.structs.replace(found, promotion=None)
+
+    return change_archive(context, name, edit)

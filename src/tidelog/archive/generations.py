@@ -1,0 +1,495 @@
+"""Generations of an archive: built beside the live one, promoted, rolled back, and dropped.
+
+A generation is a pipeline of its own, with its own rows, manifests and folder, so the live one runs
+on undisturbed while another one is built. Its state is in the archive's row, which only conditional
+writes change: ``building`` (a backfill fills it), ``live`` (readers and drivers use it), ``kept``
+(it was live), ``removing`` (its files are being deleted). At most one is being built.
+
+A backfill reads the archive's source, or a backup, and takes what that no longer holds from the
+files of the live generation (``fill``). Beginning one is one conditional write of the row.
+
+Promote; rollback is the same with a kept generation, which step 0 makes one that is being built:
+
+0. rollback: the row says ``building``                        → dead: rollback or promote resumes
+1. catch up: a driver brings the new generation to where the
+   live one is, and their coverage is compared                → dead: nothing has changed
+2. the row gets a ``promotion``, with an id                    → dead: a driver or the next promote
+                                                                withdraws it
+3. freeze: every head of the live generation names that id, so
+   no driver commits there; ranges under way are settled       → dead: the same; then drivers thaw
+4. catch up with what was committed since, and compare again:
+   the new one must cover, of every source partition, all that
+   the live one covers. If not: the promotion is withdrawn,
+   heads are released, and the ranges are listed. Else what
+   the live one knows of its source is copied (``freezing``),
+   and what it accounts for is recorded beside the new heads   → dead: the same
+5. switch, in one write that expects the promotion's id: the
+   new one is live, the other one kept, no promotion            → dead: tables list the old files
+6. every table of the archive lists the files of the new one   → dead: the next register, or drop
+
+The heads of a kept generation stay frozen: only a rollback opens the gate again (``freezing``).
+A generation is kept until ``drop`` removes it:
+
+1. refuse, with the ranges, if it covers what neither the live
+   one nor the source has                                      → dead: nothing has changed
+2. the row says ``removing``                                    → dead: the next drop or sweep
+3. its heads are closed, so no driver commits there             → dead: the same
+4. delete files, dead letters, manifests, staged files, rows    → dead: the same
+5. delete the versions of tables that name these files: their
+   manifests, then the snapshots                                → dead: the same
+6. remove the generation from the row
+
+A driver may still copy files of a range that was decided before its head was closed; no reader uses
+that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
+a driver from starting again. Numbers are not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+
+from tidelog.archive.account import note_before
+from tidelog.archive.archive import check_active, find_archive, open_pipeline, open_sink
+from tidelog.archive.coverage import (
+    MissingRange,
+    are_offsets,
+    held_spans,
+    is_behind,
+    missing_ranges,
+    read_covered,
+    without,
+)
+from tidelog.archive.delete import finish_removal
+from tidelog.archive.derived_archives import refuse_circle
+from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
+from tidelog.archive.lacking import LackingEvents
+from tidelog.archive.tables import check_tables, forget_files, replace_files
+from tidelog.catalog.disk_reserve import freeing
+from tidelog.connectors.source import SourcePartition, bounds_apart
+from tidelog.context import Context
+from tidelog.coordination.ages import store_now_ms
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import change_archive
+from tidelog.coordination.registry import check_shown
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.model import limits
+from tidelog.model.archive import Archive, ArchiveFormat, ForcedPromote, GenerationState, Promotion
+from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.endpoints import files_at, pipelines_of, source_at
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.registry import close_heads, delete_below, remove_work
+from tidelog.pipeline.source_partitions import track
+
+__all__ = [
+    "begin_backfill",
+    "drop_generation",
+    "finish_removals",
+    "promote",
+    "remove_strays",
+    "rollback",
+]
+
+_SHOWN = 10  # ranges in a message
+
+
+def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[Archive, int]:
+    """Returns a generation to be built with these settings: a new one, or the one that is there."""
+    present = find_archive(context, name)
+    check_active(present)
+    files_at(context, present)  # is the folder ours
+    makings = {**present.makings, present.newest + 1: making}
+    open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
+    try:
+        source_at(context, making.source or present.source).partitions()
+    except NotFoundError:
+        if making.source:
+            raise  # else the files can still be built from scratch
+
+    def edit(archive: Archive) -> Archive:
+        check_active(archive)
+        refuse_circle(context, name, making.source)
+        building = archive.building
+        if building is None:
+            number = archive.newest + 1
+            more = {**archive.makings, number: making}
+            begun = _with_states(archive, {number: "building"})
+            return msgspec.structs.replace(begun, makings=more, newest=number)
+        if archive.makings[building] != making:
+            raise InvalidError(
+                f"archive `{name}`: generation {building} is being built with other settings: "
+                f"backfill with the same ones, or drop it with `archive drop {name} {building}`"
+            )
+        return archive
+
+    archive = change_archive(context, name, edit)
+    return archive, archive.building or archive.newest
+
+
+def promote(
+    context: Context, name: str, *, force: bool = False, workers: Workers | None = None
+) -> Archive:
+    """Make the generation that was built the live one, and keep the other one.
+
+    ``InvalidError`` when there is none, or when it lacks something that the live one has, and that
+    neither its source nor the live one's files can give it; ``force`` records that, and promotes
+    it.
+    """
+    archive = find_archive(context, name)
+    check_active(archive)
+    if archive.building is None:
+        raise InvalidError(
+            f"archive `{name}`: has no generation to promote: make one with "
+            f"`tidelog archive backfill {name}`"
+        )
+    return _Promote(context, archive, archive.building, workers).run(force)
+
+
+def rollback(
+    context: Context,
+    name: str,
+    *,
+    generation: int | None = None,
+    force: bool = False,
+    workers: Workers | None = None,
+) -> Archive:
+    """Make a kept generation the live one again, with all that came in since; as ``promote``."""
+    archive = find_archive(context, name)
+    check_active(archive)
+    files_at(context, archive)  # is the folder ours, before anything changes
+    wanted = _kept(archive, generation)
+
+    def edit(found: Archive) -> Archive:
+        check_active(found)
+        if found.building not in (None, wanted):
+            raise InvalidError(
+                f"archive `{name}`: generation {found.building} is being built: promote it, or "
+                f"drop it with `archive drop {name} {found.building}`, before a rollback"
+            )
+        if found.state_of(wanted) not in ("kept", "building"):
+            raise InvalidError(
+                f"archive `{name}`: generation {wanted} is {found.state_of(wanted)}: roll back to "
+                "one that is kept"
+            )
+        return _with_states(found, {wanted: "building"})
+
+    before = archive.state_of(wanted)
+    archive = change_archive(context, name, edit)  # step 0
+    try:
+        return _Promote(context, archive, wanted, workers).run(force)
+    except InvalidError:
+        if before == "kept":
+            change_archive(context, name, lambda found: _kept_again(found, wanted))
+        raise
+
+
+def drop_generation(
+    context: Context, name: str, generation: int, *, force: bool = False
+) -> Archive:
+    """Delete a generation that is being built or kept, with all its files.
+
+    ``InvalidError`` for the live one, and when it covers what neither the live one nor the source
+    has, unless ``force`` accepts that loss.
+    """
+    archive = find_archive(context, name)
+    files_at(context, archive)  # is the folder ours, before anything changes
+    state = archive.state_of(generation)
+    if generation == archive.generation:
+        do = "promote another one first"
+        if archive.ended is not None:
+            do = f"delete all with `tidelog archive delete {name} --delete-files`"
+        raise InvalidError(f"archive `{name}`: generation {generation} is the live one: {do}")
+    if state != "removing" and not force:
+        lacking = _only_there(context, archive, generation)
+        if lacking:
+            raise InvalidError(
+                f"archive `{name}`: generation {generation} holds what neither generation "
+                f"{archive.generation} nor the source has: {_listed(lacking)}: keep it, or drop it "
+                "with --force",
+                missing=[each.text for each in lacking],
+            )
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        if generation == found.generation or _targets(context, found, generation):
+            raise InvalidError(
+                f"archive `{name}`: generation {generation} is being promoted: drop it afterwards"
+            )
+        return _with_states(found, {generation: "removing"})
+
+    with freeing(context.catalog):
+        return _remove(context, change_archive(context, name, edit), generation)
+
+
+def finish_removals(context: Context, archive: Archive) -> Archive:
+    """Finish the removal of generations, or of the archive, that a process left behind."""
+    if archive.ended is not None and archive.ended.removing:
+        finish_removal(context, archive)
+        return archive
+    for generation in archive.in_state("removing"):
+        archive = _remove(context, archive, generation)
+    return archive
+
+
+def remove_strays(context: Context, archive: Archive) -> None:
+    """Delete what a driver of a removed generation has copied, staged or recorded since."""
+    files = files_at(context, archive)
+    removed = [each for each in range(1, archive.newest + 1) if each not in archive.makings]
+    for generation in removed:
+        delete_below(files, f"{archive.folder(generation)}/")
+        for each in pipelines_of(archive, generation):
+            remove_work(context, each, files)
+    if removed:
+        dead = tuple(f"{generation}_" for generation in removed)
+        delete_below(files, f"{archive.dead}/", lambda key: _name(key).startswith(dead))
+
+
+class _Promote:
+    """One promote, or rollback, from step 1 on."""
+
+    def __init__(
+        self, context: Context, archive: Archive, generation: int, workers: Workers | None
+    ) -> None:
+        files_at(context, archive)  # is the folder ours, before anything changes
+        self._context = context
+        self._archive = archive
+        self._generation = generation
+        self._workers = workers or LocalWorkers()
+        self._promotion = Promotion(context.ids.new(), generation, context.clock.now_ms())
+        self._events = LackingEvents(context, archive, archive.generation, generation)
+
+    def run(self, force: bool) -> Archive:
+        check_tables(self._archive, self._generation)
+        lacking = self._catch_up(force)  # step 1
+        if lacking and not force:
+            raise self._refused(lacking)
+        self._begin()
+        context, live = self._context, self._live()
+        try:
+            for pipeline in live:
+                freeze_heads(context, pipeline, self._promotion)
+            lacking = self._catch_up(force)
+            if lacking and not force:
+                raise self._refused(lacking)
+            archive, now_ms = self._archive, context.clock.now_ms()
+            before, after = archive.generation, archive.pipeline(self._generation)
+            reason = "--force" if force else ""
+            carry_known(context, archive.pipeline(), after)
+            note_before(context, (before, archive.pipeline()), after, now_ms, reason)
+            switched = self._switch(lacking)
+        except TidelogError:
+            with contextlib.suppress(TidelogError):  # else a driver does
+                withdraw(context, self._archive.name, self._promotion)
+                for pipeline in live:
+                    release_heads(context, pipeline.id, self._promotion)
+            raise
+        replace_files(self._context, switched)  # step 6
+        return switched
+
+    def _catch_up(self, force: bool) -> list[MissingRange]:
+        """Steps 1 and 4; returns what the new generation lacks after that."""
+        lacking = self._lacking()
+        if not lacking:
+            return []
+        archive, new = self._archive, self._generation
+        pipeline = open_pipeline(self._context, archive, self._workers, new)
+        how = DriverOptions(policy=FilePolicy(archive.max_bytes, archive.max_age_ms))
+
+        def look(_: CycleReport) -> None:
+            """Stops at what the live one has, since a busy source never ends."""
+            if not is_behind(self._context, archive, archive.generation, new):
+                how.stop.set()
+
+        how.on_cycle = look
+        try:
+            Driver(self._context, pipeline, how).run()
+        except TidelogError:
+            if not force:
+                raise
+        return self._lacking()
+
+    def _lacking(self) -> list[MissingRange]:
+        archive = self._archive
+        ranges = missing_ranges(self._context, archive, archive.generation, self._generation)
+        return ranges or self._events.find()
+
+    def _begin(self) -> None:
+        """Step 2."""
+        promotion = msgspec.structs.replace(self._promotion, began_ms=store_now_ms(self._context))
+
+        def edit(found: Archive) -> Archive:
+            self._check_same(found)
+            other = found.promotion
+            if (
+                other is not None
+                and other.id != promotion.id
+                and not is_stale(self._context, other)
+            ):
+                raise InvalidError(
+                    f"archive `{found.name}`: generation {other.generation} is being promoted by "
+                    "another process: wait for it"
+                )
+            return msgspec.structs.replace(found, promotion=promotion)
+
+        self._promotion = promotion
+        change_archive(self._context, self._archive.name, edit)
+
+    def _live(self) -> list[Pipeline]:
+        """The pipelines of the live generation: its own, and that of its dead letters."""
+        own = open_pipeline(self._context, self._archive, self._workers)
+        return [own, dataclasses.replace(own, id=replay_pipeline(own.id))]
+
+    def _switch(self, lacking: Sequence[MissingRange]) -> Archive:
+        """Step 5."""
+        old, new = self._archive.generation, self._generation
+
+        def edit(found: Archive) -> Archive:
+            if found.generation == new and found.promotion is None:
+                return found  # a lost reply: it is done
+            self._check_same(found)
+            if found.promotion is None or found.promotion.id != self._promotion.id:
+                raise InvalidError(
+                    f"archive `{found.name}`: this promote took longer than "
+                    f"{limits.PROMOTION_MS // 1000} s, and drivers have resumed: promote again"
+                )
+            states = {**found.states, old: "kept"}
+            states.pop(new, None)
+            forced = found.forced
+            if lacking:
+                ranges = tuple((each.partition, each.start, each.end) for each in lacking)
+                now_ms = self._context.clock.now_ms()
+                listed = ranges[: limits.FORCED_RANGES_MAX]
+                more = len(ranges) - len(listed)
+                forced = (*forced, ForcedPromote(old, new, now_ms, listed, more))
+            return msgspec.structs.replace(
+                found, generation=new, states=states, promotion=None, forced=forced
+            )
+
+        return change_archive(self._context, self._archive.name, edit)
+
+    def _check_same(self, found: Archive) -> None:
+        mine, number = self._archive, self._generation
+        same = (found.incarnation, found.generation) == (mine.incarnation, mine.generation)
+        if not same or number not in found.makings or found.state_of(number) != "building":
+            raise InvalidError(
+                f"archive `{mine.name}`: its generations have changed meanwhile: look at "
+                f"`tidelog archive status {mine.name}`, and try again"
+            )
+
+    def _refused(self, lacking: Sequence[MissingRange]) -> InvalidError:
+        name = self._archive.name
+        return InvalidError(
+            f"archive `{name}`: generation {self._generation} lacks what generation "
+            f"{self._archive.generation} has: {_listed(lacking)}: run `tidelog archive backfill "
+            f"{name}` again first, or lose that with --force",
+            missing=[each.text for each in lacking],
+        )
+
+
+def _kept(archive: Archive, generation: int | None) -> int:
+    """The generation to roll back to."""
+    kept = archive.in_state("kept") or archive.in_state("building")
+    if generation is not None:
+        archive.making(generation)
+        return generation
+    if len(kept) == 1:
+        return kept[0]
+    if not kept:
+        raise InvalidError(f"archive `{archive.name}`: keeps no other generation to roll back to")
+    raise InvalidError(
+        f"archive `{archive.name}`: keeps generations {', '.join(map(str, kept))}: say which with "
+        "--to"
+    )
+
+
+def _kept_again(archive: Archive, generation: int) -> Archive:
+    building = generation in archive.makings and archive.state_of(generation) == "building"
+    return _with_states(archive, {generation: "kept"}) if building else archive
+
+
+def _with_states(archive: Archive, states: dict[int, GenerationState]) -> Archive:
+    return msgspec.structs.replace(archive, states={**archive.states, **states})
+
+
+def _targets(context: Context, archive: Archive, generation: int) -> bool:
+    """Whether a promote of this generation is under way."""
+    promotion = archive.promotion
+    under_way = promotion is not None and promotion.generation == generation
+    return under_way and promotion is not None and not is_stale(context, promotion)
+
+
+def _only_there(context: Context, archive: Archive, generation: int) -> list[MissingRange]:
+    """What a generation covers, and neither the live one nor the source has."""
+    lacking = missing_ranges(context, archive, generation, archive.generation)
+    only = LackingEvents(context, archive, generation, archive.generation).find()
+    if not lacking and not only:
+        return []
+    pipeline = archive.pipeline(generation)
+    try:
+        source = source_at(context, archive.source)
+        track(context, pipeline, source)
+        held = bounds_apart(source, source.partitions(), {})
+    except TidelogError:
+        return [*lacking, *only]  # a source that cannot be reached counts as empty
+    left: list[MissingRange] = []
+    for each in only:  # of a range that was not complete when it was read from a source
+        bounds = held.get(SourcePartition.named(each.partition))
+        if bounds is None or not bounds.is_dense or int(bounds.first) > int(each.start):
+            left.append(each)
+    for each in lacking:
+        partition = SourcePartition.named(each.partition)
+        bounds, covered = held.get(partition), read_covered(context, pipeline, each.partition)
+        if bounds is None or covered is None or not are_offsets(each.start, each.end):
+            left.append(each)
+            continue
+        if bounds.incarnation != covered.incarnation:  # one that is not known may be another
+            left.append(each)
+            continue
+        spans = held_spans(source, partition, bounds, covered)
+        pieces = without([(int(each.start), int(each.end))], spans)
+        left += [MissingRange(each.partition, str(start), str(end)) for start, end in pieces]
+    return left
+
+
+def _listed(ranges: Sequence[MissingRange]) -> str:
+    more = len(ranges) - _SHOWN
+    shown = ", ".join(each.text for each in ranges[:_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _remove(context: Context, archive: Archive, generation: int) -> Archive:
+    """Steps 3 to 6 of a drop."""
+    replace_files(context, archive)  # a promote may have died before it did
+    pipelines = pipelines_of(archive, generation)
+    files = files_at(context, archive)
+    for each in pipelines:
+        close_heads(context, each)
+    delete_below(files, f"{archive.folder(generation)}/")
+    delete_below(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
+    for each in pipelines:
+        remove_work(context, each, files)
+    forget_files(context, archive, generation)
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{archive.name}`", archive.incarnation, found.incarnation)
+        makings = {number: each for number, each in found.makings.items() if number != generation}
+        states = {number: each for number, each in found.states.items() if number != generation}
+        given = found.makings[generation].source if generation in found.makings else ""
+        former = {**found.former, generation: given} if given else found.former
+        return msgspec.structs.replace(found, makings=makings, states=states, former=former)
+
+    return change_archive(context, archive.name, edit)
+
+
+def _is_of(key: str, generation: int) -> bool:
+    """Whether a file's name says that it is of a generation."""
+    return _name(key).startswith(f"{generation}_")
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]

@@ -1,0 +1,291 @@
+"""Archives and pipelines as Prometheus reads them: the text of its exposition format.
+
+The names below are what ``docs/alerts.yml`` is made of. Each metric has the archive as a label,
+those of a source partition that too. What is not known, such as the lag of a source that cannot be
+asked, is left out rather than told as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from tidelog.archive.status import (
+    ArchiveStatus,
+    PartitionStatus,
+    WaitingTimes,
+    lag_limit_ms,
+    read_status,
+)
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.model.account import Account
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import DriverFailure, Progress
+from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.registry import list_pipelines
+
+__all__ = ["metrics_text", "pipelines_text", "status_text"]
+
+Number = float | int | None
+
+
+class _Metric(NamedTuple):
+    """One metric of archives, or of their source partitions."""
+
+    name: str
+    kind: str  # gauge or counter
+    what: str
+
+
+class _OfArchive(NamedTuple):
+    metric: _Metric
+    value: Callable[[ArchiveStatus], Number]
+
+
+class _OfPartition(NamedTuple):
+    metric: _Metric
+    value: Callable[[PartitionStatus, int], Number]
+
+
+def _of_account(name: str, what: str, value: Callable[[Account], int]) -> _OfPartition:
+    """Returns a metric of the account of a source partition; it has no line without one."""
+    metric = _Metric(name, "gauge", what)
+    return _OfPartition(metric, lambda each, _: value(each.account) if each.account else None)
+
+
+_ARCHIVES = (
+    _OfArchive(
+        _Metric("driver_up", "gauge", "1 when a driver of the archive is alive"),
+        lambda status: int(status.drivers > 0),
+    ),
+    _OfArchive(
+        _Metric("drivers_silent", "gauge", "Drivers that died, or cannot reach the catalog"),
+        lambda status: status.silent,
+    ),
+    _OfArchive(
+        _Metric("source_up", "gauge", "1 when the source of the archive could be reached"),
+        lambda status: int(not status.source_error),
+    ),
+    _OfArchive(
+        _Metric("outage_seconds", "gauge", "Time since its driver lost the source; 0: it has it"),
+        lambda status: _since_s(status.failure, status.read_ms),
+    ),
+    _OfArchive(
+        _Metric("max_lag_seconds", "gauge", "How long an event may wait by the archive's policy"),
+        lambda status: lag_limit_ms(status.archive) / 1000,
+    ),
+    _OfArchive(
+        _Metric("generation", "gauge", "The generation that readers are promoted to"),
+        lambda status: status.generation,
+    ),
+    _OfArchive(
+        _Metric("watermark_timestamp_seconds", "gauge", "All events before this time are archived"),
+        lambda status: _seconds(status.archive.watermark_ms),
+    ),
+)
+
+_PARTITIONS = (
+    _OfPartition(
+        _Metric("lag_events", "gauge", "Events that wait to be archived"),
+        lambda each, _: each.lag,
+    ),
+    _OfPartition(
+        _Metric("lag_seconds", "gauge", "Age of the oldest event that waits; 0 when none does"),
+        lambda each, _: each.lag_s,
+    ),
+    _OfPartition(
+        _Metric("intent_age_seconds", "gauge", "How long a range is under way; 0 when none is"),
+        lambda each, now_ms: max(0, now_ms - (each.intent_ms or now_ms)) / 1000,
+    ),
+    _OfPartition(
+        _Metric("source_lost", "gauge", "1 when the source has lost events not yet archived"),
+        lambda each, _: int(bool(each.lost_to or each.unread)),
+    ),
+    _OfPartition(
+        _Metric("failing_seconds", "gauge", "How long its driver fails there; 0: it does not"),
+        lambda each, now_ms: _since_s(each.failure, now_ms),
+    ),
+    _OfPartition(
+        _Metric("source_remade", "gauge", "1 when the source partition was deleted and made again"),
+        lambda each, _: int(bool(each.remade)),
+    ),
+    _OfPartition(
+        _Metric("dead_letters", "gauge", "Dead letters that no replay has placed"),
+        lambda each, _: each.dead,
+    ),
+    _OfPartition(
+        _Metric("dead_letters_total", "counter", "Dead letters so far"),
+        lambda each, _: each.totals.dead,
+    ),
+    _OfPartition(
+        _Metric("lost_ranges_total", "counter", "Ranges that the source had lost, and accepted"),
+        lambda each, _: each.totals.lost,
+    ),
+    _OfPartition(
+        _Metric("events_total", "counter", "Events read from the source so far"),
+        lambda each, _: each.events,
+    ),
+    _of_account(
+        "offsets",
+        "Offsets from where the archive begins to its position",
+        lambda account: account.span,
+    ),
+    _of_account(
+        "offsets_archived",
+        "Offsets whose events are in data files",
+        lambda account: account.archived,
+    ),
+    _of_account(
+        "offsets_dead", "Offsets whose events are dead letters", lambda account: account.dead
+    ),
+    _of_account(
+        "offsets_dropped",
+        "Offsets whose events the transform dropped",
+        lambda account: account.dropped,
+    ),
+    _of_account(
+        "offsets_erased",
+        "Offsets whose events were deleted or erased",
+        lambda account: account.erased,
+    ),
+    _of_account(
+        "offsets_never_there",
+        "Offsets that never held an event for readers",
+        lambda account: account.absent,
+    ),
+    _of_account(
+        "offsets_in_gaps",
+        "Offsets that were skipped for a recorded reason",
+        lambda account: account.skipped,
+    ),
+    _of_account(
+        "offsets_unaccounted",
+        "Offsets that do not add up; 0 when all do",
+        lambda account: account.span - account.total,
+    ),
+    _OfPartition(
+        _Metric("left_out_total", "counter", "Events left out, as they were erased before"),
+        lambda each, _: each.totals.left_out,
+    ),
+    _OfPartition(
+        _Metric("files_total", "counter", "Files written so far"),
+        lambda each, _: each.files,
+    ),
+    _OfPartition(
+        _Metric("bytes_total", "counter", "Bytes of those files"),
+        lambda each, _: each.bytes,
+    ),
+    _OfPartition(
+        _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),
+        lambda each, _: _seconds(each.last_commit_ms),
+    ),
+)
+
+
+class _OfPipeline(NamedTuple):
+    metric: _Metric
+    value: Callable[[Progress], Number]
+
+
+_PIPELINES = (
+    _OfPipeline(
+        _Metric("events_total", "counter", "Events read from the source so far"),
+        lambda head: head.ordinal,
+    ),
+    _OfPipeline(
+        _Metric("left_out_total", "counter", "Events erased from the target before they came"),
+        lambda head: head.totals.left_out,
+    ),
+    _OfPipeline(
+        _Metric("lost_ranges_total", "counter", "Ranges that the source had lost, and accepted"),
+        lambda head: head.totals.lost,
+    ),
+    _OfPipeline(
+        _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),
+        lambda head: _seconds(head.totals.committed_ms or None),
+    ),
+)
+
+
+def metrics_text(
+    context: Context, archives: Iterable[Archive], waiting: WaitingTimes | None = None
+) -> str:
+    """The metrics of some archives, read now.
+
+    ``waiting`` spares whoever calls this again and again to ask sources for the same events.
+    """
+    known = waiting or WaitingTimes()
+    active = [each for each in archives if each.ended is None]  # an end is no alarm
+    return status_text([read_status(context, archive, waiting=known) for archive in active])
+
+
+def status_text(found: Iterable[ArchiveStatus]) -> str:
+    """The metrics of archives whose status is read already."""
+    return "".join(f"{line}\n" for line in _lines(list(found)))
+
+
+def pipelines_text(context: Context) -> str:
+    """The metrics of pipelines that have names of their own, from a row for each partition."""
+    found = [
+        ([("pipeline", named.name), ("partition", partition)], head)
+        for named in list_pipelines(context)
+        for partition in read_partitions(context, named.incarnation)
+        if (head := read_progress(context, named.incarnation, partition)) is not None
+    ]
+    lines: list[str] = []
+    for metric, value in _PIPELINES:
+        lines += _head(metric, "pipeline")
+        for labels, head in found:
+            lines += _line(metric, labels, value(head), "pipeline")
+    lines += _failing(context)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _failing(context: Context) -> Iterator[str]:
+    """What fails in pipelines: a source partition, or without a name the source as a whole."""
+    metric = _Metric("failing_seconds", "gauge", "How long its driver fails there")
+    yield from _head(metric, "pipeline")
+    now_ms = context.clock.now_ms()
+    for named in list_pipelines(context):
+        for partition, failure in read_failures(context, named.incarnation).items():
+            labels = [("pipeline", named.name), ("partition", partition)]
+            yield from _line(metric, labels, _since_s(failure, now_ms), "pipeline")
+
+
+def _lines(found: list[ArchiveStatus]) -> Iterator[str]:
+    for metric, value in _ARCHIVES:
+        yield from _head(metric)
+        for status in found:
+            yield from _line(metric, [("archive", status.archive.name)], value(status))
+    for metric, value_of in _PARTITIONS:
+        yield from _head(metric)
+        for status in found:
+            for each in status.partitions:
+                labels = [("archive", status.archive.name), ("partition", each.partition)]
+                yield from _line(metric, labels, value_of(each, status.read_ms))
+
+
+def _head(metric: _Metric, of: str = "archive") -> Iterator[str]:
+    yield f"# HELP tidelog_{of}_{metric.name} {metric.what}."
+    yield f"# TYPE tidelog_{of}_{metric.name} {metric.kind}"
+
+
+def _line(
+    metric: _Metric, labels: list[tuple[str, str]], value: Number, of: str = "archive"
+) -> Iterator[str]:
+    if value is not None:
+        shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+        yield f"tidelog_{of}_{metric.name}{{{shown}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _since_s(failure: DriverFailure | None, now_ms: int) -> float:
+    return 0 if failure is None else max(0, now_ms - failure.since_ms) / 1000
+
+
+def _seconds(time_ms: int | None) -> float | None:
+    return None if time_ms is None else time_ms / 1000

@@ -1,0 +1,182 @@
+"""Restoring an archive: its events go back into a topic or into Kafka, each of them once.
+
+A restore is a pipeline whose source is the archive. Its name follows from the archive and the
+target alone, so one that was killed goes on where it was, and one that is run again brings only
+what the archive has got since. A target that was deleted and made anew is another target, and gets
+everything. Any generation of the archive may be read: positions are those of the archive's source,
+whichever files hold the events.
+
+A run ends at what the archive held when it began, so that an archive whose source is the target
+does not feed itself for ever.
+
+Dead letters of the archive are restored too, except those that no topic accepts: they stay in the
+archive, and the run counts them as dead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tidelog.archive.archive import find_archive
+from tidelog.codec.formats import settings_of
+from tidelog.connectors.archive.acceptance import RestorableSink
+from tidelog.connectors.sink import TargetSink
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    MissingOffsets,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+    check_wrapping,
+    missing_in,
+)
+from tidelog.context import Context
+from tidelog.errors import InvalidError
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.endpoints import sink_at, source_at
+from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
+
+__all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """What is to be restored, and where to."""
+
+    archive: str
+    to: str  # URL of a topic or of Kafka
+    generation: int | None = None  # whose files are read; the promoted one by default
+    partition: str | None = None  # same or key; same, unless the URL says otherwise
+
+    def sink(self) -> str:
+        """The URL with what is to be done about partitions."""
+        said = parse_address(self.to).options.get("partition")
+        if said is not None and self.partition not in (None, said):
+            raise InvalidError(
+                f"restore to `{self.to}`: partition {self.partition} and the address contradict: "
+                "give one of them"
+            )
+        if said is not None:
+            return self.to
+        return f"{self.to}{'&' if '?' in self.to else '?'}partition={self.partition or 'same'}"
+
+
+def restore_limit(making: ArchiveFormat) -> str:
+    """What a restore of such files cannot bring back; empty where it brings back everything."""
+    settings = settings_of(making.format_settings)
+    if settings.schema is not None and settings.keep_value is False:
+        return (
+            "its files have typed columns without the raw value: no restore is possible, and "
+            "fields that the schema does not name are lost"
+        )
+    if making.transform:
+        return "its files hold what the transform returns: a restore brings back only that"
+    return ""
+
+
+def restore(
+    context: Context, wanted: RestoreOptions, workers: Workers, how: DriverOptions | None = None
+) -> int:
+    """Bring a target up to what the archive holds now; how many events were brought.
+
+    Safe to kill, to repeat, and to run twice at once.
+    """
+    return Driver(context, open_restore(context, wanted, workers), how or DriverOptions()).run()
+
+
+def open_restore(
+    context: Context, wanted: RestoreOptions, workers: Workers, rate: float | None = None
+) -> Pipeline:
+    """The pipeline of a restore, made if it is new.
+
+    ``NotFoundError`` when archive or target is not there; ``InvalidError`` when the target has too
+    few partitions, or when the restore was begun with another choice of partitions.
+    """
+    archive = find_archive(context, wanted.archive)
+    archive.making(wanted.generation)
+    chosen = "" if wanted.generation is None else f"?generation={wanted.generation}"
+    source = _ArchiveSnapshot(source_at(context, f"archive:{archive.name}{chosen}"))
+    if not is_inside(wanted.sink()):
+        context.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
+    sink = RestorableSink(sink_at(context, wanted.sink(), source=source.url))
+    sink.check([each.text for each in source.partitions()])
+    named = ensure_pipeline(context, _named(context, archive, sink))
+    check_reach(context, named)
+    if _placing(named.sink) != _placing(sink.url):
+        raise InvalidError(
+            f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
+            f"{_placing(named.sink)}: go on so, or restore into another target"
+        )
+    return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
+
+
+@dataclass
+class _ArchiveSnapshot:
+    """An archive as it was at the first look."""
+
+    source: Source
+    ends: dict[SourcePartition, Bounds] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_wrapping(self, self.source)
+
+    @property
+    def url(self) -> str:
+        return self.source.url
+
+    def partitions(self) -> list[SourcePartition]:
+        if not self.ends:
+            self.ends = self.source.bounds(self.source.partitions())
+        return sorted(self.ends)
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        return {each: self.ends[each] for each in partitions}
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        return self.source.read(range)
+
+    def reader(self, range: SourceRange) -> RangeReader:
+        return self.source.reader(range)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return self.source.cut(start, end, events)
+
+    def before(self, one: str, other: str) -> bool:
+        return self.source.before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        return self.source.count(start, end)
+
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
+        return missing_in(self.source, range, read)
+
+
+def _named(context: Context, archive: Archive, sink: TargetSink) -> NamedPipeline:
+    """What the registry keeps, under a name that no other archive or target has."""
+    scheme = parse_address(sink.url).scheme
+    pair = f"{archive.incarnation} {scheme} {sink.incarnation}"
+    mark = hashlib.sha256(pair.encode()).hexdigest()[:16]
+    return NamedPipeline(
+        name=f"restore.{archive.name}.{mark}",
+        incarnation=context.ids.new(),
+        source=f"archive:{archive.name}",
+        sink=sink.url,
+        target=sink.incarnation,
+        created_ms=context.clock.now_ms(),
+        home="" if is_inside(sink.url) else context.home_id,
+    )
+
+
+def _placing(url: str) -> str:
+    return parse_address(url).options.get("partition", "key")
+
+
+_: type[Source] = _ArchiveSnapshot

@@ -1,0 +1,148 @@
+"""Folders of archives: no two of a home contain one another, and each is deleted by its own names.
+
+An archive's folder is deleted from long after the archive is gone: a driver that slept may copy
+files there (``ending``). So the folder of an archive that was deleted with its files counts as
+taken for good. Folders are compared as places: ``file:/x``, ``file:///x`` and a link to it are one.
+
+Folders of other homes are known by their ``_owner`` alone, so the folders above are asked for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import decode_archive, is_outside, scan_archives
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.model import layout
+from tidelog.model.address import format_address, parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.schema import OBJECTS
+from tidelog.pipeline.endpoints import store_at
+from tidelog.store.base import Store
+
+__all__ = [
+    "has_our_mark",
+    "is_own_name",
+    "own_folders",
+    "place_of_root",
+    "refuse_nested",
+    "removed_archives",
+    "with_place",
+]
+
+_Place = tuple[str, ...]
+_ARCHIVES = "archives"  # the folder of a home's store that holds those without a place
+_RESERVED = {kind.name.partition("/")[0] for kind in OBJECTS} - {_ARCHIVES} | {".tidelog"}
+
+
+def place_of_root(store: str, root: str = "") -> _Place:
+    """Returns what a folder of a store is, such that the same folder gives the same parts."""
+    address = parse_address(store, plain_scheme="file")
+    if address.scheme == "file":
+        return ("file", *Path(address.path, root).resolve().parts)
+    host = address.host if address.port is None else f"{address.host}:{address.port}"
+    return (address.scheme, host, *filter(None, f"{address.path}/{root}".split("/")))
+
+
+def with_place(context: Context, archive: Archive) -> Archive:
+    """Returns the archive with whose folder it is: one below the home's store is the home's own."""
+    own, mine = place_of_root(context.store.url), place_of_root(archive.store, archive.root)
+    options = [parse_address(url, "file").options for url in (context.store.url, archive.store)]
+    if _contains(own, mine) and options[0] == options[1]:
+        root = "/".join(mine[len(own) :])
+        if root in ("", _ARCHIVES) or root.partition("/")[0] in _RESERVED:
+            raise InvalidError(
+                f"archive `{archive.name}`: its folder `{root}` is one in which this home keeps "
+                "other objects: leave --to out, or choose another folder"
+            )
+        return msgspec.structs.replace(archive, store=context.store.url, root=root)
+    if archive.root in ("dead", "staging"):
+        raise InvalidError(
+            f"archive `{archive.name}`: `{archive.store}/{archive.root}` is where archives beside "
+            "it put other objects: choose another folder"
+        )
+    context.standing.check(f"archive `{archive.name}` in `{archive.store}/{archive.root}`")
+    store = store_at(context, archive.store).url
+    return msgspec.structs.replace(archive, store=store, home=context.home_id)
+
+
+def removed_archives(context: Context) -> Iterator[Archive]:
+    """The archives that were deleted with their files: no name is theirs any more."""
+    for row in context.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0"):
+        yield decode_archive(context, row)
+
+
+def refuse_nested(context: Context, archive: Archive) -> None:
+    """Raise ``InvalidError`` if its folder contains that of another archive, or is in one."""
+    mine = place_of_root(archive.store, archive.root)
+    what = f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}`"
+    for gone, others in ((False, scan_archives(context)), (True, removed_archives(context))):
+        for other in others:
+            if other.name == archive.name and not gone:
+                continue  # that is told apart by name
+            theirs = place_of_root(other.store, other.root)
+            if not _contains(mine, theirs) and not _contains(theirs, mine):
+                continue
+            relation = "contains" if len(mine) < len(theirs) else "is in"
+            state = ", which was deleted: late copies of it are deleted there" if gone else ""
+            raise InvalidError(
+                f"{what} {relation} folder `{other.root}` of archive `{other.name}`{state}: "
+                "choose another folder"
+            )
+    if is_outside(context, archive):
+        own = place_of_root(context.store.url)
+        if _contains(mine, own) or _contains(own, mine):
+            raise InvalidError(f"{what} contains this home, or is in it: choose another folder")
+        _refuse_marked_above(context, archive, what)
+
+
+def own_folders(archive: Archive) -> list[str]:
+    """What keys begin with that an archive writes below its root, but for ``_owner``."""
+    generations = [f"{archive.folder(number)}/" for number in range(1, archive.newest + 1)]
+    return [layout.aside_folder(archive.root), f"{archive.root}/_iceberg/", *generations]
+
+
+def is_own_name(archive: Archive, key: str) -> bool:
+    """Whether an archive could have given this name to an object in one of its own folders."""
+    folder, _, below = key.removeprefix(f"{archive.root}/").partition("/")
+    if folder in ("_aside", "_iceberg"):
+        return True
+    name = below.rpartition("/")[2]
+    of_generation = name.removeprefix("_").startswith(f"{folder.removeprefix('g')}_")
+    return of_generation or name == "_SUCCESS" or below.startswith("_delta_log/")
+
+
+def has_our_mark(store: Store, archive: Archive) -> bool:
+    """Whether a folder still says that it is this archive's."""
+    try:
+        return store.get(archive.owner) == archive.mark
+    except NotFoundError:
+        return False
+
+
+def _refuse_marked_above(context: Context, archive: Archive, what: str) -> None:
+    """Refuse a folder below one that an archive of any home has marked."""
+    address = parse_address(f"{archive.store.partition('?')[0]}/{archive.root}", "file")
+    parts = [part for part in address.path.split("/") if part]
+    host = address.host if address.port is None else f"{address.host}:{address.port}"
+    options = parse_address(archive.store, "file").options
+    for depth in range(len(parts)):
+        above = format_address(address.scheme, host, f"/{'/'.join(parts[:depth])}", options)
+        is_marked = False
+        with contextlib.suppress(TidelogError):  # one that we may not read is not asked
+            store_at(context, above).head("_owner")
+            is_marked = True
+        if is_marked:
+            raise InvalidError(
+                f"{what} is in the folder of another archive, as `{above.rstrip('/')}/_owner` "
+                "says: choose another folder"
+            )
+
+
+def _contains(outer: _Place, inner: _Place) -> bool:
+    return inner[: len(outer)] == outer

@@ -1,0 +1,537 @@
+"""How an archive does: how far it has come, what waits, and whether anybody works on it.
+
+Read from three rows for each source partition and from the ends of its source: the head keeps what
+all commits come to, so that a million of them cost no more than one.
+
+Lag in seconds is the age of the oldest event that waits. Nobody keeps that, so it is told from the
+last event that is committed, which is hardly younger than the next. Where that was more than a
+minute ago, the partition may as well have been quiet since: then the next event is read from the
+source, and its time counts. A source that cannot be reached leaves the first answer, which is too
+much rather than too little.
+
+Whether an archive is well: what is wrong, and what to do about it, in a line each. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tidelog.archive.account import read_account
+from tidelog.connectors.source import (
+    Bounds,
+    LeavingOut,
+    Source,
+    SourcePartition,
+    SourceRange,
+    bounds_apart,
+    waits,
+)
+from tidelog.connectors.topic.source import TopicSource
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import replay_effect, replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    is_detached,
+    is_outside,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import NotFoundError, TidelogError, unexpected
+from tidelog.log.readers import DeletedTopic
+from tidelog.model import layout
+from tidelog.model.account import Account
+from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import HeldRow, decode_row
+from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
+from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.endpoints import no_source, source_at, store_at
+from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
+from tidelog.pipeline.source_partitions import track
+from tidelog.store.create import lost_remedy
+
+__all__ = [
+    "ArchiveStatus",
+    "Limits",
+    "PartitionStatus",
+    "WaitingTimes",
+    "lag_limit_ms",
+    "read_status",
+    "troubles",
+]
+
+_AT_ONCE = 8  # source partitions read side by side; each is a round trip or two
+_NEAR_MS = 60_000  # below this the last committed event tells well enough how old the next one is
+_BEATS_MISSED_MS = 5_000  # how late a driver's heartbeat may be, beside its time to live
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How far an archive has come in one source partition."""
+
+    partition: str
+    position: str
+    end: str | None  # None: the source does not tell, or no longer has this partition
+    lag: int | None  # events that wait, where the source can tell
+    lag_s: float | None  # age of the oldest of them; 0 when none waits
+    events: int
+    files: int
+    bytes: int
+    dead: int  # letters that no replay has placed yet
+    totals: Totals  # of commits, without replays
+    intent_ms: int | None  # since when a range is under way
+    lost_to: str  # the source holds nothing before this, and we had not come so far
+    unread: int = 0  # events of a topic that was deleted before they were archived
+    failure: DriverFailure | None = None  # why its driver fails there now
+    remade: str = ""  # why the source partition is another one now than was archived
+    ended: str = ""  # why nothing more is read of it, as a person decided
+    account: Account | None = None  # of every offset from the begin on; None: it has not begun
+
+    @property
+    def waits(self) -> bool:
+        """Whether events wait, as far as the source tells; offsets without events do not."""
+        if self.remade or self.ended:
+            return False  # those are not of this archive
+        return self.end is not None and self.lag != 0 and self.lag_s != 0
+
+    @property
+    def stuck(self) -> bool:
+        """An intent is there: a range is under way, or its driver died."""
+        return self.intent_ms is not None
+
+    @property
+    def last_commit_ms(self) -> int | None:
+        return self.totals.committed_ms or None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStatus:
+    """How one generation of an archive does."""
+
+    archive: Archive
+    generation: int
+    read_ms: int
+    drivers: int  # that are alive
+    silent: int  # that have neither said goodbye nor anything else for a while
+    source_error: str  # why the source told nothing
+    partitions: tuple[PartitionStatus, ...]
+    aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
+    failure: DriverFailure | None = None  # why its driver cannot reach the source
+    left_out: Mapping[str, str] = field(default_factory=dict)  # what of the source is not read: why
+    deleted: str = ""  # the topic that it reads, if that was deleted and is not there
+    detached: bool = False  # its folder belongs to the home that this one was copied from
+    copy_of: str = ""  # where the home was made, if it is a copy that may not write to the folder
+    lost: bool = False  # its folder outside has no mark: it is gone, or not mounted
+
+    @property
+    def lag(self) -> int | None:
+        """Events that wait in all, where the source can tell."""
+        known = [each.lag for each in self.partitions if each.lag is not None]
+        return sum(known) if len(known) == len(self.partitions) else None
+
+    @property
+    def lag_s(self) -> float | None:
+        """Age of the oldest event that waits anywhere."""
+        return max((each.lag_s for each in self.partitions if each.lag_s is not None), default=None)
+
+
+@dataclass(slots=True)
+class WaitingTimes:
+    """Times of events that were read because they wait; kept, they are read once."""
+
+    known_ms: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
+
+    def time_ms(self, pipeline: str, source: Source, range: SourceRange) -> int | None:
+        """When the first event of a range happened; None where that cannot be told."""
+        key = (pipeline, range.partition.text, range.start)
+        if key not in self.known_ms:
+            self.forget(pipeline, range.partition.text)
+            self.known_ms[key] = _first_time_ms(source, range)
+        return self.known_ms[key]
+
+    def forget(self, pipeline: str, partition: str) -> None:
+        for key in [key for key in self.known_ms if key[:2] == (pipeline, partition)]:
+            self.known_ms.pop(key, None)
+
+
+def read_status(
+    context: Context,
+    archive: Archive,
+    generation: int | None = None,
+    waiting: WaitingTimes | None = None,
+) -> ArchiveStatus:
+    """How a generation does, the promoted one by default.
+
+    A source that cannot be reached is told in ``source_error``; all else is there nevertheless.
+    """
+    number = archive.generation if generation is None else generation
+    pipeline = archive.pipeline(number)
+    url = archive.making(number).source if number != archive.generation else ""
+    now_ms = context.clock.now_ms()
+    if archive.ended is not None:
+        return _read_ended(context, archive, number)
+    source = source_at(context, url or archive.source)
+    track(context, pipeline, source)
+    bounds, error = _ends(source)
+    names = {partition.text for partition in bounds} | set(read_partitions(context, pipeline))
+    deleted = _deleted(context, pipeline, source, names, bounds)
+    names |= {f"{name}/{each}" for name, gone in deleted.items() for each in range(len(gone.ends))}
+    failures = read_failures(context, pipeline)
+    names |= failures.keys() - {""}
+    look = _StatusLook(
+        context, pipeline, source, waiting or WaitingTimes(), now_ms, deleted, failures
+    )
+    drivers, silent = _drivers(context, pipeline, now_ms)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
+        partitions = tuple(each)
+    aside = [*read_aside(context, pipeline), *read_aside(context, replay_pipeline(pipeline))]
+    aside.sort(key=lambda each: (each.at_ms, each.partition, each.start))
+    return ArchiveStatus(
+        archive,
+        number,
+        now_ms,
+        drivers,
+        silent,
+        error,
+        partitions,
+        tuple(aside),
+        failures.get(""),
+        source.left_out() if isinstance(source, LeavingOut) else {},
+        next(iter(deleted), "") if not bounds else "",
+        is_detached(context, archive),
+        context.standing.copy_of if is_outside(context, archive) else "",
+        _is_lost(context, archive),
+    )
+
+
+def _is_lost(context: Context, archive: Archive) -> bool:
+    """Whether the folder of an archive outside is gone; False where its store does not answer."""
+    if not is_outside(context, archive) or not context.standing.owns(archive.home):
+        return False
+    try:
+        store_at(context, archive.store).head(archive.owner)
+    except NotFoundError:
+        return True
+    except TidelogError:
+        pass
+    return False
+
+
+def _read_ended(context: Context, archive: Archive, generation: int) -> ArchiveStatus:
+    """How an archive was when it ended: its source is not asked, and nothing waits for it."""
+    pipeline, now_ms = archive.pipeline(generation), context.clock.now_ms()
+    look = _StatusLook(context, pipeline, no_source(context), WaitingTimes(), now_ms, {}, {})
+    names = map(SourcePartition.named, read_partitions(context, pipeline))
+    drivers, _ = _drivers(context, pipeline, now_ms)
+    partitions = tuple(look.at(each, {}) for each in names)
+    aside = tuple(read_aside(context, pipeline))
+    lost = _is_lost(context, archive)
+    return ArchiveStatus(archive, generation, now_ms, drivers, 0, "", partitions, aside, lost=lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _StatusLook:
+    """What is needed to look at one source partition after another."""
+
+    context: Context
+    pipeline: str
+    source: Source
+    waiting: WaitingTimes
+    now_ms: int
+    deleted: dict[str, DeletedTopic]  # the source's topic, by name, if it was deleted
+    failures: Mapping[str, DriverFailure]
+
+    def at(
+        self, partition: SourcePartition, bounds: dict[SourcePartition, Bounds]
+    ) -> PartitionStatus:
+        where = layout.pipeline_partition(self.pipeline, partition.text)
+        catalog, held = self.context.catalog, bounds.get(partition)
+        row, under_way = catalog.get(where, "head"), catalog.get(where, "intent")
+        head = Progress(held.first if held else "", 0, 0)
+        begun = None
+        if row is not None:
+            begun = decode_row(row.value, Progress, f"head of `{partition.text}`")
+        if begun is not None and begun.position:
+            head = begun
+        intent_ms = None
+        if under_way is not None:
+            what = f"intent of `{partition.text}`"
+            intent_ms = decode_row(under_way.value, Intent, what).began_ms
+        account = read_account(self.context, self.pipeline, partition.text)
+        replays = replay_effect(self.context, self.pipeline, partition.text)
+        failure = self.failures.get(partition.text)
+        if failure is not None and failure.at_ms < head.totals.committed_ms:
+            failure = None  # it has committed since, and the row could not be removed
+        lost = held is not None and self.source.before(head.position, held.first)
+        return PartitionStatus(
+            partition=partition.text,
+            position=head.position,
+            end=held.end if held else None,
+            lag=self.source.count(head.position, held.end) if held else None,
+            lag_s=self._lag_s(partition, head, held) if held else None,
+            events=head.ordinal,
+            files=head.totals.files + replays.files,
+            bytes=head.totals.bytes + replays.bytes,
+            dead=0 if account is None else account.dead,
+            totals=head.totals,
+            intent_ms=intent_ms,
+            lost_to=held.first if held and lost else "",
+            unread=self._unread(partition, head),
+            failure=failure,
+            remade=self._remade(partition, head, held),
+            ended=head.ended,
+            account=account,
+        )
+
+    def _remade(self, partition: SourcePartition, head: Progress, held: Bounds | None) -> str:
+        """What a driver would say of a source partition that was deleted and made again."""
+        if held is None or head.ended or not head.epoch:
+            return ""
+        try:
+            remade_bounds(partition, head, held, self.source, accept_loss=False)
+        except RemadeError as exc:
+            return str(exc)
+        except TidelogError:
+            return ""  # it cannot be asked any more
+        return ""
+
+    def _unread(self, partition: SourcePartition, head: Progress) -> int:
+        gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)
+        if gone is None or number is None or not head.is_of(gone.incarnation) or head.ended:
+            return 0  # where it has ended, a person has accepted it, and the gap is recorded
+        return gone.unread(number, head.position)
+
+    def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:
+        if not self._waits(SourceRange(partition, head.position, held.end)):
+            self.waiting.forget(self.pipeline, partition.text)
+            return 0.0
+        since_ms = head.totals.event_ms
+        if self.now_ms - since_ms > _NEAR_MS:
+            behind = self.source.before(head.position, held.first)
+            start = held.first if behind else head.position
+            rest = SourceRange(partition, start, held.end)
+            next_ms = self.waiting.time_ms(self.pipeline, self.source, rest)
+            since_ms = since_ms if next_ms is None else next_ms
+        return max(0, self.now_ms - since_ms) / 1000 if since_ms >= 0 else None
+
+    def _waits(self, range: SourceRange) -> bool:
+        try:
+            return waits(self.source, range)
+        except TidelogError:
+            return True  # as far as is known
+
+
+def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
+    """What source partitions hold, and why some or all could not be reached."""
+    errors: dict[SourcePartition, TidelogError] = {}
+    try:
+        found = bounds_apart(source, source.partitions(), errors)
+    except Exception as exc:  # noqa: BLE001 - a source that is broken in its own way is shown too
+        return {}, str(unexpected("source", exc))
+    return found, str(next(iter(errors.values()))) if errors else ""
+
+
+def _deleted(
+    context: Context,
+    pipeline: str,
+    source: Source,
+    names: set[str],
+    bounds: dict[SourcePartition, Bounds],
+) -> dict[str, DeletedTopic]:
+    """The topic that an archive has read from, by name, where that one was deleted."""
+    if not isinstance(source, TopicSource):
+        return {}
+    now = {each.incarnation for each in bounds.values()}
+    heads = (read_progress(context, pipeline, name) for name in sorted(names))
+    begun = next((head.incarnation for head in heads if head and head.incarnation), "")
+    if begun in now or (bounds and not begun):
+        return {}
+    if begun:
+        found = DeletedTopic.read(context, begun)
+    else:
+        found = DeletedTopic.named(context, source.topic)
+    return {source.topic: found} if found else {}
+
+
+def _first_time_ms(source: Source, range: SourceRange) -> int | None:
+    """The time of a range's first event, from the source itself."""
+    one = SourceRange(range.partition, range.start, source.cut(range.start, range.limit, 1))
+    try:
+        for chunk in source.read(one):
+            if chunk.batch.num_rows:
+                return int(chunk.batch.column("timestamp")[0].value)
+    except Exception:  # noqa: BLE001 - the caller falls back on what the rows say
+        return None
+    return None
+
+
+def _drivers(context: Context, pipeline: str, now_ms: int) -> tuple[int, int]:
+    """How many drivers are alive, and how many are silent."""
+    limit_ms = context.settings.lease_ttl_ms + _BEATS_MISSED_MS
+    is_dead: Callable[[str], bool] = context.processes.is_dead
+    leases: Sequence[HeldRow] = [
+        decode_row(row.value, HeldRow, f"shard `{row.row}`")
+        for row in context.catalog.scan(layout.pipeline_shards(pipeline), "shard/", "shard0")
+    ]
+    owned = [lease for lease in leases if lease.owner]
+    alive = [
+        lease for lease in owned if now_ms - lease.beat_ms <= limit_ms and not is_dead(lease.mark)
+    ]
+    return len(alive), len(owned) - len(alive)
+
+
+_SLACK_MS = 300_000  # what a cycle may take beside the wait that the policy allows
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is still well."""
+
+    max_lag: int | None = None  # events; None: as many as come within the time below
+    max_lag_ms: int | None = None  # None: twice the archive's max_age, and five minutes
+    max_intent_ms: int = 900_000  # a range of one cycle takes seconds to minutes
+    max_dead: int = 0
+    since_ms: int = 86_400_000  # dead letters and losses that are older are known by now
+    driver: bool = True  # whether one must run while events wait
+
+
+def lag_limit_ms(archive: Archive) -> int:
+    """How long an event may wait before something must be wrong."""
+    return 2 * archive.max_age_ms + _SLACK_MS
+
+
+def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
+    """What is wrong; nothing for an archive that is well."""
+    if status.lost:
+        archive = status.archive
+        what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+        return [f"{what}: {lost_remedy(archive.owner, archive.name)}"]
+    if status.archive.ended is not None:
+        return list(_of_ended(status.archive))
+    if status.detached or status.copy_of:
+        return [_of_copied(status)]
+    return [*_of_archive(status, limits), *_of_partitions(status, limits)]
+
+
+def _of_ended(archive: Archive) -> Iterator[str]:
+    ended, name = archive.ended, archive.name
+    if ended is not None and ended.removing:
+        yield (
+            f"archive `{name}`: its files are not all deleted: run `tidelog archive delete {name} "
+            "--delete-files`"
+        )
+    elif ended is not None and not ended.settled:
+        yield f"archive `{name}`: its end is not complete: run `tidelog archive delete {name}`"
+
+
+def _of_copied(status: ArchiveStatus) -> str:
+    archive = status.archive
+    what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+    if status.copy_of:
+        return (
+            f"{what}: takes no events in this home, which is a copy of `{status.copy_of}`: run "
+            "`tidelog home adopt`, or `tidelog home adopt --moved` if the original is gone"
+        )
+    return (
+        f"{what}: takes no events here, its folder belongs to home `{archive.home}`, which this "
+        f"one was copied from: end it here with `tidelog archive delete {archive.name}`, and "
+        "create another archive, in a folder of its own, to go on"
+    )
+
+
+def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    name = f"archive `{status.archive.name}`"
+    if status.deleted:
+        yield (
+            f"{name}: its topic `{status.deleted}` was deleted: end the archive with `tidelog "
+            f"archive delete {status.archive.name}`, its files stay; or create the topic again"
+        )
+    elif status.source_error:
+        yield f"{name}: its source cannot be reached: {status.source_error}"
+    failure = status.failure
+    if failure is not None and status.drivers:
+        since_s = (status.read_ms - failure.since_ms) / 1000
+        yield f"{name}: its driver cannot reach the source since {since_s:.0f} s: {failure.message}"
+    if status.silent:
+        yield (
+            f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
+            f"look at its process, and start it again with `tidelog archive run "
+            f"{status.archive.name} --follow`"
+        )
+    waiting = sum(each.waits for each in status.partitions)
+    if limits.driver and waiting and not status.drivers:
+        yield (
+            f"{name}: events wait in {waiting} source partitions, and nobody drives it: "
+            f"start `tidelog archive run {status.archive.name} --follow`"
+        )
+
+
+def _of_partitions(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    name = status.archive.name
+    for each in status.partitions:
+        what = f"archive `{name}`, source partition `{each.partition}`"
+        for problem in _of_partition(each, status, limits):
+            yield f"{what}: {problem}"
+
+
+def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    now_ms, archive = status.read_ms, status.archive
+    if each.failure is not None:
+        since_s = (now_ms - each.failure.since_ms) / 1000
+        yield (
+            f"fails since {since_s:.0f} s, {each.failure.attempts} attempts: {each.failure.message}"
+        )
+    if each.lost_to:
+        yield (
+            f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
+            f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
+        )
+    if each.remade:
+        yield (
+            f"{each.remade.partition(': ')[2]} (`tidelog archive run {archive.name} "
+            f"--accept-loss`); or end it with `tidelog archive delete {archive.name}`"
+        )
+    if each.unread:
+        yield (
+            f"its topic was deleted, and up to {each.unread} of its events were not archived: they "
+            "are lost, unless a copy of the home has them: end the archive with `tidelog archive "
+            f"delete {archive.name}`, or create the topic again and run `tidelog archive run "
+            f"{archive.name} --accept-loss` to record that"
+        )
+    if each.account is not None and not each.account.adds_up:
+        yield (
+            f"does not add up: {each.account.problem}: run `tidelog archive verify {archive.name}`"
+        )
+    if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
+        yield (
+            f"{each.lag} events wait, at most {limits.max_lag} may: run `tidelog archive run "
+            f"{archive.name}`, with more workers or shards if a driver runs"
+        )
+    given_ms = limits.max_lag_ms
+    lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
+    if (each.lag_s or 0) > lag_max_s:
+        yield (
+            f"an event waits for {each.lag_s:.0f} s, at most {lag_max_s:.0f} s may one: "
+            f"run `tidelog archive run {archive.name}`; if a driver runs, look at its output, and "
+            "add workers or shards"
+        )
+    if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
+        yield (
+            f"a range is under way for {(now_ms - each.intent_ms) / 1000:.0f} s: "
+            "look at the driver's output; the next driver finishes it: run `tidelog archive run "
+            f"{archive.name}`"
+        )
+    if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
+        yield (
+            f"{each.dead} dead letters, at most {limits.max_dead} may be: look at them with "
+            f"`tidelog archive dead {archive.name}`, and try them again with `tidelog archive dead "
+            f"{archive.name} --replay`, with --parser for another parser; `--max-dead {each.dead}` "
+            "accepts them"
+        )
+    if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
+        yield (
+            f"{each.totals.lost} ranges were lost by the source, which was accepted: lengthen its "
+            f"retention; `tidelog archive status {archive.name} --check --since 0s` leaves out "
+            "what is known"
+        )

@@ -1,0 +1,202 @@
+"""What a table is: files of an archive, how far they go, and the columns that they have.
+
+Where a table's library finds an archive's files: our store's URL in the words that it knows.
+
+Credentials are those of the environment, as they are for our own stores; where there are none, the
+libraries look for profiles and roles by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidelog.codec.parsers import LayoutSettings
+from tidelog.errors import InvalidError
+from tidelog.model.address import Address, parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import FileEntry
+
+__all__ = [
+    "RegisterResult",
+    "Table",
+    "TableAddition",
+    "TableFile",
+    "TablePlan",
+    "delta_options",
+    "iceberg_properties",
+    "object_url",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file to be registered."""
+
+    path: str  # below the generation's folder
+    entry: FileEntry
+    values: Mapping[str, str]  # of the names in its path
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddition:
+    """What one commit of a table adds."""
+
+    files: list[TableFile] = field(default_factory=list)
+    through: dict[str, int] = field(default_factory=dict)  # by lane: the ordinal it comes to
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What a table is made of."""
+
+    archive: Archive
+    home: str  # id
+    columns: pa.Schema  # of the files
+    names: Mapping[str, str]  # what event columns are called in them, those that are kept
+
+    def partition_fields(self, files: list[TableFile]) -> list[pa.Field]:
+        """Columns for the names in folders that all these files have, and that are not in them."""
+        layout = LayoutSettings(**self.archive.making().layout)
+        dates = [part.removesuffix("=%Y-%m-%d") for part in layout.path_format.split("/")]
+        return [
+            pa.field(name, pa.date32() if name in dates else pa.string())
+            for name in files[0].values
+            if all(name in file.values for file in files) and name not in self.columns.names
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterResult:
+    """What was added to one table."""
+
+    table: str
+    where: str
+    files: int
+    events: int
+
+
+class Table(Protocol):
+    """A table of one library. Each call may talk to servers: ``UnavailableError``."""
+
+    @property
+    def where(self) -> str:
+        """Where readers find it."""
+        ...
+
+    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
+        """Up to which ordinal each of these lanes is in it, read now.
+
+        None when it has another generation, or nothing: then one commit must bring everything,
+        and replaces what is there. ``InvalidError`` for a table that is not ours.
+        """
+        ...
+
+    @property
+    def holds_another(self) -> bool:
+        """Whether ``through`` has found files of another generation, which ``add`` replaces."""
+        ...
+
+    def add(self, lot: TableAddition) -> None:
+        """Add files and ends in one commit, on top of what ``through`` has read.
+
+        ``ConflictError`` when another commit came first, and when nobody can know.
+        """
+        ...
+
+    def change(self, files: list[TableFile]) -> bool:
+        """Correct the entries of files whose bytes have changed; skip files that it does not list.
+
+        Returns whether there were any of another size or count. Idempotent. ``ConflictError`` as
+        for ``add``.
+        """
+        ...
+
+    def lists(self, paths: list[str]) -> list[str]:
+        """Return those of some paths that it lists; without any, nothing is asked."""
+        ...
+
+    def forget(self, generation: int) -> bool:
+        """Remove the versions of the table that name files of a generation which is dropped.
+
+        Returns whether there were any. Idempotent. The present version names none of them.
+        ``ConflictError`` as for ``add``.
+        """
+        ...
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        """Return the paths of files that it lists with another size or count than they have."""
+        ...
+
+
+_KEYS = {
+    "AWS_ACCESS_KEY_ID": "s3.access-key-id",
+    "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
+    "AWS_SESSION_TOKEN": "s3.session-token",
+}
+_FILE_IO = "tidelog.archive.tables.iceberg_io.SmallFileIO"
+
+
+def object_url(store: str, key: str) -> str:
+    """The address by which anybody reads an object; a plain path where the store is a folder."""
+    address = _address(store)
+    if address.scheme == "file":
+        return f"{address.path.rstrip('/')}/{key}"
+    parts = [address.host, *(part for part in address.path.split("/") if part), key]
+    return f"{address.scheme}://{'/'.join(parts)}"
+
+
+def delta_options(store: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Storage options of deltalake."""
+    address = _address(store)
+    if address.scheme == "az" and "account" in address.options:
+        return {"azure_storage_account_name": address.options["account"]}
+    if address.scheme != "s3":
+        return {}
+    endpoint, region, path_style = _s3(address, environ)
+    options = {name: environ[name] for name in _KEYS if name in environ}
+    options |= {"AWS_REGION": region, "conditional_put": "etag"}
+    options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false" if path_style else "true"
+    if endpoint:
+        options["AWS_ENDPOINT_URL"] = endpoint
+        options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
+    return options
+
+
+def iceberg_properties(store: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """FileIO properties of pyiceberg."""
+    address = _address(store)
+    if address.scheme == "az" and "account" in address.options:
+        return {"adls.account-name": address.options["account"]}
+    if address.scheme != "s3":
+        return {}
+    endpoint, region, path_style = _s3(address, environ)
+    found = {theirs: environ[name] for name, theirs in _KEYS.items() if name in environ}
+    found |= {"s3.region": region, "s3.force-virtual-addressing": str(not path_style).lower()}
+    found["py-io-impl"] = _FILE_IO
+    if endpoint:
+        found["s3.endpoint"] = endpoint
+    return found
+
+
+def _address(store: str) -> Address:
+    address = parse_address(store, plain_scheme="file")
+    if address.scheme not in ("file", "s3", "gs", "az"):
+        raise InvalidError(
+            f"store `{store}`: no table can be made of what is there: "
+            "use an archive in a folder, S3, Google Cloud Storage or Azure"
+        )
+    return address
+
+
+def _s3(address: Address, environ: Mapping[str, str]) -> tuple[str, str, bool]:
+    """Endpoint, region and whether buckets stand in the path; as ``store.remote`` decides it."""
+    endpoint = address.options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
+    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL") or ""
+    region = address.options.get("region") or environ.get("AWS_REGION")
+    region = region or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    path_style = address.options.get("path_style", "true" if endpoint else "false") == "true"
+    return endpoint, region, path_style

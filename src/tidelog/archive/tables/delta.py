@@ -1,0 +1,196 @@
+"""An archive's files as a Delta table, whose log stands in the folder of the generation.
+
+Each lane is an application of the Delta protocol: a commit that adds its files also sets its
+transaction version to the ordinal that it has come to, and the protocol refuses a commit whose
+application somebody else has moved on since the table was read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from tidelog.archive.tables.base import (
+    Table,
+    TableAddition,
+    TableFile,
+    TablePlan,
+    delta_options,
+    object_url,
+)
+from tidelog.clock import Clock
+from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.model.event import to_iso
+
+try:
+    from deltalake import DeltaTable, Schema
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+    from deltalake.transaction import AddAction, CommitProperties, Transaction
+except ImportError as exc:
+    raise InvalidError("delta tables are not installed: pip install 'tidelog[tables]'") from exc
+
+__all__ = ["DeltaLog"]
+
+
+class DeltaLog:
+    """One Delta table."""
+
+    def __init__(self, plan: TablePlan, environ: Mapping[str, str], clock: Clock) -> None:
+        store = plan.archive.store
+        self.where = object_url(store, plan.archive.folder())
+        self._plan = plan
+        self._clock = clock
+        self._options = delta_options(store, environ)
+        self._table: DeltaTable | None = None
+
+    @property
+    def holds_another(self) -> bool:
+        """Always False: each generation's folder has a log of its own."""
+        return False
+
+    def through(self, lanes: list[str]) -> Mapping[str, int]:
+        with self._translated():
+            self._table = self._read()
+            if self._table is None:
+                return {}
+            return {lane: self._table.transaction_version(lane) or 0 for lane in lanes}
+
+    def add(self, lot: TableAddition) -> None:
+        with self._translated():
+            table = self._table or self._create(lot.files)
+            columns = table.metadata().partition_columns
+            table.create_write_transaction(
+                [self._action(file, columns) for file in lot.files],
+                "append",
+                table.schema(),
+                columns,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(lane, end) for lane, end in lot.through.items()]
+                ),
+            )
+
+    def change(self, files: list[TableFile]) -> bool:
+        """An ``add`` of a path that is there takes the place of the one before."""
+        with self._translated():
+            table = self._read() if files else None
+            stale = [] if table is None else _stale(table, files)
+            if table is not None and stale:
+                columns = table.metadata().partition_columns
+                actions = [self._action(file, columns) for file in stale]
+                table.create_write_transaction([*actions], "append", table.schema(), columns)
+            return bool(stale)
+
+    def lists(self, paths: list[str]) -> list[str]:
+        with self._translated():
+            table = self._read() if paths else None
+            listed = set() if table is None else set(_paths(table))
+            return sorted(listed.intersection(paths))
+
+    def forget(self, generation: int) -> bool:
+        """Its log is in the folder of the generation, and is deleted with that."""
+        return False
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        with self._translated():
+            table = self._read() if files else None
+            return [] if table is None else [file.path for file in _stale(table, files)]
+
+    def _read(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.where, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def _create(self, files: list[TableFile]) -> DeltaTable:
+        more = self._plan.partition_fields(files)
+        fields = [_in_microseconds(each) for each in [*self._plan.columns, *more]]
+        try:
+            return DeltaTable.create(
+                self.where,
+                Schema.from_arrow(pa.schema(fields)),
+                mode="error",
+                partition_by=[each.name for each in more],
+                name=self._plan.archive.name,
+                storage_options=self._options,
+            )
+        except DeltaError as exc:
+            if self._read() is None:
+                raise
+            raise ConflictError(f"delta table `{self.where}`: another made it first") from exc
+
+    def _action(self, file: TableFile, columns: list[str]) -> AddAction:
+        return AddAction(
+            path=file.path,
+            size=file.entry.size,
+            partition_values={name: file.values.get(name) for name in columns},
+            modification_time=self._clock.now_ms(),
+            data_change=True,
+            stats=json.dumps(self._stats(file)),
+        )
+
+    def _stats(self, file: TableFile) -> dict[str, object]:
+        """What readers may skip a file by."""
+        least = {"offset": file.entry.first_offset, "timestamp": to_iso(file.entry.first_ms)}
+        most = {"offset": file.entry.last_offset, "timestamp": to_iso(file.entry.last_ms)}
+        names = {
+            event: name
+            for event, name in self._plan.names.items()
+            if name in self._plan.columns.names
+        }
+        return {
+            "numRecords": file.entry.events,
+            "minValues": {names[each]: value for each, value in least.items() if each in names},
+            "maxValues": {names[each]: value for each, value in most.items() if each in names},
+            "nullCount": {names[each]: 0 for each in least if each in names},
+        }
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as exc:
+            raise ConflictError(f"delta table `{self.where}`: another commit came first") from exc
+        except (DeltaError, OSError) as exc:
+            raise UnavailableError(
+                f"delta table `{self.where}`: {_gist(exc)}: try again, and check its store"
+            ) from exc
+
+
+def _paths(table: DeltaTable) -> list[str]:
+    """The paths that a table lists, in the order of its entries."""
+    return [unquote(path) for path in table.get_add_actions().column("path").to_pylist()]
+
+
+def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
+    """The files that a table lists with another size or count than they have."""
+    added = table.get_add_actions()
+    listed = zip(
+        _paths(table),
+        added.column("size_bytes").to_pylist(),
+        added.column("num_records").to_pylist(),
+        strict=True,
+    )
+    known = {path: (size, events) for path, size, events in listed}
+    return [
+        file
+        for file in files
+        if known.get(file.path) not in (None, (file.entry.size, file.entry.events))
+    ]
+
+
+def _in_microseconds(field: pa.Field) -> pa.Field:
+    """The only times that Delta has; files may hold them in milliseconds."""
+    if pa.types.is_timestamp(field.type):
+        return field.with_type(pa.timestamp("us", field.type.tz))
+    return field
+
+
+def _gist(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:200] or type(exc).__name__
+
+
+_: type[Table] = DeltaLog

@@ -1,0 +1,385 @@
+"""An archive's files as an Iceberg table, in a catalog that the user names.
+
+A catalog is ``sqlite:///FILE``, ``postgresql://…`` or ``http://…`` (REST), with ``?warehouse=…`` if
+it wants one, or a name that pyiceberg's own configuration knows. How far the table has come is a
+property of it, ``tidelog.through``, set by the commit that adds the files. That commit asserts the
+snapshot which it was made on, so of two at once one fails; it is never repeated on another
+snapshot, as pyiceberg by itself would. A property, not a snapshot's summary: snapshots expire.
+
+Data files keep no columns for folder names. A table has them nevertheless, as columns that it is
+partitioned by, whose values readers take from the metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidelog.archive.tables.base import (
+    Table,
+    TableAddition,
+    TableFile,
+    TablePlan,
+    iceberg_properties,
+    object_url,
+)
+from tidelog.errors import ConflictError, CorruptError, InvalidError, TidelogError, UnavailableError
+from tidelog.model.address import parse_address
+from tidelog.model.decoding import decode_json
+
+try:
+    from pyiceberg import exceptions as theirs
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.table import Table as Snapshot
+    from pyiceberg.table import TableProperties
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot as Version
+    from pyiceberg.typedef import Record
+except ImportError as exc:
+    raise InvalidError("iceberg tables are not installed: pip install 'tidelog[tables]'") from exc
+
+__all__ = ["IcebergTable"]
+
+_STATE = "tidelog.through"
+_FOOTERS_AT_ONCE = 8
+_EPOCH_DAY = date(1970, 1, 1)
+_LOST = (
+    theirs.CommitFailedException,
+    theirs.CommitStateUnknownException,
+    theirs.TableAlreadyExistsError,
+)
+
+
+class Through(msgspec.Struct, frozen=True):
+    """How far a table has come, as its property says."""
+
+    archive: str  # incarnation
+    generation: int
+    lanes: dict[str, int]
+    home: str = ""  # id
+
+
+class IcebergTable:
+    """One Iceberg table."""
+
+    def __init__(self, plan: TablePlan, name: str, environ: Mapping[str, str]) -> None:
+        self.where = name
+        uri, _, self._name = name.rpartition("#")
+        self._plan = plan
+        self._store = plan.archive.store
+        self._root = object_url(self._store, plan.archive.folder())
+        self._properties = {**_catalog_properties(uri), **iceberg_properties(self._store, environ)}
+        self._uri = uri
+        self._known: Catalog | None = None
+        self._table: Snapshot | None = None
+        self._through: Through | None = None
+
+    @property
+    def holds_another(self) -> bool:
+        known = self._through
+        return known is not None and known.generation != self._plan.archive.generation
+
+    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
+        with self._translated():
+            self._table = self._read()
+        self._through = self._state(self._table)
+        if self._through is None or self.holds_another:
+            return None
+        return self._through.lanes
+
+    def add(self, lot: TableAddition) -> None:
+        with self._translated():
+            table = self._table or self._create(lot.files)
+            files = self._data_files(table, lot.files)
+            archive, known = self._plan.archive, self._through
+            same = not self.holds_another
+            lanes = {**(known.lanes if known and same else {}), **lot.through}
+            after = Through(archive.incarnation, archive.generation, lanes, self._plan.home)
+            said = msgspec.json.encode(after).decode()
+            mapping = table.schema().name_mapping.model_dump_json()
+            with _once(table).transaction() as change:
+                if not same:
+                    # Its manifests name the files of the generation before, which it is of.
+                    change.delete(AlwaysTrue(), {_STATE: msgspec.json.encode(known).decode()})
+                change.set_properties({_STATE: said, TableProperties.DEFAULT_NAME_MAPPING: mapping})
+                if (
+                    files or not same
+                ):  # the present snapshot must name no file of another generation
+                    with change.update_snapshot({_STATE: said}).fast_append() as append:
+                        for file in files:
+                            append.append_data_file(file)
+
+    def change(self, files: list[TableFile]) -> bool:
+        """The entries of those files go, and new ones come, in one snapshot."""
+        with self._translated():
+            table = self._read() if files else None
+            stale = [] if table is None else self._stale(table, files)
+            if table is None or not stale:
+                return False
+            fresh = self._data_files(table, [file for _, file in stale])
+            said = {_STATE: table.properties[_STATE]} if _STATE in table.properties else {}
+            with (
+                _once(table).transaction() as change,
+                change.update_snapshot(said).overwrite() as swap,
+            ):
+                for old, _ in stale:
+                    swap.delete_data_file(old)
+                for new in fresh:
+                    swap.append_data_file(new)
+            return True
+
+    def forget(self, generation: int) -> bool:
+        """Expire the snapshots of a generation, and delete what only they name.
+
+        Objects are deleted first, so dying in between leaves snapshots that the next call finds.
+        Their files are deleted already: no reader can use them.
+        """
+        with self._translated():
+            table = self._read()
+            if table is None:
+                return False
+            heads = {each.snapshot_id for each in table.metadata.refs.values()}
+            old = [
+                each
+                for each in table.snapshots()
+                if each.snapshot_id not in heads and self._is_of(table, each, generation)
+            ]
+            if not old:
+                return False
+            ids = {each.snapshot_id for each in old}
+            needed = {
+                path
+                for each in table.snapshots()
+                if each.snapshot_id not in ids
+                for path in _objects(table, each)
+            }
+            for path in {path for each in old for path in _objects(table, each)} - needed:
+                with contextlib.suppress(FileNotFoundError):
+                    table.io.delete(path)
+            _once(table).maintenance.expire_snapshots().by_ids(sorted(ids)).commit()
+            return True
+
+    def _is_of(self, table: Snapshot, snapshot: Version, generation: int) -> bool:
+        """Whether a snapshot names files of a generation: by its summary, or by its manifests."""
+        said = snapshot.summary.get(_STATE) if snapshot.summary is not None else None
+        if said is not None:
+            return decode_json(said, Through).generation == generation
+        folder = self._plan.archive.folder(generation)
+        below = _url(object_url(self._store, f"{folder}/"))
+        try:
+            return any(
+                entry.data_file.file_path.startswith(below)
+                for manifest in snapshot.manifests(table.io)
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+            )
+        except FileNotFoundError:  # an earlier call died after it had deleted some of them
+            return True
+
+    def lists(self, paths: list[str]) -> list[str]:
+        with self._translated():
+            table = self._read() if paths else None
+            if table is None or table.current_snapshot() is None:
+                return []
+            listed = {task.file.file_path for task in table.scan().plan_files()}
+            return [path for path in paths if _url(f"{self._root}/{path}") in listed]
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        with self._translated():
+            table = self._read() if files else None
+            return [] if table is None else [file.path for _, file in self._stale(table, files)]
+
+    def _stale(self, table: Snapshot, files: list[TableFile]) -> list[tuple[DataFile, TableFile]]:
+        """Entries with another size or count than their file has."""
+        if table.current_snapshot() is None:
+            return []
+        wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
+        there = {task.file.file_path: task.file for task in table.scan().plan_files()}
+        return [
+            (each, file)
+            for each in there.values()
+            if (file := wanted.get(each.file_path)) is not None
+            and (each.file_size_in_bytes, each.record_count) != (file.entry.size, file.entry.events)
+        ]
+
+    def _state(self, table: Snapshot | None) -> Through | None:
+        if table is None:
+            return None
+        said = table.properties.get(_STATE)
+        if said is None and table.current_snapshot() is None:
+            return None
+        archive = self._plan.archive
+        try:
+            found = decode_json(said or "{}", Through)
+        except msgspec.MsgspecError as exc:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: was not made by `tidelog archive register`: "
+                "give the name of another one"
+            ) from exc
+        if found.home != self._plan.home:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: belongs to archive `{archive.name}` of home "
+                f"`{found.home}`, of which this home was a copy: give the name of another one"
+            )
+        if found.archive != archive.incarnation:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: belongs to another archive than "
+                f"`{archive.name}`: give the name of another one"
+            )
+        return found
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._known is None:
+            name = "tidelog" if self._properties.get("uri") else self._uri
+            self._known = load_catalog(name, **self._properties)
+            engine = getattr(self._known, "engine", None)  # of a catalog in SQL
+            if engine is not None:
+                weakref.finalize(self, engine.dispose)  # its connections are closed with the table
+        return self._known
+
+    def _read(self) -> Snapshot | None:
+        try:
+            return self._catalog.load_table(self._name)
+        except (theirs.NoSuchTableError, theirs.NoSuchNamespaceError):
+            return None
+
+    def _create(self, files: list[TableFile]) -> Snapshot:
+        more = self._plan.partition_fields(files)
+        namespace = self._name.rpartition(".")[0]
+        self._catalog.create_namespace_if_not_exists(namespace)
+        root = object_url(self._store, f"{self._plan.archive.root}/_iceberg/{self._name}")
+        columns = pa.schema([*self._plan.columns, *more])
+        made = self._catalog.create_table_transaction(self._name, columns, location=_url(root))
+        with made, made.update_spec() as spec:
+            for column in more:
+                spec.add_identity(column.name)
+        return self._catalog.load_table(self._name)
+
+    def _data_files(self, table: Snapshot, files: list[TableFile]) -> list[DataFile]:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+            return list(pool.map(lambda file: self._data_file(table, file), files))
+
+    def _data_file(self, table: Snapshot, file: TableFile) -> DataFile:
+        """A file as the table knows it, with the statistics of its footer."""
+        path, metadata = _url(f"{self._root}/{file.path}"), table.metadata
+        with table.io.new_input(path).open() as data:
+            footer = pq.read_metadata(data)
+        if footer.num_rows != file.entry.events:
+            raise CorruptError(
+                f"file `{file.entry.target}`: has {footer.num_rows} rows, its manifest says "
+                f"{file.entry.events}: keep it, and restore it from a copy"
+            )
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(metadata.schema(), self._measured(footer)),
+            parquet_column_mapping=parquet_path_to_id_mapping(metadata.schema()),
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=_partition(metadata, file),
+            file_size_in_bytes=file.entry.size,
+            spec_id=metadata.default_spec_id,
+            sort_order_id=None,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+    def _measured(self, footer: pq.FileMetaData) -> dict[str, str]:
+        """Table properties that ask for bounds of offsets and times only.
+
+        Bounds of other columns would be pieces of events, and stay in old snapshots for good,
+        where no erasure reaches them.
+        """
+        groups = [footer.row_group(0)] if footer.num_row_groups else []
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        allowed = {self._plan.names.get(each) for each in ("offset", "timestamp")}
+        names = [c.path_in_schema for c in chunks if c.is_stats_set and c.path_in_schema in allowed]
+        prefix = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
+        modes = {
+            f"{prefix}.{name}": TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT for name in names
+        }
+        return {TableProperties.DEFAULT_WRITE_METRICS_MODE: "none", **modes}
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _LOST as exc:
+            raise ConflictError(f"iceberg table `{self._name}`: another commit came first") from exc
+        except theirs.NotInstalledError as exc:
+            raise InvalidError(
+                f"iceberg catalog `{self._uri}`: {_gist(exc)}: install that"
+            ) from exc
+        except TidelogError:
+            raise
+        except Exception as exc:  # a catalog may be anybody's code
+            raise UnavailableError(
+                f"iceberg table `{self._name}`: {_gist(exc)}: try again, "
+                f"and check the catalog `{self._uri}`"
+            ) from exc
+
+
+def _catalog_properties(uri: str) -> dict[str, str]:
+    """Properties for pyiceberg; none for a catalog that its own configuration knows."""
+    if ":" not in uri:
+        return {}
+    address = parse_address(uri)
+    options = address.take_options(("warehouse",))
+    return {"uri": uri.partition("?")[0], **options}
+
+
+def _partition(metadata: TableMetadata, file: TableFile) -> Record:
+    """The values of the columns that the table is partitioned by."""
+    schema = metadata.schema()
+    values: list[str | int | None] = []
+    for field in metadata.spec().fields:
+        text = file.values.get(schema.find_column_name(field.source_id) or "")
+        kind = str(schema.find_type(field.source_id))
+        if text is not None and kind == "date":
+            values.append((date.fromisoformat(text) - _EPOCH_DAY).days)
+        else:
+            values.append(text)
+    return Record(*values)
+
+
+def _objects(table: Snapshot, snapshot: Version) -> list[str]:
+    """The manifest list of a snapshot, and its manifests as far as that can be read."""
+    with contextlib.suppress(FileNotFoundError):
+        manifests = [each.manifest_path for each in snapshot.manifests(table.io)]
+        return [*manifests, snapshot.manifest_list]
+    return [snapshot.manifest_list]
+
+
+def _once(table: Snapshot) -> Snapshot:
+    """The table as it was read, whose commits are not repeated when another one came first."""
+    properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": properties})
+    return table
+
+
+def _gist(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:200] or type(exc).__name__
+
+
+def _url(path: str) -> str:
+    return f"file://{path}" if path.startswith("/") else path
+
+
+_: type[Table] = IcebergTable

@@ -1,0 +1,456 @@
+"""Registration: a table brought up to the commits of an archive, each range once.
+
+A table is named by a text: ``delta`` for one whose log stands in the folder of the generation, or
+``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it has come in every lane (a
+source partition of the archive, or of the replays of its dead letters):
+
+0. record the table in the archive's row: every erasure and
+   every promote after that reaches it                     → dead: a name without a table
+1. read how far the table is, and where its last lot began → dead: nothing has changed
+2. look at the manifests of that lot again, and correct
+   entries of files that an erasure has changed meanwhile  → dead: the next one looks again
+3. collect the files of the ranges after that              → the same
+4. add them and the new ends in one commit, which fails
+   if another has moved an end since step 1, and go to 1   → dead: whole ranges are in the table
+
+So the next register goes on wherever one died, and of two at once one fails at step 4 and looks
+again. Dead letters and sidecars are not part of a table. Names of folders such as ``dt=2026-11-15``
+become columns that it is partitioned by.
+
+Every table that the row names follows every change of files, whether or not drivers keep it up to
+date:
+
+- An erasure corrects the entries of files that it has rewritten (``correct_entries``), in any
+  generation. It reads the row after its own commit, so it sees every table whose files were
+  collected before that. A table skips files that it does not list; step 2 is for files that were
+  collected before the erasure's commit and added after it.
+- A promote moves every table to the files of the new generation (``replace_files``), also to one
+  without files. So does a drop, before it deletes files, for a promote that died. After that it
+  removes the versions of tables that name these files (``forget_files``), since folders may be
+  named by fields of erased events. Step 1 reads the
+  table, then the archive's row, so a register that slept through a promote cannot bring the old
+  files back.
+- A register that dies after step 4, beside an erasure, may leave entries of its lot that are out of
+  date. A sweep does step 2 for every table (``settle_tables``), and corrects them; so do the next
+  register and ``delete --prove``, and a proof is not clean before (``stale_entries``).
+- After a restore of the catalog, a driver moves files of forgotten ranges away (``forgotten``). A
+  table that lists them is refused in step 1 for good: their range is done again, perhaps with other
+  events, and the table's ends say nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from urllib.parse import unquote
+
+import msgspec
+
+from tidelog.archive.tables.base import RegisterResult, Table, TableAddition, TableFile, TablePlan
+from tidelog.codec.formats import open_format, settings_of
+from tidelog.codec.formats.parquet import ParquetFormat
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    change_archive,
+    read_archive,
+    read_erased,
+    read_manifests,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    contained,
+)
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.endpoints import files_at
+
+__all__ = [
+    "change_tables",
+    "check_table",
+    "check_tables",
+    "correct_entries",
+    "forget_files",
+    "forget_table",
+    "open_table",
+    "register",
+    "register_table",
+    "repair_tables",
+    "replace_files",
+    "settle_tables",
+    "stale_entries",
+]
+
+_FILES_AT_ONCE = 1_000  # in one commit of a table
+_ATTEMPTS = 50  # of a commit that others come before
+_REPEATS = 8  # of one whose store or catalog does not answer
+
+
+def check_table(archive: Archive, name: str) -> None:
+    """Refuse what no table can be made of, without asking anybody. ``InvalidError``."""
+    _plan(archive)
+    kind, _, rest = name.partition(":")
+    catalog, _, table = rest.rpartition("#")
+    namespace, _, last = table.rpartition(".")
+    if name != "delta" and not (kind == "iceberg" and catalog and namespace and last):
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{name}`: give delta, or "
+            "iceberg:CATALOG#NAMESPACE.TABLE"
+        )
+
+
+def check_tables(archive: Archive, generation: int) -> None:
+    """Raise ``InvalidError`` if a generation's files cannot replace those of the tables."""
+    for name in archive.tables:
+        try:
+            check_table(_as_of(archive, generation), name)
+        except InvalidError as exc:
+            raise InvalidError(
+                f"{exc}; or drop table `{name}`, then forget it: `tidelog archive register "
+                f"{archive.name} --forget`"
+            ) from exc
+
+
+def change_tables(context: Context, archive: Archive, name: str, *, keep: bool) -> Archive:
+    """Record a table; let drivers bring it up to date from now on, or no longer."""
+    check_table(archive, name)
+
+    def edit(found: Archive) -> Archive:
+        kept = tuple(each for each in found.kept if each != name)
+        return msgspec.structs.replace(_recorded(found, name), kept=(*kept, name) if keep else kept)
+
+    return change_archive(context, archive.name, edit)
+
+
+def forget_table(context: Context, archive: Archive, name: str) -> Archive:
+    """Remove a table from the record: nothing changes it any more. ``InvalidError`` if unknown."""
+
+    def edit(found: Archive) -> Archive:
+        if name not in found.tables:
+            known = ", ".join(f"`{each}`" for each in found.tables) or "none"
+            raise InvalidError(
+                f"archive `{archive.name}`: has no table `{name}`: its tables are {known}"
+            )
+        return msgspec.structs.replace(
+            found,
+            tables=tuple(each for each in found.tables if each != name),
+            kept=tuple(each for each in found.kept if each != name),
+        )
+
+    return change_archive(context, archive.name, edit)
+
+
+def register(context: Context, archive: Archive) -> list[RegisterResult]:
+    """Bring the tables that drivers keep up to date to the archive's commits."""
+    return [register_table(context, archive, name) for name in archive.kept]
+
+
+def replace_files(context: Context, archive: Archive) -> None:
+    """Bring every recorded table to the promoted generation, before older files are deleted."""
+    for name in archive.tables:
+        register_table(context, archive, name)
+
+
+def forget_files(context: Context, archive: Archive, generation: int) -> None:
+    """Remove the versions of every recorded table that name files of a dropped generation."""
+    for name in archive.tables:
+        _forget(context, open_table(context, archive, name), generation)
+
+
+def _forget(context: Context, table: Table, generation: int) -> None:
+    _repeated(context, table, lambda: not table.forget(generation))
+
+
+def register_table(context: Context, archive: Archive, name: str) -> RegisterResult:
+    """Bring one table up to the commits of the promoted generation; it is made if need be.
+
+    Safe to kill, to repeat, and to run twice at once. ``InvalidError`` for an archive that is not
+    of Parquet, and for a table that holds something else.
+    """
+    table = open_table(context, archive, name)
+    if name not in archive.tables:
+        table.through([])  # a table that is not ours, or cannot be reached, is not recorded
+        change_archive(context, archive.name, lambda found: _recorded(found, name))
+    files = events = conflicts = refused = 0
+    while conflicts < _ATTEMPTS:
+        lot = _next_lot(context, archive, table)
+        present = read_archive(context, archive.name)  # after the table, on purpose
+        if present.generation != archive.generation:
+            archive, table = present, open_table(context, present, name)
+            continue
+        if not lot.files and not table.holds_another:
+            return RegisterResult(name, table.where, files, events)
+        try:
+            table.add(lot)
+        except ConflictError:
+            conflicts += 1
+            context.clock.sleep(context.random.random() * min(1.0, 0.05 * conflicts))
+            continue
+        except (UnavailableError, CorruptError):
+            # Whether it has landed or not: the table itself says how far it is. Files that are not
+            # as their manifests say may be so because an erasure is replacing them.
+            refused += 1
+            if refused >= _REPEATS:
+                raise
+            context.clock.sleep(context.random.random() * refused)
+            continue
+        files += len(lot.files)
+        events += sum(file.entry.events for file in lot.files)
+    raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+
+
+def correct_entries(
+    context: Context,
+    archive: Archive,
+    generation: int,
+    files: Sequence[FileEntry],
+    failed: dict[str, TidelogError],
+) -> None:
+    """Correct the entries of rewritten files of a generation in every recorded table. Idempotent.
+
+    One that cannot be reached is put into ``failed`` and does not stop the others; those that are
+    in it already are not tried, as each may take as long as a time-out.
+    """
+    changed = _rewritten(archive, generation, files)
+    for name in read_archive(context, archive.name).tables if changed else ():
+        if name in failed:
+            continue
+        with contained(f"table `{name}`", partial(failed.__setitem__, name)):
+            _tell(context, open_table(context, _as_of(archive, generation), name), lambda: changed)
+
+
+def repair_tables(context: Context, archive: Archive) -> list[TidelogError]:
+    """Compare the entries of all rewritten files with every recorded table, and correct them."""
+    failed: dict[str, TidelogError] = {}
+    for generation in archive.makings if archive.tables else ():
+        files = _erased_files(context, archive, generation)
+        correct_entries(context, archive, generation, files, failed)
+    return list(failed.values())
+
+
+def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
+    """Do step 2 for every recorded table: a register may have died after its step 4.
+
+    Only entries of the last lot can be out of date then. Returns the errors of tables that could
+    not be asked. Costs a read of each table of an archive that events were erased from.
+    """
+    failed: dict[str, TidelogError] = {}
+    for generation in archive.in_state("live", "kept") if archive.tables else ():
+        view = _as_of(archive, generation)
+        lanes = dict(_lanes(context, view))
+        if not any(read_erased(context, *where).data for where in lanes.values()):
+            continue
+        for name in archive.tables:
+            with contained(f"table `{name}`", partial(failed.setdefault, name)):
+                table = open_table(context, view, name)
+                _settle_last_lot(context, view, table, lanes)
+    return list(failed.values())
+
+
+def stale_entries(context: Context, archive: Archive, generation: int) -> Iterator[tuple[str, str]]:
+    """Yield each table with what is wrong in it: an entry that is out of date, or an error."""
+    names = read_archive(context, archive.name).tables
+    files = _erased_files(context, archive, generation) if names else []
+    changed = _rewritten(archive, generation, files)
+    for name in names if changed else ():
+        stale: Collection[str] = ()
+        errors: list[TidelogError] = []
+        with contained(f"table `{name}`", errors.append):
+            stale = open_table(context, _as_of(archive, generation), name).stale(changed)
+        yield from ((name, f"cannot be read: {error}") for error in errors)
+        yield from ((name, f"lists `{path}` as it was before the erasure") for path in stale)
+
+
+def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) -> list[TableFile]:
+    """Those of a generation's files that erasures have rewritten, as a table lists them."""
+    if archive.making(generation).format != "parquet":
+        return []
+    view = _as_of(archive, generation)
+    return [_table_file(view, file) for file in files if file.kind == "data" and file.erased]
+
+
+def _erased_files(context: Context, archive: Archive, generation: int) -> list[FileEntry]:
+    """The data files of a generation that erasures have taken events out of."""
+    return [
+        file
+        for pipeline, partition in dict(_lanes(context, _as_of(archive, generation))).values()
+        for manifest in read_manifests(context, pipeline, partition)
+        for file in manifest.files
+        if file.kind == "data" and file.erased
+    ]
+
+
+def _as_of(archive: Archive, generation: int) -> Archive:
+    """The archive as it is when that generation is the promoted one."""
+    return msgspec.structs.replace(archive, generation=generation)
+
+
+def _recorded(archive: Archive, name: str) -> Archive:
+    others = tuple(each for each in archive.tables if each != name)
+    return msgspec.structs.replace(archive, tables=(*others, name))
+
+
+def open_table(context: Context, archive: Archive, name: str) -> Table:
+    """The table of a name; nobody is asked yet."""
+    check_table(archive, name)
+    if name != "delta":
+        context.standing.check(f"archive `{archive.name}`: table `{name}`")
+    files_at(context, archive)  # is the folder ours
+    plan, environ = _plan(archive, context.home_id), context.environ
+    if name == "delta":
+        from tidelog.archive.tables.delta import DeltaLog  # noqa: PLC0415 - an extra
+
+        return DeltaLog(plan, environ, context.clock)
+    from tidelog.archive.tables.iceberg import IcebergTable  # noqa: PLC0415 - an extra
+
+    return IcebergTable(plan, name.removeprefix("iceberg:"), environ)
+
+
+def _plan(archive: Archive, context: str = "") -> TablePlan:
+    making = archive.making()
+    opened = open_format(making.format, making.codec or None, settings_of(making.format_settings))
+    if not isinstance(opened, ParquetFormat):
+        raise InvalidError(
+            f"archive `{archive.name}`: its files are {making.format}, and tables are made of "
+            "parquet: make a generation in that format"
+        )
+    columns = opened.columns.schema
+    kept = {event: name for event, name in opened.columns.names.items() if name in columns.names}
+    return TablePlan(archive, context, columns, kept)
+
+
+def _next_lot(context: Context, archive: Archive, table: Table) -> TableAddition:
+    """Steps 1 to 3."""
+    lanes = dict(_lanes(context, archive))
+    through = _settle_last_lot(context, archive, table, lanes)
+    _check_not_aside(context, archive, table)
+    lot = TableAddition()
+    for lane, (pipeline, partition) in lanes.items():
+        first = 0 if through is None else through.get(lane, 0)
+        _check_not_ahead(context, archive, table, (lane, first))
+        for manifest in read_manifests(context, pipeline, partition, first):
+            files = [_table_file(archive, file) for file in manifest.files if file.kind == "data"]
+            if files:
+                lot.files.extend(files)
+                lot.through[lane] = manifest.ordinal + manifest.read
+                lot.through[_began(lane)] = first + 1
+            if through is not None and len(lot.files) >= _FILES_AT_ONCE:
+                return lot
+    return lot
+
+
+def _settle_last_lot(
+    context: Context, archive: Archive, table: Table, lanes: Mapping[str, tuple[str, str]]
+) -> Mapping[str, int] | None:
+    """Steps 1 and 2; how far the table is in each lane."""
+    names = [*lanes, *map(_began, lanes)]
+    through = table.through(names)
+    if through:
+        last = through
+        if _tell(context, table, lambda: _changed(context, archive, lanes, last)):
+            through = table.through(names)
+    return through
+
+
+def _check_not_aside(context: Context, archive: Archive, table: Table) -> None:
+    """Refuse a table that lists files which were set aside after a restore."""
+    own, root = archive.pipeline(), layout.aside_folder(archive.root)
+    moved = [
+        f"{archive.root}/{file.removeprefix(root).partition('/')[2]}"
+        for pipeline in (own, replay_pipeline(own))
+        for record in read_aside(context, pipeline)
+        for file in record.files
+    ]
+    listed = table.lists([file.removeprefix(f"{archive.folder()}/") for file in moved])
+    if listed:
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{table.where}` lists {len(listed)} files that were "
+            f"set aside after a restore of the catalog, `{listed[0]}` first: drop the table, and "
+            "register it again"
+        )
+
+
+def _check_not_ahead(
+    context: Context, archive: Archive, table: Table, reached: tuple[str, int]
+) -> None:
+    """Refuse a table that has files of ranges which a restored catalog has forgotten."""
+    lane, first = reached
+    pipeline, _, partition = lane.partition("/")
+    head = read_progress(context, pipeline, partition) if first else None
+    if first and (head is None or head.ordinal < first):
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{table.where}` has come to event {first} of "
+            f"`{partition}`, the archive to {head.ordinal if head else 0}: the catalog was "
+            "restored from an older copy: drop the table, and register it again"
+        )
+
+
+def _tell(context: Context, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
+    """Tell a table of files until it knows them as they are; whether it had to be told."""
+    told = False
+
+    def is_done() -> bool:
+        nonlocal told
+        done = not table.change(changed())
+        told = told or not done
+        return done
+
+    _repeated(context, table, is_done)
+    return told
+
+
+def _repeated(context: Context, table: Table, is_done: Callable[[], bool]) -> None:
+    """Call until it is done, also after commits of others."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            if is_done():
+                return
+        except ConflictError:
+            context.clock.sleep(context.random.random() * min(1.0, 0.05 * (attempt + 1)))
+    raise UnavailableError(f"table `{table.where}`: others keep changing it: try again")
+
+
+def _changed(
+    context: Context,
+    archive: Archive,
+    lanes: Mapping[str, tuple[str, str]],
+    through: Mapping[str, int],
+) -> list[TableFile]:
+    """The files of the table's last lot that have lost events."""
+    found: list[TableFile] = []
+    for lane, (pipeline, partition) in lanes.items():
+        began = through.get(_began(lane), 0)
+        for manifest in read_manifests(context, pipeline, partition, began - 1) if began else ():
+            if manifest.ordinal >= through.get(lane, 0):
+                break
+            files = [file for file in manifest.files if file.kind == "data" and file.erased]
+            found += [_table_file(archive, file) for file in files]
+    return found
+
+
+def _began(lane: str) -> str:
+    """By what name a table keeps where the last lot of a lane began, and 1; 0: nobody knows."""
+    return f"{lane} began"
+
+
+def _lanes(context: Context, archive: Archive) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each lane's name, and where its commits are."""
+    own = archive.pipeline()
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(context, pipeline):
+            yield f"{pipeline}/{partition}", (pipeline, partition)
+
+
+def _table_file(archive: Archive, entry: FileEntry) -> TableFile:
+    path = entry.target.removeprefix(f"{archive.folder()}/")
+    named = [part.partition("=") for part in path.split("/")[:-1]]
+    values = {name: unquote(value) for name, equals, value in named if name and equals}
+    return TableFile(path, entry, values)

@@ -1,0 +1,467 @@
+"""Verifying an archive: rows, manifests, files and the source are held against each other.
+
+It changes nothing and is right beside drivers, replays and promotions, by the order in which it
+looks: files are listed first; then, for each source partition, the ``intent``, the ``head`` and the
+commits. So what was published before the listing is named by an intent or by a commit that is read
+after it; what was committed after the listing is looked for by its name; and what looks wrong in
+rows is read once more.
+
+A *problem* is something that a person must look at; a *note* is not: left-overs of crashes, ranges
+under way, gaps that were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.archive.account import Recount, check_before, check_head, read_before
+from tidelog.archive.damage import is_by_offset
+from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.verify_rows import (
+    Problem,
+    SourceCheck,
+    check_commits,
+    check_manifest,
+    check_replay,
+)
+from tidelog.catalog.base import Row
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import ReplayedRange, Replays, replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    Manifests,
+    read_archive,
+    read_commits,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.model import layout
+from tidelog.model.account import Account
+from tidelog.model.archive import Archive, DateFolder, encode_success
+from tidelog.model.partition_rows import decode_row
+from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
+from tidelog.pipeline.endpoints import source_at, store_at
+from tidelog.pipeline.source_partitions import track
+from tidelog.store.base import Store
+
+__all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
+
+_AT_ONCE = 4  # files that are read side by side
+_PROBLEMS_MAX = 1_000  # kept of either list; all are counted
+_KEEP = "keep everything as it is, and report it"
+_MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
+_RESTORE_FIRST = (
+    "leave it: a manifest or row that is missing or damaged may name it; restore that from a copy, "
+    "then verify again"
+)
+
+Offsets = npt.NDArray[np.int64]
+_NONE: Offsets = np.empty(0, np.int64)
+
+
+@dataclass
+class ArchiveVerifyOptions:
+    """What to look at beside rows, manifests and the list of files."""
+
+    generation: int | None = None
+    source: bool = False  # ask it how many events there were
+    deep: bool = False  # read every file
+    progress: Callable[[int], None] = lambda _: None  # with the bytes of each file that is done
+
+
+@dataclass
+class ArchiveVerifyReport:
+    """What was looked at, and what was found."""
+
+    archive: str
+    generation: int
+    partitions: int = 0
+    ranges: int = 0
+    files: int = 0
+    bytes: int = 0
+    events: int = 0  # read from the source
+    written: int = 0
+    dead: int = 0  # now
+    dropped: int = 0
+    lost: int = 0  # gaps
+    accounts: list[Account] = field(default_factory=list)  # recounted, by source partition
+    problem_count: int = 0
+    problems: list[Problem] = field(default_factory=list)  # the first ones
+    notes: list[Problem] = field(default_factory=list)
+
+    def add(self, *problems: Problem) -> None:
+        self.problem_count += len(problems)
+        self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]
+
+    def note(self, kind: str, where: str, what: str, do: str) -> None:
+        if len(self.notes) < _PROBLEMS_MAX:
+            self.notes.append(Problem(kind, where, what, do))
+
+
+def verify_archive(
+    context: Context, archive: Archive, how: ArchiveVerifyOptions
+) -> ArchiveVerifyReport:
+    """Look at one generation. ``NotFoundError`` when it is removed meanwhile."""
+    look = _VerifyLook(context, archive, how)
+    pipeline = archive.pipeline(how.generation)
+    known = read_partitions(look.context, pipeline)
+    for partition in known:
+        look.partition(pipeline, partition)
+    look.source(known)
+    look.strays()
+    look.markers(pipeline)
+    for each in (pipeline, replay_pipeline(pipeline)):
+        look.staged(each)
+    now = read_archive(context, archive.name)
+    if now.incarnation != archive.incarnation or look.tally.generation not in now.makings:
+        raise NotFoundError(
+            f"archive `{archive.name}`: generation {look.tally.generation} was removed meanwhile: "
+            "verify the present one"
+        )
+    return look.tally
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a source partition, in the order in which they must be read."""
+
+    intent: Intent | None
+    head: Progress | None
+    commits: list[Commit]
+    manifests: Manifests
+
+    @classmethod
+    def read(cls, context: Context, pipeline: str, partition: str) -> _Rows:
+        row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
+        what = f"intent of `{partition}`"
+        intent = decode_row(row.value, Intent, what) if row is not None else None
+        head = read_progress(context, pipeline, partition)
+        commits = list(read_commits(context, pipeline, partition))
+        return cls(intent, head, commits, Manifests(context, pipeline, partition))
+
+
+def _other_way(context: Context, archive: Archive, generation: int) -> str:
+    """What ends a damage of a generation's files and manifests where there is no copy of them."""
+    name = archive.name
+    if generation != archive.generation:
+        return f"remove this generation with `tidelog archive drop {name} {generation}`"
+    if not is_by_offset(context, archive):  # its files are all that another generation is made of
+        return (
+            "create another archive of the source, and end this one with "
+            f"`tidelog archive delete {name}`"
+        )
+    return (
+        f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
+        f"`tidelog archive promote {name}`; if the backfill fails as the damage is in its way, "
+        f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
+        f"archive promote {name} --force` accepts what the source no longer has"
+    )
+
+
+class _VerifyLook:
+    """One look at one generation."""
+
+    def __init__(self, context: Context, archive: Archive, how: ArchiveVerifyOptions) -> None:
+        number = archive.generation if how.generation is None else how.generation
+        making = archive.making(number)
+        self.context = replace(
+            context, store=store_at(context, context.store.url)
+        )  # past the cache
+        self.tally = ArchiveVerifyReport(archive.name, number)
+        self._archive = archive
+        self._how = how
+        self._store: Store = store_at(context, archive.store)
+        self._contents = ArchiveFiles(self._store, making)
+        self._sizes = {
+            info.key: info.size
+            for folder in (archive.folder(number), archive.dead)
+            for info in self._store.list(f"{folder}/")
+        }
+        self._recount = Recount("")  # of the source partition that is looked at
+        self._named: set[str] = set()  # by manifests of commits
+        self._coming: set[str] = set()  # by those of intents
+        self._unread = 0  # manifests that are missing or damaged: which files they name is unknown
+        is_live = number == archive.generation  # then its source is the archive's own
+        self._restore = f"restore it from a copy, or {_other_way(context, archive, number)}"
+        url = "" if is_live else making.source
+        self._source: SourceCheck | None = None
+        if how.source:
+            source = source_at(context, url or archive.source)
+            track(context, archive.pipeline(number), source)
+            self._source = SourceCheck(source, archive.name)
+
+    def partition(self, pipeline: str, partition: str) -> None:
+        """All that belongs to one source partition."""
+        self.tally.partitions += 1
+        again = self._rows(replay_pipeline(pipeline), partition)  # of dead letters that came before
+        rows = self._rows(pipeline, partition)
+        recount = self._recount = Recount(partition, problems=self.tally.problem_count)
+        dead: list[FileEntry] = []
+        for manifest in self._manifests(partition, rows):
+            recount.add(manifest)
+            dead += [file for file in manifest.files if file.kind == "dead"]
+            self.tally.events += manifest.read
+            self.tally.dropped += manifest.dropped
+            for gap in manifest.lost:
+                self.tally.lost += 1
+                what = f"{gap.start} to {gap.end} is a gap, by reason: {gap.reason}"
+                self.tally.note("lost", partition, what, "nothing: it is on record")
+            if self._source is not None:
+                self.tally.add(*self._source.count(manifest))
+        if self._source is not None:
+            self.tally.add(*self._source.ends(partition, rows.head))
+        made = list(dead)
+        for manifest in self._manifests(partition, again, is_replay=True):
+            made += [file for file in manifest.files if file.kind == "dead"]
+            stretch = ReplayedRange.between(manifest.start, manifest.end)
+            recount.add_replay(manifest, dead)
+            dead, problems = check_replay(manifest, stretch, dead)
+            self.tally.add(*problems)
+        self._check_dead(partition, dead, made)
+        recount.add_dead(dead)
+        self._check_account(pipeline, recount, rows)
+
+    def _check_account(self, pipeline: str, recount: Recount, rows: _Rows) -> None:
+        """Every offset is accounted for, as files, ranges, head and the generation before say."""
+        if rows.head is None and not recount.commits:
+            return
+        account = recount.account(rows.head)
+        self.tally.accounts.append(account)
+        self.tally.add(*recount.check_offsets())
+        # A file, manifest or row that is missing or damaged is a problem that explains the sum.
+        if recount.problems == self.tally.problem_count:
+            self.tally.add(*check_head(rows.head, recount))
+            if not account.adds_up:
+                self.tally.add(
+                    Problem("account", recount.partition, account.problem, self._restore)
+                )
+        before = read_before(self.context, pipeline, recount.partition)
+        for problem in check_before(before, account) if before is not None else ():
+            if problem.kind == "account":
+                self.tally.add(problem)
+            else:
+                self.tally.notes.append(problem)
+
+    def source(self, partitions: list[str]) -> None:
+        """Note what of the source could not be compared; call it last."""
+        if self._source is not None:
+            self.tally.add(*self._source.unasked())
+            for each in self._source.notes(partitions):
+                self.tally.note(each.kind, each.where, each.what, each.do)
+
+    def strays(self) -> None:
+        """Files that no manifest names; names that begin with ``_`` are no data."""
+        folder = f"{self._archive.folder(self.tally.generation)}/"
+        is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
+        for key in sorted(self._sizes.keys() - self._named - self._coming):
+            if key.startswith(folder):
+                parts = key.removeprefix(folder).split("/")
+                if not any(part.startswith("_") for part in parts):
+                    what = f"no manifest names it, {self._sizes[key]} bytes"
+                    do = _RESTORE_FIRST if is_unknown else _MOVE_OUT
+                    self.tally.add(Problem("stray", key, what, do))
+            elif key.rpartition("/")[2].startswith(f"{self.tally.generation}_"):
+                what = f"no manifest names it, {self._sizes[key]} bytes, beside dead letters"
+                self.tally.note("stray", key, what, "delete it, if it is of no use to you")
+
+    def markers(self, pipeline: str) -> None:
+        """Hold the markers of final folders against their rows, from which they follow."""
+        where = layout.pipeline_shards(pipeline)
+        for row in self.context.catalog.scan(where, "folder/", "folder0"):
+            if self._marker_problem(row) is None:
+                continue
+            now = self.context.catalog.get(where, row.row)  # a finalize may be at work
+            problem = None if now is None else self._marker_problem(now)
+            if problem is not None:
+                self.tally.add(problem)
+
+    def _marker_problem(self, row: Row) -> Problem | None:
+        folder = decode_row(row.value, DateFolder, f"row `{row.row}`")
+        if folder.state != "final":
+            return None
+        key = layout.success(f"{self._archive.folder(self.tally.generation)}/{folder.folder}")
+        expected = encode_success(self._archive.name, folder)
+        try:
+            if self._store.get(key) == expected:
+                return None
+            what = f"does not say what its row says, {expected.decode()}"
+        except NotFoundError:
+            what = f"is not there; its row says {expected.decode()}"
+        return Problem("marker", key, what, "put an object with these bytes in its place")
+
+    def staged(self, pipeline: str) -> None:
+        """What attempts have left, or have under way."""
+        found = list(self._store.list(layout.staging_of(pipeline)))
+        if found:
+            size = sum(info.size for info in found)
+            what = f"{len(found)} staged files, {size} bytes: of a range under way, or of a crash"
+            do = "nothing: `tidelog sweep` removes what nobody needs"
+            self.tally.note("staging", layout.staging_of(pipeline), what, do)
+
+    # Rows and manifests.
+
+    def _rows(self, pipeline: str, partition: str) -> _Rows:
+        """Rows whose commits tile; those that do not are read once more before that is told."""
+        rows = _Rows.read(self.context, pipeline, partition)
+        if list(check_commits(partition, rows.head, rows.commits)):
+            rows = _Rows.read(self.context, pipeline, partition)
+            self.tally.add(*check_commits(partition, rows.head, rows.commits))
+        return rows
+
+    def _manifests(
+        self, partition: str, rows: _Rows, is_replay: bool = False
+    ) -> Iterator[Manifest]:
+        """The manifests of all commits, with their data files, checked."""
+        if rows.intent is not None:
+            self._note_intent(partition, rows.intent, is_replay)
+        ordinal = 0
+        for committed in rows.commits:
+            stretch = ReplayedRange.between(committed.start, committed.end) if is_replay else None
+            manifest = self._manifest(rows.manifests, committed, f"{partition}, {committed.start}")
+            self.tally.ranges += 1
+            if manifest is not None:
+                self.tally.written += manifest.written
+                self.tally.add(*check_manifest(committed, manifest, ordinal, stretch))
+                self._name(manifest)
+                self._check_files(manifest, [f for f in manifest.files if f.kind != "dead"])
+                yield manifest
+            ordinal += committed.events
+
+    def _manifest(self, manifests: Manifests, committed: Commit, where: str) -> Manifest | None:
+        try:
+            return manifests.of(committed)
+        except (NotFoundError, CorruptError) as exc:
+            self._unreadable(committed.manifest, where, exc)
+            return None
+
+    def _unreadable(self, key: str, where: str, why: TidelogError) -> None:
+        self._unread += 1
+        self.tally.add(Problem("manifest", where, f"manifest `{key}`: {why}", self._restore))
+
+    def _name(self, manifest: Manifest) -> None:
+        for file in manifest.files:
+            if file.target in self._named:
+                self.tally.add(Problem("double", file.target, "two manifests name it", _KEEP))
+            self._named.add(file.target)
+
+    def _note_intent(self, partition: str, intent: Intent, is_replay: bool) -> None:
+        what = f"{intent.start} to {intent.limit} is under way, or its driver died"
+        name = self._archive.name
+        command = f"archive dead {name} --replay" if is_replay else f"archive run {name}"
+        do = f"nothing: the next `tidelog {command}` finishes it"
+        self.tally.note("intent", partition, what, do)
+        key = intent.manifest
+        try:
+            files = read_manifest(self.context.store.get(key), key).files if key else ()
+        except (NotFoundError, CorruptError) as exc:
+            self._unreadable(key, partition, exc)
+            files = ()
+        self._coming |= {file.target for file in files}
+
+    # Files.
+
+    def _check_dead(self, partition: str, dead: list[FileEntry], made: list[FileEntry]) -> None:
+        """Of all files of dead letters that were ever made, those that count."""
+        live = {file.target for file in dead}
+        left = [f for f in made if f.target not in live and f.target in self._sizes]
+        if left:
+            what = f"{len(left)} files of dead letters that a replay has replaced are still there"
+            do = f"nothing: the next `tidelog archive dead {self._archive.name} --replay` does it"
+            self.tally.note("replaced", partition, what, do)
+        self.tally.dead += sum(file.events for file in dead)
+        nothing = Manifest("", partition, "", "", 0, 0, 0)  # dead letters need none
+        self._check_files(nothing, dead)
+
+    def _check_files(self, manifest: Manifest, files: list[FileEntry]) -> None:
+        there = [f for f in files if self._is_there(manifest, f) and f.kind != "sidecar"]
+        if there:
+            look = self._read if self._how.deep else self._count
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                found = list(pool.map(lambda file: look(manifest, file), there))
+            self.tally.add(*(each for each in found if isinstance(each, Problem)))
+            for file, each in zip(there, found, strict=True):
+                if not isinstance(each, Problem):
+                    self._recount.found(file.kind, each if isinstance(each, int) else len(each))
+            held = [each for each in found if not isinstance(each, Problem | int)]
+            self._check_offsets(manifest, np.concatenate([*held, _NONE]))
+        for file in files:
+            self.tally.files += 1
+            self.tally.bytes += file.size
+            self._how.progress(file.size)
+
+    def _check_offsets(self, manifest: Manifest, offsets: Offsets) -> None:
+        """The offsets that files of one range hold: each once, and none that was erased."""
+        where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
+        known = np.unique(offsets)
+        if len(known) != len(offsets):
+            what = f"{len(offsets) - len(known)} offsets are in two of its files"
+            self.tally.add(Problem("double", where, what, _KEEP))
+        left = np.intersect1d(known, np.array(manifest.erased, np.int64))
+        if len(left):
+            what = f"{len(left)} offsets that were erased are in its files, the first is {left[0]}"
+            self.tally.add(Problem("erased", where, what, "erase them again"))
+        self._recount.held(known)
+
+    def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
+        size = self._sizes.get(file.target)
+        if size is None:  # committed after the listing, or gone
+            try:
+                size = self._store.head(file.target).size
+            except NotFoundError:
+                if self._is_replaced(manifest, file):
+                    self._recount.found(file.kind, file.events)  # they were there
+                else:
+                    what = f"is not there; it held {file.events} events"
+                    self.tally.add(Problem("missing", file.target, what, self._restore))
+                return False
+        if size != file.size:
+            what = f"has {size} bytes, its manifest says {file.size}"
+            self.tally.add(Problem("size", file.target, what, self._restore))
+        return size == file.size
+
+    def _count(self, manifest: Manifest, file: FileEntry) -> int | Problem:
+        """How many events a file holds, by itself."""
+        try:
+            events = self._contents.count(manifest, file)
+        except (CorruptError, NotFoundError, InvalidError) as exc:
+            if self._is_replaced(manifest, file):
+                return file.events  # they were there when its row was read
+            return Problem("contents", file.target, str(exc), self._restore)
+        if events != file.events:
+            what = f"holds {events} events, its manifest says {file.events}"
+            return Problem("contents", file.target, what, self._restore)
+        return events
+
+    def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | int | Problem:
+        """The offsets of a file that is what its manifest says; its sidecar is read with it."""
+        try:
+            parts = [
+                self._contents.offsets(batch, file).to_numpy()
+                for batch in self._contents.batches(manifest, file)
+            ]
+        except (CorruptError, NotFoundError, InvalidError) as exc:
+            if self._is_replaced(manifest, file):
+                return file.events  # they were there when its row was read
+            return Problem("contents", file.target, str(exc), self._restore)
+        offsets: Offsets = np.concatenate([*parts, _NONE])
+        ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
+        found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
+        if file.erased:  # its ends may be among what is gone
+            expected = (file.events, *ends)
+        if found != expected or bool((np.diff(offsets) <= 0).any()):
+            what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
+            return Problem("contents", file.target, what, self._restore)
+        return offsets
+
+    def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
+        """Whether a replay has replaced these dead letters since its rows were read."""
+        if file.kind != "dead":
+            return False
+        pipeline = self._archive.pipeline(self.tally.generation)
+        replays = Replays(self.context, pipeline, manifest.partition)
+        return any(f.target == file.target and not counts for f, counts in replays.dead())

@@ -1,0 +1,294 @@
+"""What must hold of an archive's rows and manifests, whatever its files are like. Pure.
+
+Each check gives the problems that it finds: what is wrong, where, and what to do about it.
+
+An archive against its source: whether all is there that it had, as far as it can be checked.
+
+A source, or a partition of it, that cannot be reached is a problem: nothing is proven then. One
+that the source no longer lists is a note: its retention has deleted it, or a person.
+
+A range may have as many events as offsets outside of its gaps; exactly as many where the source has
+an event at each offset. A range from files of another generation was not read from the source, and
+a partition that has ended, as a person accepted, is another one there: neither is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.source import Bounds, LeavingOut, Source, SourcePartition, bounds_apart
+from tidelog.coordination.dead_letter_rows import ReplayedRange
+from tidelog.errors import TidelogError, unexpected
+from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+
+__all__ = [
+    "Problem",
+    "SourceCheck",
+    "check_commits",
+    "check_manifest",
+    "check_replay",
+]
+
+_KEEP = "keep everything as it is, and report it: no crash leaves this"
+_MANIFEST = "restore the manifest from a copy of the store; if there is none, backfill the archive"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it should be, or that a person may want to know."""
+
+    kind: str  # a stable word
+    where: str  # a source partition, or a file
+    what: str
+    do: str
+
+
+def check_commits(
+    partition: str, head: Progress | None, commits: Sequence[Commit]
+) -> Iterator[Problem]:
+    """Each range begins where the one before it ended, and the head agrees with one of the ends.
+
+    The head was read before the commits, so that there may be more of them by now.
+    """
+    for one, other in pairwise(commits):
+        if one.end != other.start:
+            what = f"a range ends at {one.end}, and the next one begins at {other.start}"
+            yield Problem("rows", partition, what, _KEEP)
+    if not commits:
+        if head is not None and head.ordinal:
+            what = f"its head counts {head.ordinal} events, and there is no commit"
+            yield Problem("rows", partition, what, _KEEP)
+        return
+    if head is None:
+        yield Problem("rows", partition, f"has {len(commits)} commits, and no head", _KEEP)
+        return
+    events = files = dead = 0
+    if head.position == commits[0].start and not head.ordinal:
+        return
+    for count, commit in enumerate(commits, 1):
+        events, files, dead = events + commit.events, files + commit.files, dead + commit.dead
+        if commit.end == head.position and head.ordinal == events:
+            known = (head.totals.commits, head.totals.files, head.totals.dead)
+            if known != (count, files, dead):
+                what = (
+                    f"its head counts {known[0]} commits, {known[1]} files and {known[2]} dead "
+                    f"letters, its rows {count}, {files} and {dead}"
+                )
+                yield Problem("rows", partition, what, _KEEP)
+            return
+    what = (
+        f"its head is at {head.position} after {head.ordinal} events, its last commit ends at "
+        f"{commits[-1].end} after {events}"
+    )
+    yield Problem("rows", partition, what, _KEEP)
+
+
+def check_manifest(
+    committed: Commit, manifest: Manifest, ordinal: int, stretch: ReplayedRange | None = None
+) -> Iterator[Problem]:
+    """A manifest says the same as its row, its numbers add up, and its files lie in its range.
+
+    ``stretch`` is given for a replay: the offsets that it covers.
+    """
+    where = f"{manifest.partition}, {committed.start} to {committed.end}"
+    row = (committed.start, committed.end, committed.events, committed.files, committed.dead)
+    said = (manifest.start, manifest.end, manifest.read, len(manifest.files), manifest.dead)
+    if row != said or manifest.ordinal != ordinal:
+        what = (
+            f"its row says (start, end, events, files, dead) {row} from event {ordinal} on, "
+            f"manifest `{committed.manifest}` {said} from event {manifest.ordinal} on"
+        )
+        yield Problem("manifest", where, what, _MANIFEST)
+    span = offsets_between(manifest.start, manifest.end)
+    skipped = sum(gap.offsets for gap in manifest.lost)
+    if stretch is None and span is not None:
+        without = manifest.deleted + manifest.absent + skipped
+        if span != manifest.read + without:
+            what = (
+                f"{span} offsets, but {manifest.read} events were read, {manifest.deleted} were "
+                f"deleted before, {manifest.absent} were never there, {skipped} are in gaps"
+            )
+            yield Problem("account", where, what, _KEEP)
+    parts = (manifest.written, manifest.dead, manifest.dropped, manifest.left_out)
+    if manifest.read != sum(parts) or min(parts) < 0:
+        what = (
+            f"{manifest.read} events were read, but {parts[0]} written, {parts[1]} dead, "
+            f"{parts[2]} dropped and {parts[3]} left out as erased"
+        )
+        yield Problem("counts", where, what, _KEEP)
+    for kind, expected in (("data", manifest.written), ("dead", manifest.dead)):
+        found = sum(file.events + file.erased for file in manifest.files if file.kind == kind)
+        if found != expected:
+            what = f"its {kind} files hold {found} events, {expected} were counted"
+            yield Problem("counts", where, what, _KEEP)
+    for file in manifest.files:
+        yield from _check_entry(file)
+    yield from _check_range(manifest, where, stretch)
+    yield from _check_overlaps(manifest, where)
+
+
+def check_replay(
+    manifest: Manifest, stretch: ReplayedRange, dead: Sequence[FileEntry]
+) -> tuple[list[FileEntry], list[Problem]]:
+    """A replay has read just the dead letters that it replaces; those that count after it.
+
+    What was erased from these may have been erased before it read them, or after that.
+    """
+    replaced = [file for file in dead if stretch.holds(file)]
+    events = sum(file.events for file in replaced)
+    erased = sum(file.erased for file in replaced)
+    problems = []
+    if not events <= manifest.read <= events + erased:
+        where = f"{manifest.partition}, replay {manifest.start} to {manifest.end}"
+        what = (
+            f"it read {manifest.read} dead letters, the files that it replaces held "
+            f"{events + erased}, of which {erased} were erased"
+        )
+        problems.append(Problem("counts", where, what, _KEEP))
+    left = [file for file in dead if not stretch.holds(file)]
+    return [*left, *(file for file in manifest.files if file.kind == "dead")], problems
+
+
+def _check_entry(file: FileEntry) -> Iterator[Problem]:
+    if file.kind not in ("data", "dead"):
+        return
+    span = file.last_offset - file.first_offset + 1
+    if not 1 <= file.events + file.erased <= span:
+        what = (
+            f"has {file.events} events between offsets {file.first_offset} and {file.last_offset}"
+        )
+        yield Problem("counts", file.target, what, _KEEP)
+    if f"_{file.first_offset:020}" not in file.target.rpartition("/")[2]:
+        what = f"its name does not tell its first offset {file.first_offset}"
+        yield Problem("name", file.target, what, _KEEP)
+
+
+def _check_range(
+    manifest: Manifest, where: str, stretch: ReplayedRange | None
+) -> Iterator[Problem]:
+    """Offsets lie between the positions, or where these are not offsets, in the count of events.
+
+    A chain keeps the numbers that the archive before it gave: these may be ahead of its own count
+    by what that one no longer has.
+    """
+    files = [file for file in manifest.files if file.kind in ("data", "dead")]
+    allowed = [(manifest.ordinal, manifest.ordinal + manifest.read)]
+    if stretch is not None:
+        allowed = [(stretch.start, stretch.end)]
+    elif offsets_between(manifest.start, manifest.end) is not None:
+        allowed.append((int(manifest.start), int(manifest.end)))
+    elif files:
+        skipped = sum(gap.offsets for gap in manifest.lost)
+        first = max(manifest.ordinal, min(file.first_offset for file in files))
+        numbers = manifest.read + manifest.deleted + manifest.absent + skipped
+        allowed.append((first, first + numbers))
+    if not any(
+        all(start <= f.first_offset and f.last_offset < end for f in files)
+        for start, end in allowed
+    ):
+        first = min(file.first_offset for file in files)
+        last = max(file.last_offset for file in files)
+        what = f"its files hold offsets {first} to {last}, which are not in its range"
+        yield Problem("range", where, what, _KEEP)
+
+
+def _check_overlaps(manifest: Manifest, where: str) -> Iterator[Problem]:
+    """Files of one folder follow one another; those of others, and dead letters, may interleave."""
+    data = [file for file in manifest.files if file.kind == "data"]
+    placed = sorted((file.target.rpartition("/")[0], file.first_offset, file) for file in data)
+    for (folder, _, one), (other_folder, first, other) in pairwise(placed):
+        if folder == other_folder and first <= one.last_offset:
+            what = f"{one.target} and {other.target} both hold offsets {first} to {one.last_offset}"
+            yield Problem("overlap", where, what, _KEEP)
+
+
+class SourceCheck:
+    """Asks a source once for its ends, and then for counts between positions."""
+
+    def __init__(self, source: Source, archive: str) -> None:
+        self._source = source
+        self._archive = archive  # its name, for remedies
+        self._errors: dict[SourcePartition, TidelogError] = {}
+        self._failure: TidelogError | None = None
+        found: dict[SourcePartition, Bounds] = {}
+        try:
+            found = bounds_apart(source, source.partitions(), self._errors)
+        except Exception as exc:  # noqa: BLE001 - all else is verified, and this is a problem of it
+            self._failure = unexpected("source", exc)
+        self._bounds: dict[str, Bounds] = {each.text: held for each, held in found.items()}
+
+    def unasked(self) -> Iterator[Problem]:
+        """Yields what could not be reached, so that nothing is known of it."""
+        do = "make the source answer, then verify again"
+        if self._failure is not None:
+            yield Problem("source", self._source.url, f"cannot be reached: {self._failure}", do)
+        for partition, error in sorted(self._errors.items()):
+            yield Problem("source", partition.text, f"cannot be reached: {error}", do)
+
+    def notes(self, partitions: Iterable[str]) -> Iterator[Problem]:
+        """Yields what was not compared: deleted partitions, and what the source leaves out."""
+        known = self._bounds.keys() | {each.text for each in self._errors}
+        for each in partitions if self._failure is None else ():
+            if each not in known:
+                what = "the source no longer has it, so it was not compared"
+                yield Problem("source", each, what, "nothing, if it was to be deleted there")
+        if isinstance(self._source, LeavingOut):
+            for each, why in sorted(self._source.left_out().items()):
+                yield Problem("source", each, f"is not read: {why}", "nothing, if that is right")
+
+    def count(self, manifest: Manifest) -> Iterator[Problem]:
+        """As many events were read as there are between the ends of the range, without its gaps.
+
+        Nothing was read of the source for a range from files of another generation.
+        """
+        expected = None if manifest.filled else self._expected(manifest)
+        if expected is None:
+            return
+        too_few = manifest.read < expected and self._is_dense(manifest.partition)
+        if manifest.read > expected or too_few:
+            where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
+            most = "" if too_few else "at most "
+            what = f"{manifest.read} events were read, the source has {most}{expected} there"
+            do = "keep everything as it is, and report it; then backfill the archive"
+            yield Problem("source", where, what, do)
+
+    def _expected(self, manifest: Manifest) -> int | None:
+        """How many events a range may have at most; None where nobody can tell.
+
+        The offsets themselves tell, whatever the source counts now: an archive that is the source
+        counts fewer events once it was built again without those that were erased.
+        """
+        offsets = offsets_between(manifest.start, manifest.end)
+        if offsets is not None:
+            return offsets - sum(gap.offsets for gap in manifest.lost)
+        if manifest.lost:
+            return None
+        if isinstance(self._source, ArchiveSource):
+            partition = SourcePartition.named(manifest.partition)
+            return self._source.count_in(partition, manifest.start, manifest.end)
+        return self._source.count(manifest.start, manifest.end)
+
+    def _is_dense(self, partition: str) -> bool:
+        """Whether the source had an event at each of its positions until now."""
+        known = self._bounds.get(partition)
+        if known is None or not known.is_dense:
+            return False
+        each = SourcePartition.named(partition)
+        found = bounds_apart(self._source, [each], self._errors)
+        return each in found and found[each].is_dense
+
+    def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
+        """The source still is what was read, and has all that was committed."""
+        held = self._bounds.get(partition)
+        if held is None or head is None or head.ended:  # as a person accepted: it is another one
+            return
+        if not head.is_of(held.incarnation) or self._source.before(held.end, head.position):
+            what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
+            do = (
+                f"`tidelog archive run {self._archive} --accept-loss` records that the old one "
+                "ended and goes on with this one; or make a new archive of what the source is now"
+            )
+            yield Problem("source", partition, what, do)

@@ -1,0 +1,147 @@
+"""Checksums of rows, the same for every backend: a damaged row is an error, never a wrong answer.
+
+A stored value ends with four bytes: the crc32c of the row's partition, name, version and value. So
+a bit that flips in any of them is noticed when the row is read, and so is a value that stands under
+another row's name. A home wraps its backend once, where it opens it; nothing below knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import crc32c
+
+from tidelog.catalog.base import Catalog, Change, Put, Row, check_write
+from tidelog.catalog.deleted_rows import clear_deleted_rows
+from tidelog.catalog.disk_reserve import freeing
+from tidelog.errors import ConflictError, CorruptError
+
+__all__ = ["CheckedCatalog", "Inspectable"]
+
+_BYTES = 4
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A catalog that can be read as a whole, beside what its partitions show."""
+
+    def inspect(self) -> Iterator[str]:
+        """What is wrong with the catalog as a whole, in words; nothing where it is sound."""
+        ...
+
+    def every_row(self) -> Iterator[tuple[str, Row]]:
+        """All rows with their partitions, in any order."""
+        ...
+
+
+class CheckedCatalog:
+    """Adds a checksum to each row that is written, checks and removes it from each that is read."""
+
+    def __init__(self, inner: Catalog) -> None:
+        self.inner = inner
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        found = self.inner.get(partition, row)
+        return None if found is None else open_row(partition, found)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        for row in self.inner.scan(partition, start, end, limit, reverse):
+            yield open_row(partition, row)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        check_write(partition, changes, write_id)
+        sealed = [_seal(partition, change, write_id) for change in changes]
+        try:
+            self.inner.write(partition, *sealed, write_id=write_id)
+        except ConflictError as exc:
+            exc.rows = _open_rows(partition, exc.rows)
+            raise
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def freeing(self) -> AbstractContextManager[None]:
+        """Let the block use the reserve, where the backend has one."""
+        return freeing(self.inner)
+
+    def clear_deleted_rows(self) -> bool:
+        """Remove what the backend's own files hold of deleted rows, where it has any."""
+        return clear_deleted_rows(self.inner)
+
+    def every_row(self) -> Iterator[tuple[str, str]]:
+        """Partition and name of all rows, as far as they can be read; none where unlistable."""
+        if isinstance(self.inner, Inspectable):
+            with contextlib.suppress(CorruptError):
+                for partition, row in self.inner.every_row():
+                    if isinstance(partition, str) and isinstance(row.row, str):  # else damaged
+                        yield partition, row.row
+
+    def inspect(self) -> Iterator[str]:
+        """What is wrong with the catalog as a whole: its file, and rows that no name leads to."""
+        if not isinstance(self.inner, Inspectable):
+            return
+        try:
+            yield from self.inner.inspect()
+            for partition, row in self.inner.every_row():
+                try:
+                    open_row(partition, row)
+                except CorruptError as exc:
+                    yield exc.message
+        except CorruptError as exc:
+            yield exc.message
+
+
+def open_row(partition: str, stored: Row) -> Row:
+    """The row without its checksum. ``CorruptError`` where that does not fit."""
+    # SQLite stores a type with each value, so damage may make a number or a text of one.
+    value, found = b"", b""
+    names = isinstance(stored.row, str) and isinstance(stored.version, str)
+    if names and isinstance(stored.value, bytes):
+        value, found = stored.value[:-_BYTES], stored.value[-_BYTES:]
+    if not found or found != _checksum(partition, stored.row, stored.version, value):
+        raise CorruptError(
+            f"row `{stored.row}` of `{partition}`: its checksum does not match: keep the "
+            "catalog, and restore it from a copy",
+            partition=partition,
+            row=stored.row,
+        )
+    return Row(stored.row, value, stored.version)
+
+
+def seal(partition: str, row: str, version: str, value: bytes) -> bytes:
+    """A value with its checksum, as a backend stores it."""
+    return value + _checksum(partition, row, version, value)
+
+
+def _seal(partition: str, change: Change, write_id: str) -> Change:
+    if not isinstance(change, Put):
+        return change
+    value = seal(partition, change.row, write_id, bytes(change.value))
+    return Put(change.row, value, change.expect)
+
+
+def _checksum(partition: str, row: str, version: str, value: bytes) -> bytes:
+    # No name holds a NUL, so the parts cannot run into each other.
+    key = f"{partition}\0{row}\0{version}\0".encode()
+    return crc32c.crc32c(value, crc32c.crc32c(key)).to_bytes(_BYTES, "big")
+
+
+def _open_rows(partition: str, rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if row is None else open_row(partition, row) for name, row in rows.items()}
+
+
+_: type[Catalog] = CheckedCatalog

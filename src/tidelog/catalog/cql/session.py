@@ -1,0 +1,285 @@
+"""A session on the catalog's CQL table, and what its errors mean: all that we know of the driver.
+
+The driver repeats nothing on its own. Its errors are translated here, once. Only what is known
+never to have begun counts as unavailable; a write that met any other trouble may have landed, also
+one that an overloaded server refused: it may have refused only the last step of a decided write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.catalog.cql.table import (
+    CqlPlace,
+    ensure_table,
+    missing_error,
+    statements_of,
+    unready_error,
+)
+from tidelog.catalog.cql.tls import handshake_trouble, tls_context
+from tidelog.catalog.settle import LostReplyError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
+
+try:
+    import cassandra
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+    from cassandra.connection import ConnectionException
+    from cassandra.policies import (
+        DCAwareRoundRobinPolicy,
+        ExponentialReconnectionPolicy,
+        FallthroughRetryPolicy,
+        TokenAwarePolicy,
+    )
+    from cassandra.protocol import ErrorMessage, IsBootstrappingErrorMessage
+    from cassandra.protocol import RequestValidationException as RefusedMessage
+    from cassandra.query import BatchStatement, BatchType, tuple_factory
+except ImportError as exc:  # this module is imported only when such an address is opened
+    raise InvalidError("cql catalog is not installed: pip install 'tidelog[scylla]'") from exc
+
+__all__ = [
+    "DRIVER_ERRORS",
+    "CqlSession",
+    "TombstonesError",
+    "causes_of",
+    "open_session",
+    "reason_of",
+    "tls_error",
+]
+
+_CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
+_REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they speak first
+_RECONNECT_BASE_S = 0.1  # a lost connection is made again while ``settle`` still repeats
+_RECONNECT_MAX_S = 10.0
+_TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
+_SERIAL = "serial"  # the execution profile of serial reads
+_MISSING = re.compile(r"does not exist|doesn't exist|unconfigured table")
+
+DRIVER_ERRORS = (cassandra.DriverException, ConnectionException, ErrorMessage, NoHostAvailable)
+
+
+class TombstonesError(Exception):
+    """A range holds more deleted rows than the server will pass over in one read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CqlSession:
+    """Connections and prepared statements of the process ``pid``, and of no other."""
+
+    pid: int
+    place: CqlPlace
+    cluster: Any
+    session: Any
+    statements: dict[str, Any]
+
+    def read_serially(self, name: str, values: Sequence[object]) -> tuple[Any, ...] | None:
+        """The one row that a statement finds, as the last decided write left it."""
+        bound = self.statements[name].bind(values)
+        try:
+            row: tuple[Any, ...] | None = self.session.execute(
+                bound, execution_profile=_SERIAL
+            ).one()
+        except DRIVER_ERRORS as exc:
+            raise _read_error(self.place, exc) from exc
+        return row
+
+    def read_page(self, name: str, values: Sequence[object]) -> tuple[list[Any], bool]:
+        """The first rows that a statement finds, and whether the server has more of them."""
+        bound = self.statements[name].bind(values)
+        try:
+            reply = self.session.execute(bound)
+            # Scylla ends a page when it has read enough, though it found nothing.
+            while not reply.current_rows and reply.has_more_pages:
+                reply.fetch_next_page()
+        except cassandra.ReadFailure as exc:
+            if _may_be_tombstones(exc):
+                raise TombstonesError(str(exc)) from exc
+            raise _read_error(self.place, exc) from exc
+        except DRIVER_ERRORS as exc:
+            raise _read_error(self.place, exc) from exc
+        return list(reply.current_rows), bool(reply.has_more_pages)
+
+    def write(self, changes: Sequence[tuple[str, Sequence[object]]]) -> list[dict[str, Any]]:
+        """Run conditional statements as one; the reply's rows, by column."""
+        bound = [self.statements[name].bind(values) for name, values in changes]
+        request = bound[0]
+        if len(bound) > 1:
+            request = BatchStatement(BatchType.UNLOGGED)
+            for each in bound:
+                request.add(each)
+        try:
+            reply = self.session.execute(request)
+            return [dict(zip(reply.column_names, each, strict=True)) for each in reply]
+        except DRIVER_ERRORS as exc:
+            raise _write_error(self.place, exc) from exc
+
+    def close(self) -> None:
+        """End the connections; in a child of the process that made them they are left alone."""
+        if self.pid == os.getpid():
+            self.cluster.shutdown()
+
+
+def open_session(place: CqlPlace, create: bool) -> CqlSession:
+    """Connect, see to the table, and prepare what we say to it."""
+    try:
+        cluster = _cluster(place)
+    except cassandra.UnresolvableContactPoints as exc:
+        raise UnavailableError(
+            f"catalog table `{place.label}`: no address is known for {', '.join(place.hosts)}: "
+            "check the hosts' names and the network",
+            table=place.label,
+        ) from exc
+    ready = False
+    try:
+        session = cluster.connect()
+        session.use_client_timestamp = False  # the ballots of conditional writes are the only clock
+        ensure_table(place, cluster, session, create)
+        statements = {name: session.prepare(text) for name, text in statements_of(place).items()}
+        ready = True
+    except DRIVER_ERRORS as exc:
+        if _says_missing(exc):  # the server lists what somebody is making before it knows it
+            raise unready_error(place) from exc
+        what = f"catalog table `{place.label}`"
+        error = _datacenter_error(place, cluster) or tls_error(what, place.hosts, cluster, exc)
+        raise error or _read_error(place, exc) from exc
+    finally:
+        if not ready:
+            cluster.shutdown()
+    return CqlSession(os.getpid(), place, cluster, session, statements)
+
+
+def _cluster(place: CqlPlace) -> Any:
+    def profile(consistency: int) -> Any:
+        nearest = DCAwareRoundRobinPolicy(place.datacenter or "")
+        return ExecutionProfile(
+            load_balancing_policy=TokenAwarePolicy(nearest),
+            retry_policy=FallthroughRetryPolicy(),
+            consistency_level=consistency,
+            serial_consistency_level=cassandra.ConsistencyLevel.SERIAL,
+            request_timeout=_REQUEST_TIMEOUT_S,
+            row_factory=tuple_factory,
+        )
+
+    login = None
+    if place.username is not None:
+        login = PlainTextAuthProvider(place.username, place.password)
+    return Cluster(
+        place.hosts,
+        port=place.port,
+        auth_provider=login,
+        ssl_context=tls_context(f"catalog table `{place.label}`", place.tls),
+        compression=False,
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        control_connection_timeout=_CONNECT_TIMEOUT_S,
+        reconnection_policy=ExponentialReconnectionPolicy(_RECONNECT_BASE_S, _RECONNECT_MAX_S),
+        execution_profiles={
+            EXEC_PROFILE_DEFAULT: profile(cassandra.ConsistencyLevel.QUORUM),
+            _SERIAL: profile(cassandra.ConsistencyLevel.SERIAL),
+        },
+    )
+
+
+# Errors of the driver.
+
+
+def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
+    """The error where servers were found, but none in the datacenter that was asked for."""
+    found = {host.datacenter for host in cluster.metadata.all_hosts()} - {None}
+    if place.datacenter is None or not found or place.datacenter in found:
+        return None
+    return InvalidError(
+        f"catalog table `{place.label}`: the cluster has no datacenter `{place.datacenter}`: "
+        f"give one of {', '.join(sorted(found))}",
+        table=place.label,
+    )
+
+
+def tls_error(what: str, hosts: Sequence[str], cluster: Any, exc: Exception) -> InvalidError | None:
+    """The error where no server could be connected to, since it and we do not agree about TLS."""
+    causes = causes_of(exc).values()
+    if not isinstance(exc, NoHostAvailable) or any(map(_is_login, causes)):
+        return None
+    trouble = handshake_trouble(hosts, cluster.port, cluster.ssl_context)
+    return InvalidError(f"{what}: {trouble}") if trouble else None
+
+
+def _read_error(place: CqlPlace, exc: Exception) -> TidelogError:
+    return _lasting_error(place, exc) or UnavailableError(
+        f"catalog table `{place.label}`: {','.join(place.hosts)} port {place.port} cannot be "
+        f"reached or cannot answer: {reason_of(exc)}: see that the servers are up, then try again",
+        table=place.label,
+    )
+
+
+def _write_error(place: CqlPlace, exc: Exception) -> Exception:
+    error = _read_error(place, exc)
+    if not isinstance(error, UnavailableError) or _never_began(exc):
+        return error
+    return LostReplyError(str(error))
+
+
+def _never_began(exc: Exception) -> bool:
+    """Whether a write that ended so is known to have changed nothing, now and later."""
+    if isinstance(exc, cassandra.Unavailable):
+        # At the serial level consensus did not begin. At another it may have been reached: the
+        # coordinator looks for a quorum once more before it commits what was accepted.
+        return bool(cassandra.ConsistencyLevel.is_serial(exc.consistency))
+    return isinstance(exc, NoHostAvailable | IsBootstrappingErrorMessage)
+
+
+def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
+    """The error that repeating will not mend, or None for one that may pass."""
+    if any(map(_is_login, causes_of(exc).values())):
+        return InvalidError(
+            f"catalog table `{place.label}`: the server refuses the login: {reason_of(exc)}: "
+            "set TIDELOG_CQL_USERNAME and TIDELOG_CQL_PASSWORD to one that it knows",
+            table=place.label,
+        )
+    if isinstance(exc, cassandra.Unauthorized):
+        return InvalidError(
+            f"catalog table `{place.label}`: this login may not do that: {reason_of(exc)}: "
+            "grant it SELECT and MODIFY on the table, and CREATE to make it",
+            table=place.label,
+        )
+    if _says_missing(exc):
+        return missing_error(place)
+    if not _refused(exc) or isinstance(exc, cassandra.RateLimitReached):
+        return None
+    return InvalidError(
+        f"catalog table `{place.label}`: the server refuses the request: {reason_of(exc)}",
+        table=place.label,
+    )
+
+
+def _is_login(cause: object) -> bool:
+    return isinstance(cause, cassandra.AuthenticationFailed)
+
+
+def _says_missing(exc: Exception) -> bool:
+    return _refused(exc) and _MISSING.search(str(exc)) is not None
+
+
+def _refused(exc: Exception) -> bool:
+    return isinstance(exc, cassandra.RequestValidationException | RefusedMessage)
+
+
+def _may_be_tombstones(exc: Any) -> bool:
+    """Whether a read failed for deleted rows; older protocols do not say why, so it may be."""
+    return exc.error_code_map is None or _TOO_MANY_TOMBSTONES in exc.error_code_map.values()
+
+
+def causes_of(exc: Exception) -> dict[str, object]:
+    """What went wrong, by host; the driver gives a list of hosts when it asked none of them."""
+    if isinstance(exc, NoHostAvailable) and isinstance(exc.errors, dict):
+        return {str(host): error for host, error in exc.errors.items()} or {"": "no connection"}
+    return {"": exc}
+
+
+def reason_of(exc: Exception) -> str:
+    """Why a request failed, in one line."""
+    causes = [f"{host} {cause}".strip() for host, cause in causes_of(exc).items()]
+    return " ".join("; ".join(causes).split())

@@ -1,0 +1,190 @@
+"""Connections to one SQLite file, one for each thread, and none of them across a fork.
+
+SQLite counts a process's locks on a file in the memory of the process. A forked child inherits the
+counts but not the locks: a connection that it opens to the same file believes that the process
+holds a lock already, and takes none. The parent then closes as if it were the last one, deletes
+the write-ahead log, and the child goes on writing to a deleted file. So no connection of ours is
+open while a process forks:
+
+1. before a fork every connection is closed, as soon as its statement has ended; opening another
+   one waits until the fork is over, and the fork waits for one that an ending thread closes
+2. after it, parent and child each open connections of their own when they next need one
+
+A fork that went past Python (a C library that calls ``fork`` itself), or one that a signal handler
+made in the middle of a statement, cannot be prepared. The child keeps what it inherited, untouched
+and never closed, and refuses the file: one clear error before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tidelog.errors import InvalidError
+
+__all__ = ["Connections", "Opener"]
+
+Opener = Callable[[str], sqlite3.Connection]
+
+_CLOSE_S = 30.0  # how long a fork waits for one statement; a busy file is waited for 10 s
+
+
+class _ThreadConnection:
+    """One thread's connection; closed when the thread ends and drops it."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path.resolve()
+        self.connection = connection
+        self.lock = threading.RLock()  # taken for each statement
+        self.busy = 0  # statements of the thread that has the lock; 2 in a signal handler
+        self.closed = False  # or not ours to close
+
+    def close(self) -> None:
+        """Close it unless this thread is in the middle of a statement; wait for another thread."""
+        if self.lock.acquire(timeout=_CLOSE_S):
+            try:
+                if not self.busy and not self.closed:
+                    self.connection.close()
+                    self.closed = True
+            finally:
+                self.lock.release()
+
+    def abandon(self) -> None:
+        """Never close it, not even when the interpreter ends: that would harm the parent."""
+        self.closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
+
+    def __del__(self) -> None:
+        with _process.closing:  # no fork happens while SQLite closes a file
+            if not self.closed:
+                self.connection.close()
+
+
+class _Process:
+    """What this process has open, over all catalogs."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.opening = threading.RLock()  # held while a connection is opened, and over a fork
+        self.closing = threading.RLock()  # held while a dropped one is closed, and over a fork
+        self.opened: weakref.WeakSet[_ThreadConnection] = weakref.WeakSet()
+        self.under_way: list[Path] = []  # files that are being opened
+        self.refused: set[Path] = set()  # files that were open when this process was forked
+
+    def before_fork(self) -> None:
+        self.opening.acquire()
+        for held in list(self.opened):
+            held.close()
+        self.closing.acquire()  # last: a statement that waits for it must not be waited for
+
+    def after_in_parent(self) -> None:
+        self.closing.release()
+        self.opening.release()
+
+    def after_in_child(self) -> None:
+        self.pid = os.getpid()
+        self.opening, self.closing = threading.RLock(), threading.RLock()
+        for held in list(self.opened):
+            if not held.closed:
+                self.refused.add(held.path)
+                held.abandon()
+        self.refused.update(self.under_way)
+        self.under_way = []
+        self.opened = weakref.WeakSet()
+
+    def check(self) -> None:
+        """Notice a fork that ran no hooks."""
+        if self.pid != os.getpid():
+            self.after_in_child()
+
+
+_process = _Process()
+os.register_at_fork(
+    before=_process.before_fork,
+    after_in_parent=_process.after_in_parent,
+    after_in_child=_process.after_in_child,
+)
+
+
+class Connections:
+    """The connections of one catalog: each thread has its own, a forked child has new ones."""
+
+    def __init__(self, path: Path, opener: Opener) -> None:
+        self._path = path
+        self._opener = opener
+        self._local = threading.local()
+        self._held: weakref.WeakSet[_ThreadConnection] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        """This thread's connection, for one statement or transaction that ends in the block."""
+        _process.check()
+        while True:
+            held: _ThreadConnection | None = getattr(self._local, "held", None)
+            if held is None or held.closed:
+                held = self._open()
+            with held.lock:
+                if held.closed:
+                    continue  # a fork was faster
+                held.busy += 1
+                try:
+                    yield held.connection
+                finally:
+                    held.busy -= 1
+                return
+
+    @contextlib.contextmanager
+    def once(self, mode: str) -> Iterator[sqlite3.Connection]:
+        """A connection for this block alone; no fork happens inside."""
+        _process.check()
+        with _process.opening, self._under_way():
+            connection = self._opener(mode)
+            try:
+                yield connection
+            finally:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all of them, also those of other threads."""
+        _process.check()
+        with _process.opening:
+            for held in list(self._held):
+                held.close()
+            self._held = weakref.WeakSet()
+            self._local = threading.local()
+
+    def _open(self) -> _ThreadConnection:
+        with _process.opening, self._under_way():
+            held = _ThreadConnection(self._path, self._opener("rw"))
+            _process.opened.add(held)
+            self._held.add(held)
+            self._local.held = held
+        return held
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
+        real = self._path.resolve()
+        if any(_same_file(real, path) for path in _process.refused):
+            raise InvalidError(
+                f"catalog `{self._path}`: was open when this process was forked, and SQLite cannot "
+                "open it safely here: close the home before the fork, or start the process with "
+                "multiprocessing's `spawn`"
+            )
+        _process.under_way.append(real)
+        try:
+            yield
+        finally:
+            _process.under_way.remove(real)
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return one == other

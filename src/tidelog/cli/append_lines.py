@@ -1,0 +1,286 @@
+"""Lines on their way into a topic: parsed, checked with their numbers, stored, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.cli.lines import InputLines
+from tidelog.cli.output import FailedError
+from tidelog.errors import InvalidError, PartialAppendError, TidelogError
+from tidelog.home import Home
+from tidelog.log.producer.flush import SendFuture
+from tidelog.log.topics import find_target
+from tidelog.model.decoding import decode_msgpack
+from tidelog.model.event import Event, check_event
+
+__all__ = ["LineCounts", "LineWriter", "Parse", "storing"]
+
+_DIGEST_BYTES = 16  # of the digest of an input's lines
+_HELD_BYTES = 64 << 20  # of lines that wait in memory
+
+Parse = Callable[[Sequence[bytes]], Sequence[Event | InvalidError]]
+"""Returns for each line, none of which is blank, its event or the error why it has none."""
+
+
+@dataclass
+class LineCounts:
+    """What was stored so far."""
+
+    topic: str
+    events: int = 0
+    repeated: int = 0  # lines that a named producer had stored before
+    last_line: int = 0
+    seconds: float = 0.0
+    ends: dict[int, int] = field(default_factory=dict)  # partition → offset after our last event
+
+    def stored(self) -> str:
+        return self.count() + (f", up to line {self.last_line}" if self.last_line else "")
+
+    def count(self) -> str:
+        return f"{self.events} {'event is' if self.events == 1 else 'events are'} stored"
+
+    def add(self, partition: int, end: int, events: int = 1) -> None:
+        self.events += events
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
+
+
+class LineWriter(Protocol):
+    """A way to store lines."""
+
+    def store(self, lines: InputLines, tally: LineCounts) -> None:
+        """All of them, in order; durable on return.
+
+        ``FailedError`` for a line that cannot be taken; those before it are stored.
+        """
+        ...
+
+    def finish(self, count: int) -> None:
+        """Check an input that ended after ``count`` lines. ``FailedError``."""
+        ...
+
+
+@contextlib.contextmanager
+def storing(
+    home: Home, topic: str, name: str | None, parse: Parse | None, if_absent: bool = False
+) -> Iterator[LineWriter]:
+    """The way to store lines under a name, or under none; without ``parse`` a line is a value.
+
+    With ``if_absent``, which goes without a name, events are refused whose ids are there.
+    """
+    find_target(home.context, topic)  # told before any input is read
+    if name is None:
+        yield _BatchWriter(home, topic, parse, if_absent)
+    else:
+        with contextlib.closing(_Sent(home, topic, name, parse)) as sent:
+            yield sent
+
+
+class _BatchWriter:
+    """Many at a time; plain lines do not even become events one by one."""
+
+    def __init__(self, home: Home, topic: str, parse: Parse | None, if_absent: bool) -> None:
+        self._home = home
+        self._topic = topic
+        self._parse = parse
+        self._if_absent = if_absent
+        self._bytes_max = home.context.settings.event_bytes_max
+
+    def store(self, lines: InputLines, tally: LineCounts) -> None:
+        if self._parse is None and max(map(len, lines.lines)) <= self._bytes_max:
+            table = pa.table({"value": pa.array(lines.lines, pa.binary())})
+            self._append(table, range(lines.first, lines.first + len(lines.lines)), tally)
+            return
+        numbers, events, failure = _parsed(lines, self._parse, self._bytes_max)
+        if events:
+            self._append(events, numbers, tally)
+        if failure is not None:
+            raise failure
+
+    def finish(self, count: int) -> None:
+        """Check nothing: without a name, earlier inputs are unknown."""
+
+    def _append(self, events: Any, numbers: Sequence[int], tally: LineCounts) -> None:
+        try:
+            positions = self._home.append(self._topic, events, if_absent=self._if_absent)
+        except PartialAppendError as exc:
+            for position in filter(None, exc.positions):
+                tally.add(position.partition, position.offset + 1)
+            raise _broken_off(self._topic, tally, numbers, exc) from exc
+        for partition in set(positions.partitions.tolist()):
+            offsets = positions.offsets[positions.partitions == partition]
+            tally.add(partition, int(offsets[-1]) + 1, len(offsets))
+        tally.last_line = numbers[-1]
+
+
+class _Sent:
+    """One by one, by a named producer; the sequence is the line's number, from 0.
+
+    The mark of each line is a digest of all lines up to it, and of the keys that they give, since
+    a key decides which partition knows the sequence. An input counts as the one that was stored
+    before when it gives the marks that are stored. Until then none of its lines is stored: those
+    that a process left out when it died wait in ``_held``.
+    """
+
+    def __init__(self, home: Home, topic: str, name: str, parse: Parse | None) -> None:
+        self._parse = parse
+        self._bytes_max = home.context.settings.event_bytes_max
+        self._name = name
+        self._producer = home.producer(topic, name)
+        self._before = self._producer.last_sequence + 1  # lines that earlier inputs had
+        self._marks = self._producer.marks()
+        self._digest = b""  # of all lines so far
+        self._held = _WaitingLines()
+
+    def store(self, lines: InputLines, tally: LineCounts) -> None:
+        numbers, events, refused = _parsed(lines, self._parse, self._bytes_max)
+        futures: list[tuple[int, SendFuture]] = []
+        failure: TidelogError | None = refused
+        found = dict(zip(numbers, events, strict=True))
+        end = len(lines.lines) if refused is None else refused.context["line"] - lines.first
+        for number, line in enumerate(lines.lines[:end], lines.first):
+            event = found.get(number)
+            mark = self._next_mark(number, line, event)
+            waiting = self._held.take() if number == self._before else iter(())
+            if event is None:  # a blank line
+                pass
+            elif self._producer.is_stored(number - 1, event.key):
+                tally.repeated += 1
+            elif number < self._before:
+                self._held.add(_PendingLine(number, event, mark))
+            else:
+                waiting = chain(waiting, [_PendingLine(number, event, mark)])
+            try:
+                futures.extend((each.number, self._send(each)) for each in waiting)
+            except TidelogError as exc:  # told once those before it are counted
+                failure = exc
+                break
+        for number, future in futures:
+            position = future.result()
+            tally.add(position.partition, position.offset + 1)
+            tally.last_line = number
+        if failure is not None:
+            raise failure
+
+    def finish(self, count: int) -> None:
+        """Refuse an input that cannot be the earlier one: its lines were taken for stored ones."""
+        if count < self._before:
+            raise FailedError(
+                f"name `{self._name}`: the input ends after line {count}, but {self._before} lines "
+                "were stored under this name: is it another file, or a new one after a rotation? "
+                "give it a --name of its own",
+                line=count,
+            )
+
+    def close(self) -> None:
+        self._held.close()
+        with contextlib.suppress(TidelogError):  # each event was asked for, so this was told
+            self._producer.close()
+
+    def _next_mark(self, number: int, line: bytes, event: Event | None) -> bytes:
+        """The mark of the next line. ``FailedError`` if another one is stored for it."""
+        key = None if event is None else event.key
+        parts = msgspec.msgpack.encode((self._digest, line, key))
+        self._digest = hashlib.sha256(parts).digest()[:_DIGEST_BYTES]
+        if self._marks.get(number - 1, self._digest) != self._digest:
+            raise FailedError(
+                f"name `{self._name}`: the input's first lines, up to line {number}, are not those "
+                "that were stored under this name: give this input a --name of its own, or give "
+                "the same input, which may have grown, with the same options",
+                line=number,
+            )
+        return self._digest
+
+    def _send(self, line: _PendingLine) -> SendFuture:
+        event = line.event
+        return self._producer.send(
+            event.value,
+            event.key,
+            id=event.id,
+            timestamp=event.timestamp,
+            type=event.type,
+            headers=event.headers,
+            sequence=line.number - 1,
+            mark=line.mark,
+        )
+
+
+class _PendingLine(msgspec.Struct, frozen=True):
+    """A line that is not stored yet."""
+
+    number: int
+    event: Event
+    mark: bytes
+
+
+class _WaitingLines:
+    """Lines that wait, in order: in memory, or in a temporary file if there are many."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115 - see close
+
+    def add(self, line: _PendingLine) -> None:
+        data = msgspec.msgpack.encode(line)
+        self._file.write(len(data).to_bytes(8, "big") + data)
+
+    def take(self) -> Iterator[_PendingLine]:
+        """All of them, once."""
+        self._file.seek(0)
+        while size := self._file.read(8):
+            yield decode_msgpack(self._file.read(int.from_bytes(size, "big")), _PendingLine)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _broken_off(
+    topic: str, tally: LineCounts, numbers: Sequence[int], partial: PartialAppendError
+) -> FailedError:
+    """The error of an append that stored a part: its first lines that are not, or may not be."""
+    said = [f"topic `{topic}`: {tally.count()}"]
+    context: dict[str, Any] = {"events": tally.events}
+    if partial.remainder:
+        context["line"] = line = numbers[partial.remainder[0]]
+        said.append(f"line {line} is the first that is not")
+    if partial.unknown:
+        context["unknown_line"] = line = numbers[partial.unknown[0]]
+        context["unknown"] = len(partial.unknown)
+        lines = "line" if len(partial.unknown) == 1 else "lines"
+        said.append(f"{len(partial.unknown)} {lines} from line {line} on may be stored")
+    return FailedError(f"{', '.join(said)}: {partial.__cause__}", **context)
+
+
+def _parsed(
+    lines: InputLines, parse: Parse | None, bytes_max: int
+) -> tuple[list[int], list[Event], FailedError | None]:
+    """The events of lines that have one with their lines' numbers, up to the first bad line.
+
+    A parser skips blank lines; without a parser every line is a value.
+    """
+    given = list(enumerate(lines.lines, lines.first))
+    if parse is not None:
+        given = [(number, line) for number, line in given if line.strip()]
+    texts = [line for _, line in given]
+    found = parse(texts) if parse and texts else [Event(text) for text in texts]
+    numbers: list[int] = []
+    events: list[Event] = []
+    for (number, _), event in zip(given, found, strict=True):
+        try:
+            if isinstance(event, InvalidError):
+                raise event
+            check_event(event, bytes_max)
+        except InvalidError as exc:
+            failure = FailedError(f"line {number}: {exc}", line=number)
+            failure.__cause__ = exc
+            return numbers, events, failure
+        numbers.append(number)
+        events.append(event)
+    return numbers, events, None

@@ -1,0 +1,33 @@
+"""The command line as a child: ``python -m tidelog.cli.child_process PARENT ARGUMENTS``.
+
+The kernel is asked to end this process at once when the thread that started it ends, whatever ended
+that one. So a keeper that is killed leaves nobody behind. Nothing is lost: every part of Tidelog
+may die at any point.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from tidelog.cli.main import run
+
+__all__ = ["leash"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def leash(parent: int) -> None:
+    """Die with a parent; at once, where it has died already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        sys.exit(f"tidelog: process {parent}, which wanted this one, has ended")
+
+
+if __name__ == "__main__":
+    leash(int(sys.argv.pop(1)))
+    run()

@@ -1,0 +1,287 @@
+"""``tidelog get``, ``update``, ``delete`` and ``audit``: events by their ids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import click
+
+from tidelog.cli.confirm import ask_first, yes_option
+from tidelog.cli.output import (
+    FAILED,
+    Output,
+    counted,
+    json_option,
+    progress_bar,
+    to_seconds,
+    write_out,
+)
+from tidelog.cli.prove import carry_out_and_tell, prove_and_tell
+from tidelog.cli.text import utf8
+from tidelog.codec.event_json import event_lines, ids_of_lines
+from tidelog.coordination.registry import check_shown
+from tidelog.erasure.from_archives import DeleteResult, delete_events, delete_key
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.journal.audit import AuditRecord, Why
+from tidelog.model.event import to_iso
+
+__all__ = [
+    "audit",
+    "delete",
+    "get",
+    "say_unseen",
+    "show_records",
+    "update",
+    "who_option",
+    "why_option",
+]
+
+_BACKFILL = "make the archive's files again with `tidelog archive backfill`"
+_SHOWN = 3  # ids of a record that a table names
+_MARK_CHARS = 19  # of a hash: enough to distinguish ids
+
+why_option = click.option(
+    "--why", type=utf8, default="", metavar="TEXT", help="The reason, for the audit."
+)
+who_option = click.option(
+    "--who", type=utf8, metavar="NAME", help="Who does this, for the audit; default: user@host."
+)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("id", type=utf8)
+@json_option
+@click.pass_obj
+def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
+    """Find the event that has an id, and print its value; with --json all of it.
+
+    Of several events with the id it is the newest.
+
+    \b
+    Examples:
+      tidelog get orders order-17
+      tidelog get orders order-17 --json
+    """
+    with open_home(home_text) as home:
+        event = home.get(topic, id)
+    write_out(event_lines([event]) if output.as_json else (event.value or b"") + b"\n")
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("id", type=utf8)
+@click.argument("file", metavar="FILE|-")
+@click.option("--empty", is_flag=True, help="Take an empty file or input for the new value.")
+@why_option
+@who_option
+@json_option
+@click.pass_obj
+def update(home_text: str | None, output: Output, /, topic: str, id: str, **given: Any) -> None:
+    """Give an event another value: the bytes of a file, or of standard input.
+
+    All else of the event stays: its place, time, key, type and headers. Every reader that begins
+    after this sees the new value. Files of archives that were written before keep the old one until
+    `tidelog archive backfill` and `promote` have made them anew.
+
+    \b
+    Examples:
+      tidelog update orders order-17 corrected.json --why "wrong price"
+      echo -n fixed | tidelog update orders order-17 -
+    """
+    value = _read(given["file"])
+    if not value and not given["empty"]:
+        raise InvalidError(
+            f"update: the new value of `{id}` is empty: give --empty if it shall be, "
+            "or `tidelog delete` the event"
+        )
+    with open_home(home_text) as home:
+        home.update(topic, id, value, why=given["why"], who=given["who"])
+    output.record({"topic": topic, "id": id, "bytes": len(value)})
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("ids", type=utf8, nargs=-1, metavar="[ID]...")
+@click.option("--key", type=utf8, metavar="K", help="Delete all events that have this key.")
+@click.option("--ids-file", metavar="F", help="Delete the ids in a file, one in each line; or -.")
+@why_option
+@who_option
+@yes_option
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Let the bytes go now, from archives too, and search all objects for what is left.",
+)
+@json_option
+@click.pass_obj
+def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+    """Delete events for good: by ids, by a file of ids, or all that have a key.
+
+    No reader that begins after this sees them. Their bytes are gone from the topic after compile
+    and sweep; with --prove at once, and from archives that were made of the topic, and then every
+    object that could hold them is searched. Events that the topic has trimmed are erased from its
+    archives too: the scribe, or --prove, writes their files again.
+
+    On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
+    of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
+    string. Ids that are not there are listed, with exit code 1; all others are deleted. A key that
+    no event has is exit code 1 too. With --prove they may have been deleted before.
+
+    \b
+    Examples:
+      tidelog delete orders order-17 --why "entered twice"
+      tidelog delete orders --ids-file ids.txt --yes
+      tidelog delete customers --key customer-7 --why "request 2026-118" --prove --yes
+    """
+    key, file = given["key"], given["ids_file"]
+    selectors = sum((bool(given["ids"]), key is not None, file is not None))
+    if selectors != 1:
+        only = "only " if selectors else ""
+        raise InvalidError(f"delete: give {only}one of ids, --key and --ids-file")
+    ids = _lines(file) if file is not None else list(given["ids"])
+    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
+    # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
+    is_clear = bool(given["ids"]) and not sys.stdin.isatty()
+    with open_home(home_text) as home:
+        why = home.reason(given["why"], given["who"])
+        shown = home.topic(topic).incarnation
+        question = f"Delete {what} from `{topic}`, for good?"
+        ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
+        check_shown(f"topic `{topic}`", shown, home.topic(topic).incarnation)
+        deleted = (
+            _delete_key(home, topic, key, why)
+            if key is not None
+            else delete_events(home.context, home.amender(topic, why), ids)
+        )
+        told = {"deleted": deleted.events, "archived": deleted.archived}
+        output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
+        say_unseen(output, deleted.unseen)
+        if given["prove"]:
+            carry_out_and_tell(home, output, topic)
+            keys = [] if key is None else [key.encode()]
+            prove_and_tell(home, output, topic, ids if key is None else (), keys)
+    found = key is None or deleted.events or deleted.archived
+    if deleted.unseen or ((deleted.missing or not found) and not given["prove"]):
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--since", metavar="T", help="From this time on: ISO 8601, or -7d.")
+@click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
+@json_option
+@click.pass_obj
+def audit(
+    home_text: str | None, output: Output, topic: str, since: str | None, event_id: str | None
+) -> None:
+    """Show who updated and deleted events of a topic, when and why. Never what they held.
+
+    Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
+    find the records of an id.
+
+    A record that says `begun` is of a command that is under way, or that died: give it again.
+
+    \b
+    Examples:
+      tidelog audit orders
+      tidelog audit orders --since -7d --json
+      tidelog audit orders --id order-17
+    """
+    with open_home(home_text) as home:
+        show_records(output, home.audit(topic, since, event_id))
+
+
+def say_unseen(output: Output, files: Collection[str]) -> None:
+    """Name files of archives in which nothing could be looked for."""
+    for file in files:
+        what = f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
+        if output.as_json:
+            output.record({"unseen": file, "error": what})
+        else:
+            output.say(what)
+
+
+def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
+    """Print audit records."""
+    if output.as_json:
+        output.records((), map(_record, records))
+        return
+    columns = ("at", "op", "who", "events", "ids", "why", "state")
+    output.records(columns, map(_row, records))
+
+
+def _delete_key(home: Home, topic: str, key: str, why: Why) -> DeleteResult:
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(topic))
+
+    with progress_bar(f"scan {topic}", total) as advance:
+        return delete_key(home.context, home.amender(topic, why), key.encode(), advance)
+
+
+def _shown(output: Output, deleted: DeleteResult) -> Any:
+    if output.as_json:
+        return list(deleted.missing)
+    return ", ".join(deleted.missing) or None
+
+
+def _record(record: AuditRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "at": to_iso(record.at_ms),
+        "op": record.op,
+        "who": record.who,
+        "why": record.why,
+        "state": record.state,
+        "key": record.key or None,
+        "archived": record.archived,
+        "events": [
+            {
+                "id": each.id,
+                "partition": (
+                    record.sources[each.partition].partition if record.sources else each.partition
+                ),
+                "offset": each.offset,
+            }
+            for each in record.events
+        ],
+    }
+
+
+def _row(record: AuditRecord) -> dict[str, Any]:
+    ids = list(dict.fromkeys(each.id for each in record.events if each.id is not None))
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return {
+        "at": to_seconds(to_iso(record.at_ms)),
+        "op": record.op,
+        "who": record.who,
+        "events": len(record.events),
+        "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
+        "why": record.why or None,
+        "state": record.state,
+    }
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        with open(file, "rb") as source:
+            return source.read()
+    except OSError as exc:
+        raise InvalidError(f"file `{file}`: {exc.strerror}: give one that can be read") from exc
+
+
+def _lines(file: str) -> list[str]:
+    """The ids in the lines of a file. ``InvalidError`` where there are none."""
+    try:
+        text = _read(file).decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidError(f"file `{file}`: is not UTF-8: give one id in each line") from exc
+    ids = ids_of_lines(text, f"file `{file}`")
+    if not ids:
+        raise InvalidError(f"file `{file}`: holds no id: give one in each line")
+    return ids

@@ -1,0 +1,282 @@
+"""``tidelog archive``: create, run, list, status, manifest; other files have its other commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from tidelog.archive.archive import (
+    check_active,
+    choose_start,
+    committed_files,
+    create_archive,
+    find_archive,
+    list_archives,
+    open_pipeline,
+)
+from tidelog.archive.restore import restore_limit
+from tidelog.cli.archive_options import making_of, making_options
+from tidelog.cli.commands.archive_delete import audit, delete, erase
+from tidelog.cli.commands.archive_generations import (
+    backfill,
+    dead_share_option,
+    drop,
+    flush,
+    promote,
+    rollback,
+    with_dead_share,
+)
+from tidelog.cli.commands.archive_look import cat, dead, find, verify
+from tidelog.cli.commands.archive_restore import restore
+from tidelog.cli.commands.archive_status import finalize, register, status
+from tidelog.cli.metrics_file import AfterCycles
+from tidelog.cli.output import Output, json_option
+from tidelog.cli.pipeline_options import DriverWatch, open_workers, shard_of, worker_options
+from tidelog.errors import FencedError, InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.archive import Archive
+from tidelog.model.times import duration_ms
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.policy import FilePolicy
+
+__all__ = ["archive"]
+
+
+@click.group()
+def archive() -> None:
+    """Lay events down as files that any engine reads, each of them once.
+
+    \b
+    Examples:
+      tidelog archive create daily --source topic:orders --kind partition --parser json:at
+      tidelog archive run daily
+      tidelog archive status daily
+    """
+
+
+@archive.command()
+@click.argument("name")
+@click.option("--source", required=True, metavar="URL", help="kafka://host:9092/topic, topic:NAME.")
+@click.option(
+    "--kind",
+    type=click.Choice(["backup", "partition"]),
+    default="backup",
+    show_default=True,
+    help="Every event as it is, or laid out by partition names.",
+)
+@click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
+@making_options
+@click.option(
+    "--max-bytes",
+    type=int,
+    default=200_000_000,
+    show_default=True,
+    metavar="B",
+    help="A file is laid down when so much waits for it,",
+)
+@click.option(
+    "--max-age", default="1h", show_default=True, metavar="D", help="or when it waits so long."
+)
+@click.option(
+    "--dead-share",
+    type=float,
+    default=0.1,
+    show_default=True,
+    metavar="S",
+    help="More dead letters than this share of a range stop the archive: 0 to 1.",
+)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Begin at the first events of the source, or at the ends that it has now.",
+)
+@json_option
+@click.pass_obj
+def create(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make an archive; its folder must be empty, and is never taken again.
+
+    \b
+    Examples:
+      tidelog archive create raw --source kafka://127.0.0.1:9092/clicks
+      tidelog archive create daily --source topic:orders --kind partition --parser json:at
+      tidelog archive create hourly --source topic:orders --kind partition --parser timestamp \\
+          --granularity hour
+    """
+    with open_home(home_text) as home:
+        made = create_archive(home.context, _wanted(home, name, given))
+        output.say(f"Made archive `{made.name}`.")
+        limit = restore_limit(made.making())
+        if limit:
+            output.say(f"Note: {limit}.")
+        output.record(_describe(made))
+
+
+@archive.command()
+@click.argument("name")
+@click.option("--follow/--once", default=False, help="Go on by policy, or drain and end (default).")
+@worker_options
+@dead_share_option
+@click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
+@click.option("--take-over", is_flag=True, help="From a driver that runs: for upgrades.")
+@click.option("--flush-on-stop", is_flag=True, help="Lay down what waits when told to stop.")
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Change the start that `archive create` recorded; refused once the archive has begun.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep Prometheus text in this file, for a textfile collector.",
+)
+@click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
+@json_option
+@click.pass_obj
+def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Bring an archive up to its source. Safe to kill, to repeat, and to run twice at once.
+
+    A second driver stands by until the first one ends. Ctrl-C lets the cycle under way finish.
+
+    \b
+    Examples:
+      tidelog archive run daily
+      tidelog archive run daily --follow --master spark://host:7077
+      tidelog archive run daily --follow --take-over
+    """
+    shard, shards = shard_of(given["shard"])
+    with open_home(home_text) as home, DriverWatch(output, name, follows=given["follow"]) as watch:
+        check_active(find_archive(home.context, name))  # before Spark is started
+        if given["start"] is not None:
+            choose_start(home.context, name, given["start"])
+        workers = open_workers(name, given)
+        after = AfterCycles(home, name, given["metrics_file"])
+        events = 0
+        while True:
+            found = find_archive(home.context, name)
+            how = DriverOptions(
+                follow=given["follow"],
+                policy=FilePolicy(found.max_bytes, found.max_age_ms),
+                accept_loss=given["accept_loss"],
+                shard=shard,
+                shards=shards,
+                take_over=given["take_over"],
+                flush_on_stop=given["flush_on_stop"],
+                stop=watch.stop,
+                on_look=watch.look,
+                on_cycle=lambda report: after.cycle(watch, report),
+                on_outage=lambda error, wait_s: after.outage(watch, error, wait_s),
+            )
+            bearing = with_dead_share(found, given["dead_share"])
+            pipeline = open_pipeline(home.context, bearing, workers, rate=given["rate"])
+            try:
+                events += Driver(home.context, pipeline, how).run()
+                break
+            except FencedError:
+                if not _is_succeeded(home, found):
+                    raise
+                output.say("A newer generation was promoted: going on with it.")
+        after.finish()
+        output.record({"archive": name, "events": events})
+
+
+@archive.command("list")
+@json_option
+@click.pass_obj
+def list_all(home_text: str | None, output: Output, /) -> None:
+    """List archives.
+
+    \b
+    Examples:
+      tidelog archive list
+    """
+    with open_home(home_text) as home:
+        rows = [_describe(each) for each in list_archives(home.context)]
+        output.records(("name", "kind", "source", "folder", "format", "state"), rows)
+
+
+@archive.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def manifest(home_text: str | None, output: Output, /, name: str) -> None:
+    """List the files that count, with their events, offsets and checksums.
+
+    \b
+    Examples:
+      tidelog archive manifest daily
+      tidelog archive manifest daily --json
+    """
+    with open_home(home_text) as home:
+        found = find_archive(home.context, name)
+        rows = (
+            {
+                "kind": file.kind,
+                "file": file.target,
+                "partition": each.partition,
+                "events": file.events,
+                "first_offset": file.first_offset,
+                "last_offset": file.last_offset,
+                "bytes": file.size,
+                "crc32c": f"{file.crc:08x}",
+            }
+            for each, file in committed_files(home.context, found)
+        )
+        output.records(("kind", "events", "first_offset", "last_offset", "bytes", "file"), rows)
+
+
+def _is_succeeded(home: Home, found: Archive) -> bool:
+    """Whether another generation of an archive is the live one now."""
+    same = (each for each in list_archives(home.context) if each.incarnation == found.incarnation)
+    now = next(same, None)
+    return now is not None and now.ended is None and now.generation != found.generation
+
+
+def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
+    store, root = home.store.url, f"archives/{name}"
+    if given["to"] is not None:
+        store, _, root = given["to"].rstrip("/").rpartition("/")
+        if not root or "?" in root or not store or store.endswith(":/"):
+            raise InvalidError(
+                f"archive `{name}`: --to `{given['to']}`: give a folder below a store, such as "
+                "s3://bucket/folder, without options"
+            )
+    kind: Literal["backup", "partition"] = given["kind"]
+    return Archive(
+        name=name,
+        incarnation=home.context.ids.new(),
+        source=given["source"],
+        kind=kind,
+        store=store,
+        root=root,
+        created_ms=home.context.clock.now_ms(),
+        makings={1: making_of(given)},
+        max_bytes=given["max_bytes"],
+        max_age_ms=duration_ms(given["max_age"]),
+        dead_share_max=given["dead_share"],
+        start=given["start"],
+    )
+
+
+def _describe(archive: Archive) -> dict[str, Any]:
+    return {
+        "name": archive.name,
+        "kind": archive.kind,
+        "source": archive.source,
+        "folder": f"{archive.store}/{archive.folder()}",
+        "parser": archive.making().parser,
+        "format": archive.making().format,
+        "start": archive.start,
+        "restorable": not restore_limit(archive.making()),
+        "state": archive.state_name,
+    }
+
+
+for _command in (
+    *(backfill, cat, dead, delete, drop, finalize, find, flush),
+    *(promote, register, restore, rollback, status, verify, audit, erase),
+):
+    archive.add_command(_command)

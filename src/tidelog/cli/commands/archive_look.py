@@ -1,0 +1,303 @@
+"""``tidelog archive``: find, cat, verify and dead, by which people look into an archive."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.archive.archive import find_archive
+from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
+from tidelog.archive.read import FindResult, ReadRequest, archived_rows, file_rows, find_event
+from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.cli.accounts import account_values, show_accounts
+from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
+from tidelog.cli.pipeline_options import DriverWatch
+from tidelog.codec.event_json import row_lines
+from tidelog.errors import InvalidError
+from tidelog.home import open_home
+from tidelog.model.archive import Archive
+from tidelog.model.event import to_iso
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.endpoints import store_at
+
+__all__ = ["cat", "dead", "find", "verify"]
+
+_SHOWN = 20  # dead letters and reasons that people are shown
+_REASON_MAX = 100  # characters of a reason in a table
+_generation = click.option(
+    "--generation", type=int, metavar="N", help="Default: the one that readers are promoted to."
+)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("partition")
+@click.argument("offset", type=int)
+@_generation
+@click.option("--event", is_flag=True, help="Show the event too.")
+@json_option
+@click.pass_obj
+def find(
+    home_text: str | None, output: Output, /, name: str, partition: str, offset: int, **given: Any
+) -> None:
+    """Find the file that holds an event of the source, or why there is none.
+
+    PARTITION is the source's: orders/0, or just 0 where the archive has one topic. Only files
+    that can hold the event are read. Ends with exit code 1 when the archive does not hold it.
+
+    \b
+    Examples:
+      tidelog archive find daily orders/0 1200
+      tidelog archive find daily 0 1200 --event
+    """
+    with open_home(home_text) as home:
+        archive = find_archive(home.context, name)
+        found = find_event(
+            home.context, archive, partition, offset, given["generation"], read=given["event"]
+        )
+    shown = _found(archive, found)
+    if given["event"] and found.row is not None:
+        line = row_lines(found.row).rstrip(b"\n")
+        shown["event"] = msgspec.Raw(line) if output.as_json else line.decode()
+    output.record(shown)
+    if not found.is_there:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option("--file", "path", metavar="PATH|URL", help="A file by itself, of no archive here.")
+@click.option("--format", "file_format", metavar="F", default="", help="Of --file: if not told.")
+@click.option("--partition", metavar="P", help="Of the source: orders/0, or just 0.")
+@click.option("--start", type=click.IntRange(min=0), metavar="O", help="From this offset on.")
+@click.option("--end", type=click.IntRange(min=0), metavar="O", help="Before this offset.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="So many events at most.")
+@_generation
+@json_option
+@click.pass_obj
+def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
+    """Print what archived files hold, of any format, as JSON lines.
+
+    Without FILE all data files, one after another; a FILE is named as `archive manifest` shows it,
+    or by the end of its path. Dead letters come with their error, typed columns without the raw
+    value as they are.
+
+    \b
+    Examples:
+      tidelog archive cat daily | head
+      tidelog archive cat daily 1_0_00000000000000000000.parquet
+      tidelog archive cat daily --partition orders/0 --start 1000 --end 1100
+      tidelog archive cat --file s3://bucket/daily/g1/orders/dt=2026-11-15/1_0_0000.seq
+    """
+    if (name is None) == (given["path"] is None):
+        raise InvalidError("archive cat: give the name of an archive, or --file")
+    if given["path"] is not None:
+        _refuse(given, "--file", "files", "partition", "start", "end", "generation")
+        _print(file_rows(given["path"], given["file_format"]), given["limit"])
+        return
+    if given["file_format"]:
+        raise InvalidError("archive cat: --format is for --file: an archive knows its own")
+    wanted = ReadRequest(
+        given["generation"], given["files"], given["partition"], given["start"], given["end"]
+    )
+    with open_home(home_text) as home:
+        _print(
+            archived_rows(home.context, find_archive(home.context, name or ""), wanted),
+            given["limit"],
+        )
+
+
+@click.command()
+@click.argument("name")
+@_generation
+@click.option("--source", is_flag=True, help="Ask the source too how many events there were.")
+@click.option("--deep", is_flag=True, help="Read every file: its checksum, rows and offsets.")
+@json_option
+@click.pass_obj
+def verify(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Hold rows, manifests, files and source of an archive against each other.
+
+    Changes nothing, and may run beside a driver. Ends with exit code 1 when there is a problem.
+
+    \b
+    Examples:
+      tidelog archive verify daily
+      tidelog archive verify daily --deep --source --json
+    """
+    with open_home(home_text) as home:
+        archive = find_archive(home.context, name)
+        archive.making(given["generation"])
+
+        def total() -> int:
+            files = store_at(home.context, archive.store).list(
+                f"{archive.folder(given['generation'])}/"
+            )
+            return sum(info.size for info in files)
+
+        with progress_bar(f"verify {name}", total) as advance:
+            found = verify_archive(
+                home.context, archive, ArchiveVerifyOptions(progress=advance, **given)
+            )
+    _show(output, found)
+    if found.problem_count:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("name")
+@_generation
+@click.option("--reason", metavar="TEXT", help="Only those whose reason has this in it.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="So many at most.")
+@click.option("--events", is_flag=True, help="Whole events, as JSON lines with their error.")
+@click.option("--replay", "is_replay", is_flag=True, help="Try them again, and archive the good.")
+@click.option("--parser", metavar="P", default="", help="With --replay: another parser.")
+@click.option("--granularity", metavar="G", help="With --replay: day, hour or minute.")
+@click.option("--time-zone", metavar="Z", help="With --replay: whose days the names tell.")
+@json_option
+@click.pass_obj
+def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """List events that no parser took, with their reasons; or try them again.
+
+    --replay asks the archive's parser once more, which was mended, or another one. What it takes
+    becomes data files of the archive, each event once, and is no dead letter any more. Safe to
+    kill, to repeat, and to run twice at once.
+
+    \b
+    Examples:
+      tidelog archive dead daily
+      tidelog archive dead daily --reason "no field" --events | head
+      tidelog archive dead daily --replay
+      tidelog archive dead daily --replay --parser json:created_at
+    """
+    settings = {key: given[key] for key in ("granularity", "time_zone") if given[key] is not None}
+    with open_home(home_text) as home:
+        archive = find_archive(home.context, name)
+        if given["is_replay"]:
+            _refuse(given, "--replay", "reason", "limit", "events")
+            with DriverWatch(output, f"{name}, dead letters") as watch:
+                how = ReplayOptions(
+                    given["generation"], given["parser"], settings, watch.stop, watch.cycle
+                )
+                done = replay(home.context, archive, how, LocalWorkers(2))
+            output.record({"archive": name, **asdict(done)})
+            return
+        if settings or given["parser"]:
+            raise InvalidError("archive dead: --parser, --granularity and --time-zone: --replay")
+        batches = _with_reason(
+            dead_letters(home.context, archive, given["generation"]), given["reason"]
+        )
+        if given["events"]:
+            _print(batches, given["limit"])
+        else:
+            _list_dead(output, batches, given["limit"])
+
+
+def _found(archive: Archive, found: FindResult) -> dict[str, Any]:
+    file = found.file
+    return {
+        "archive": archive.name,
+        "partition": found.partition,
+        "offset": found.offset,
+        "status": found.status,
+        "says": found.says,
+        "file": file.target if file else None,
+        "dead": file.kind == "dead" if file else None,
+        "first_offset": file.first_offset if file else None,
+        "last_offset": file.last_offset if file else None,
+        "events": file.events if file else None,
+    }
+
+
+def _refuse(given: dict[str, Any], option: str, *names: str) -> None:
+    """Refuse options that mean nothing beside another one."""
+    for name in names:
+        if given[name] not in (None, (), False, ""):
+            raise InvalidError(f"archive: {option} goes without --{name}: leave one of them out")
+
+
+def _print(batches: Iterable[pa.RecordBatch], limit: int | None) -> None:
+    for batch in _first(batches, limit):
+        write_out(row_lines(batch))
+
+
+def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        wanted = batch if left is None else batch.slice(0, left)
+        if wanted.num_rows:
+            yield wanted
+        if left is not None:
+            left -= wanted.num_rows
+            if left == 0:
+                return
+
+
+def _with_reason(batches: Iterator[pa.RecordBatch], text: str | None) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        kept = batch
+        if text is not None:
+            kept = batch.filter(pc.match_substring(batch.column("error"), text))
+        if kept.num_rows:
+            yield kept
+
+
+def _list_dead(output: Output, batches: Iterator[pa.RecordBatch], limit: int | None) -> None:
+    if output.as_json:
+        for batch in _first(batches, limit):
+            output.records((), _letters(batch))
+        return
+    reasons: Counter[str] = Counter()
+    shown: list[dict[str, Any]] = []
+    most = _SHOWN if limit is None else limit
+    for batch in batches:
+        reasons.update(text.partition(": ")[0] for text in batch.column("error").to_pylist())
+        shown += _letters(batch.slice(0, most - len(shown)))
+    counts = [{"dead": n, "reason": text[:_REASON_MAX]} for text, n in reasons.most_common(_SHOWN)]
+    output.records(("dead", "reason"), counts)
+    if shown:
+        output.title(f"{len(shown)} of {reasons.total()}")
+        rows = [{**letter, "reason": letter["reason"][:_REASON_MAX]} for letter in shown]
+        output.records(("partition", "offset", "timestamp", "reason"), rows)
+
+
+def _letters(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    names = ("topic", "partition", "offset", "error")
+    columns = [batch.column(name).to_pylist() for name in names]
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    return [
+        {
+            "partition": f"{topic}/{partition}",
+            "offset": offset,
+            "timestamp": to_iso(time_ms),
+            "reason": reason,
+        }
+        for topic, partition, offset, reason, time_ms in zip(*columns, times, strict=True)
+    ]
+
+
+def _show(output: Output, found: ArchiveVerifyReport) -> None:
+    values = asdict(found)
+    if output.as_json:
+        values["accounts"] = [
+            {"partition": each.partition, **account_values(each)} for each in found.accounts
+        ]
+        output.record(values)
+        return
+    del values["accounts"]
+    values["problems"], values["notes"] = values.pop("problem_count"), len(found.notes)
+    output.record(values)
+    show_accounts(output, found.archive, found.accounts)
+    for heading, listed in (("problems", found.problems), ("notes", found.notes)):
+        if listed:
+            output.title(heading)
+        for each in listed:
+            output.say(f"{each.kind}: {each.where}: {each.what}: {each.do}")

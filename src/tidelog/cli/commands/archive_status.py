@@ -1,0 +1,374 @@
+"""``tidelog archive``: status, finalize and register: what makes an archive known to others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from tidelog.archive.archive import find_archive, list_archives
+from tidelog.archive.finalize import FinalizeOptions
+from tidelog.archive.finalize import finalize as finalize_archive
+from tidelog.archive.metrics import metrics_text
+from tidelog.archive.status import ArchiveStatus, Limits, read_status, troubles
+from tidelog.archive.tables import change_tables, forget_table, register_table, repair_tables
+from tidelog.cli.accounts import account_values, show_accounts
+from tidelog.cli.output import FAILED, Output, counted, json_option, write_out
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.archive import Archive
+from tidelog.model.event import to_iso
+from tidelog.model.pipeline import Aside
+from tidelog.model.times import duration_ms
+
+__all__ = ["finalize", "register", "status"]
+
+_SECONDS = click.FloatRange(min=0)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="All archives.")
+@click.option("--generation", type=int, metavar="N", help="Default: the promoted one.")
+@click.option("--check", is_flag=True, help="Say only what is wrong; exit code 1 if anything is.")
+@click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="Events that may wait.")
+@click.option(
+    "--max-lag-seconds",
+    type=_SECONDS,
+    metavar="S",
+    help="How long one may wait. Default: twice the archive's max age, and five minutes.",
+)
+@click.option("--max-intent-age", type=_SECONDS, default=900, show_default=True, metavar="S")
+@click.option("--max-dead", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@click.option(
+    "--since",
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Dead letters and losses older than this are no trouble any more.",
+)
+@click.option(
+    "--driver/--no-driver",
+    default=True,
+    help="Whether a driver must run while events wait. --no-driver where a schedule runs it.",
+)
+@click.option("--prometheus", is_flag=True, help="Print the metrics that docs/alerts.yml is for.")
+@json_option
+@click.pass_obj
+def status(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
+    """Show how an archive does: how far it is, what waits, and what is wrong.
+
+    \b
+    Examples:
+      tidelog archive status daily
+      tidelog archive status daily --check
+      tidelog archive status --all --check --max-lag-seconds 7200
+      tidelog archive status --all --prometheus
+    """
+    if given["check"] and given["prometheus"]:
+        raise InvalidError("status: --check and --prometheus: give one of them")
+    with open_home(home_text) as home:
+        archives = _chosen(home, name, given["every"])
+        if given["prometheus"]:
+            write_out(metrics_text(home.context, archives).encode())
+            return
+        found = [read_status(home.context, each, given["generation"]) for each in archives]
+    if given["check"]:
+        _check(output, found, _limits(given))
+        return
+    for each in found:
+        _show(output, each)
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--delay",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="How late events may be; also how long a reopened folder must stay quiet.",
+)
+@click.option("--notify", metavar="URL", default="", help="Tell https://host/path of each folder.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+@click.pass_obj
+def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Put _SUCCESS into the date folders that have all their events, and move the watermark.
+
+    Files that come later reopen their folder: its _SUCCESS goes, and is put again after another
+    delay. Safe to kill, to repeat, and to run twice at once. Run it every few minutes.
+
+    \b
+    Examples:
+      tidelog archive finalize daily
+      tidelog archive finalize daily --delay 15m --notify https://example.com/folders
+      tidelog archive finalize daily --dry-run
+    """
+    how = FinalizeOptions(
+        delay_ms=duration_ms(given["delay"]),
+        notify=given["notify"],
+        dry_run=given["dry_run"],
+    )
+    with open_home(home_text) as home:
+        done = finalize_archive(home.context, find_archive(home.context, name), how)
+    rows = [msgspec.structs.asdict(notice) for notice in done.notices]
+    if rows:
+        output.records(("event", "folder", "files", "events"), rows)
+    watermark = None if done.watermark_ms is None else to_iso(done.watermark_ms)
+    output.record({"archive": name, "watermark": watermark})
+    for error in done.errors:
+        click.echo(f"not told: {error}", err=True)
+    if done.errors:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--as", "kind", type=click.Choice(["delta", "iceberg"]), help="Which kind of table.")
+@click.option(
+    "--catalog",
+    metavar="URI",
+    help="Of Iceberg: sqlite:///FILE, https://host, or a name that pyiceberg's settings know. "
+    "In an SQL catalog the table belongs to the catalog named `tidelog`.",
+)
+@click.option("--table", metavar="NAMESPACE.NAME", help="Of Iceberg: the table in that catalog.")
+@click.option(
+    "--keep/--no-keep",
+    default=None,
+    help="Let `archive run` register after each cycle, or no longer.",
+)
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Remove a dropped table from the record. Erasures and promotes no longer change it.",
+)
+@json_option
+@click.pass_obj
+def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make a Delta or Iceberg table of an archive's Parquet files, or bring it up to date.
+
+    Files are registered where they are, each once. Without --as, all tables of the archive are
+    brought up to date. Erasures and promotes correct every table that was ever registered, until
+    you --forget it.
+
+    \b
+    Examples:
+      tidelog archive register daily --as delta
+      tidelog archive register daily --as iceberg --catalog sqlite:///lake.db --table lake.daily
+      tidelog archive register daily --as delta --keep
+      tidelog archive register daily
+      tidelog archive register daily --as delta --forget
+    """
+    with open_home(home_text) as home:
+        archive = find_archive(home.context, name)
+        tables = _tables(archive, given)
+        if given["forget"]:
+            forget_table(home.context, archive, tables[0])
+            output.say(
+                f"`{tables[0]}` is forgotten: later erasures and promotes leave it with entries "
+                "of files that have changed or were deleted. Drop the table."
+            )
+            return
+        if given["keep"] is False:
+            change_tables(home.context, archive, tables[0], keep=False)
+            output.say(
+                f"Drivers no longer bring `{tables[0]}` up to date. Erasures and promotes still do."
+            )
+            return
+        done = [register_table(home.context, archive, table) for table in tables]
+        if given["keep"]:
+            change_tables(home.context, archive, tables[0], keep=True)
+        for error in repair_tables(home.context, find_archive(home.context, name)):
+            raise error
+    rows = [
+        {
+            "archive": name,
+            "table": each.table,
+            "where": each.where,
+            "files": each.files,
+            "events": each.events,
+        }
+        for each in done
+    ]
+    output.records(("table", "where", "files", "events"), rows)
+
+
+def _chosen(home: Home, name: str | None, every: bool) -> list[Archive]:
+    if (name is None) != every:
+        raise InvalidError("status: give the name of an archive, or --all")
+    if name is not None:
+        return [find_archive(home.context, name)]
+    return [each for each in list_archives(home.context) if each.state == "ready"]
+
+
+def _limits(given: dict[str, Any]) -> Limits:
+    lag_s = given["max_lag_seconds"]
+    return Limits(
+        max_lag=given["max_lag"],
+        max_lag_ms=None if lag_s is None else int(lag_s * 1000),
+        max_intent_ms=int(given["max_intent_age"] * 1000),
+        max_dead=given["max_dead"],
+        since_ms=duration_ms(given["since"]),
+        driver=given["driver"],
+    )
+
+
+def _check(output: Output, found: list[ArchiveStatus], limits: Limits) -> None:
+    wrong = {each.archive.name: troubles(each, limits) for each in found}
+    ended = {each.archive.name for each in found if each.archive.ended is not None}
+    for name, problems in wrong.items():
+        if output.as_json:
+            output.record({"archive": name, "healthy": not problems, "troubles": problems})
+            continue
+        healthy = "has ended" if name in ended else "is well"
+        for problem in problems or [f"archive `{name}`: {healthy}"]:
+            output.say(" ".join(problem.split()))
+    if any(wrong.values()):
+        sys.exit(FAILED)
+
+
+def _show(output: Output, found: ArchiveStatus) -> None:
+    rows = [
+        {
+            "archive": found.archive.name,
+            "partition": each.partition,
+            "position": each.position,
+            "end": each.end,
+            "lag": each.lag,
+            "lag_s": each.lag_s,
+            "events": each.events,
+            "files": each.files,
+            "bytes": each.bytes,
+            "dead": each.dead,
+            "lost": each.totals.lost + bool(each.unread),
+            "account": None if each.account is None else account_values(each.account),
+            "unread": each.unread,
+            "remade": each.remade or None,
+            "ended": each.ended or None,
+            "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
+            "failure": each.failure.message if each.failure else None,
+            "under_way_s": None
+            if each.intent_ms is None
+            else (found.read_ms - each.intent_ms) / 1000,
+            "generation": found.generation,
+            "folder": f"{found.archive.store}/{found.archive.folder(found.generation)}",
+            "generations": _generations(found.archive),
+            "state": found.archive.state_name,
+            "watermark": _watermark(found),
+            "drivers": found.drivers,
+            "left_out": dict(found.left_out),
+            "aside": [_aside(one) for one in found.aside if one.partition == each.partition],
+        }
+        for each in found.partitions
+    ]
+    names = ("partition", "position", "end", "lag", "lag_s", "events", "files", "bytes", "dead")
+    output.records((*names, "lost", "last_commit", "under_way_s"), rows)
+    accounts = [each.account for each in found.partitions if each.account is not None]
+    show_accounts(output, found.archive.name, accounts)
+    events = sum(each.events for each in found.partitions)
+    files = sum(each.files for each in found.partitions)
+    behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
+    driver = f"{found.drivers} at work" if found.drivers else "none at work"
+    if found.archive.ended is not None:
+        driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
+    output.say(
+        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} in "
+        f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "
+        f"drivers: {driver}"
+    )
+    _show_generations(output, found)
+    for one in found.aside:
+        output.say(
+            f"{found.archive.name}: {one.partition}: {one.start} to {one.end} was set aside at "
+            f"{to_iso(one.at_ms)}, since a restored catalog did not know it: "
+            f"{counted(one.events, 'event')} in {', '.join(one.files)}"
+        )
+    for what, why in sorted(found.left_out.items()):
+        output.say(f"{found.archive.name}: `{what}` is not read: {why}")
+    _show_partitions(output, found)
+    if found.failure is not None:
+        output.say(
+            f"{found.archive.name}: its driver cannot reach the source since "
+            f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
+            f"{found.failure.message}"
+        )
+    if found.source_error:
+        output.say(f"{found.archive.name}: its source cannot be reached: {found.source_error}")
+
+
+def _show_partitions(output: Output, found: ArchiveStatus) -> None:
+    """Print what is wrong with source partitions."""
+    for each in found.partitions:
+        if each.remade:
+            output.say(f"{found.archive.name}: {each.remade}")
+        if each.ended:
+            output.say(
+                f"{found.archive.name}: {each.partition}: ended at {each.position}: the source "
+                "partition was deleted and made again"
+            )
+        if each.unread:
+            output.say(
+                f"{found.archive.name}: {each.partition}: its topic was deleted, and up to "
+                f"{counted(each.unread, 'event')} of it were not archived: they are lost"
+            )
+        if each.failure is not None:
+            output.say(
+                f"{found.archive.name}: {each.partition}: fails since "
+                f"{to_iso(each.failure.since_ms)}, {each.failure.attempts} attempts: "
+                f"{each.failure.message}"
+            )
+
+
+def _show_generations(output: Output, found: ArchiveStatus) -> None:
+    output.say(f"Files: {found.archive.store}/{found.archive.folder(found.generation)}")
+    others = _generations(found.archive)
+    if len(others) > 1:
+        said = ", ".join(f"{number} {state}" for number, state in others.items())
+        output.say(f"Generations: {said}")
+    for force in found.archive.forced:
+        shown = [f"{name} {start} to {end}" for name, start, end in force.ranges[:10]]
+        more = len(force.ranges) - len(shown) + force.more
+        ranges = ", ".join(shown) + (f" and {more} more" if more else "")
+        output.say(
+            f"{found.archive.name}: promoted with --force at {to_iso(force.at_ms)}: generation "
+            f"{force.new} lacks of generation {force.old}: {ranges}"
+        )
+
+
+def _generations(archive: Archive) -> dict[str, str]:
+    """Every generation, with its state."""
+    return {str(number): archive.state_of(number) for number in sorted(archive.makings)}
+
+
+def _aside(found: Aside) -> dict[str, Any]:
+    return {
+        "start": found.start,
+        "end": found.end,
+        "events": found.events,
+        "files": list(found.files),
+        "at": to_iso(found.at_ms),
+    }
+
+
+def _watermark(found: ArchiveStatus) -> str | None:
+    watermark_ms = found.archive.watermark_ms
+    return None if watermark_ms is None else to_iso(watermark_ms)
+
+
+def _tables(archive: Archive, given: dict[str, Any]) -> list[str]:
+    """The tables that are meant."""
+    kind, catalog, table = given["kind"], given["catalog"], given["table"]
+    if (kind == "iceberg") != bool(catalog and table) or bool(catalog) != bool(table):
+        raise InvalidError("register: --catalog and --table: give both with --as iceberg, and only")
+    if given["forget"] and given["keep"] is not None:
+        raise InvalidError("register: --forget and --keep: give one of them")
+    if kind is not None:
+        return ["delta" if kind == "delta" else f"iceberg:{catalog}#{table}"]
+    if not archive.tables or given["keep"] is not None or given["forget"]:
+        raise InvalidError(
+            f"archive `{archive.name}`: has {len(archive.tables)} tables: say which with --as"
+        )
+    return list(archive.tables)

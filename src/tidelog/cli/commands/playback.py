@@ -1,0 +1,316 @@
+"""``tidelog playback``: any range of times of a topic, to another place."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, counted, json_option
+from tidelog.cli.pipeline_options import traced_world
+from tidelog.connectors.playback_sinks import PlaybackSink, SinkContext, check_outlet, open_outlet
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.address import parse_address
+from tidelog.model.event import to_iso
+from tidelog.model.playback import Pin, PlaybackState, check_playback_name
+from tidelog.model.topic import Topic
+from tidelog.playback.merge import READERS
+from tidelog.playback.pace import SlotCount, check_speed
+from tidelog.playback.play import (
+    Playback,
+    PlaybackOptions,
+    PlaybackResult,
+    opened,
+    run_named,
+    run_playback,
+)
+from tidelog.playback.request import PlaybackRequest, pin_asked, pinned_playback
+from tidelog.playback.session import KnownPlayback, NamedPlayback, forget_playback, list_playbacks
+
+__all__ = ["playback"]
+
+_COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.option("--start", metavar="T", help="From this time on: ISO 8601, or -2h.")
+@click.option("--end", metavar="T", help="Up to this time, which is not part of it; default: now.")
+@click.option(
+    "--to",
+    "sink",
+    metavar="SINK",
+    help="topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
+    "kafka://host/TOPIC, kinesis://STREAM, null:.",
+)
+@click.option(
+    "--speed",
+    default="max",
+    show_default=True,
+    metavar="X",
+    help="max, 1 for as it happened, or another factor; pauses are kept.",
+)
+@click.option("--resume", "name", metavar="NAME", help="Begin it under a name, or go on with it.")
+@click.option("--as-of", metavar="T|P:O,…", help="The topic as it was at a time, or at offsets.")
+@click.option("--parallel", is_flag=True, help="By Spark, where order over slots does not matter.")
+@click.option(
+    "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+)
+@click.option("--empty-slots", is_flag=True, help="Tell of slots without events too.")
+@click.option("--list", "listed", is_flag=True, help="List playbacks that have names, and end.")
+@click.option("--forget", metavar="NAME", help="Forget one that has a name, and end.")
+@json_option
+@click.pass_obj
+def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
+    """Play the events of a range of times to another place, in the order of their times.
+
+    By default the last 15 minutes. What is appended after it began is not part of it. For each slot
+    a line tells its first event's time and how many there were. Under a name it can be stopped, or
+    die, and go on: nothing is skipped, and nothing comes twice into a topic. A name stays taken
+    until it is forgotten; what was played stays where it is.
+
+    \b
+    Examples:
+      tidelog playback orders --to topic:orders-again
+      tidelog playback orders --start -2h --end -1h --to stdout: --speed 10
+      tidelog playback orders --start 2026-11-01 --to kafka://host:9092/orders --resume november
+      tidelog playback --list
+      tidelog playback --forget november
+    """
+    listed, forgotten, topic = given.pop("listed"), given.pop("forget"), given.pop("topic")
+    if listed or forgotten is not None:
+        _refuse_more(topic, given, both=listed and forgotten is not None)
+        with open_home(home_text) as home:
+            _names(home, output, forgotten)
+        return
+    for name, value in (("argument 'TOPIC'", topic), ("option '--to'", given["sink"])):
+        if value is None:
+            raise click.UsageError(f"Missing {name}.")
+    options = _PlaybackOptions(**given)
+    how = _Messages(output, options)
+    asked = PlaybackRequest(topic, options.sink, options.start, options.end, options.as_of)
+    with open_home(home_text, world=traced_world()) as home, Interruption(follows=False) as stop:
+        running = _PlaybackRun(home, asked, options, how, stop)
+        played = running.parallel() if options.parallel else running.play()
+        if played is None:
+            return
+        how.summary(played, running.seconds())
+        if played.finished:
+            stop.finished()
+        else:
+            how.say(running.how_to_go_on(played))
+
+
+def _names(home: Home, output: Output, forgotten: str | None) -> None:
+    """Forget a playback; else list all."""
+    if forgotten is None:
+        output.records(_COLUMNS, [_described(each) for each in list_playbacks(home.context)])
+    else:
+        forget_playback(home.context, forgotten)
+        output.record({"forgotten": forgotten})
+
+
+def _described(found: KnownPlayback) -> dict[str, object]:
+    pinned, state = found.pinned, found.state
+    now = "finished" if state.finished_ms else "playing" if found.is_played else "stopped"
+    return {
+        "name": found.name,
+        "topic": pinned.topic,
+        "start": to_iso(pinned.pin.range.start_ms),
+        "end": to_iso(pinned.pin.range.end_ms),
+        "sink": pinned.sink,
+        "events": state.number,
+        "began": to_iso(pinned.began_ms),
+        "state": now,
+    }
+
+
+def _refuse_more(topic: str | None, given: dict[str, Any], both: bool) -> None:
+    """``--list`` and ``--forget`` stand alone; what has a default may have been left out."""
+    context = click.get_current_context()
+    said = [
+        name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if both or topic is not None or said:
+        raise InvalidError("playback: --list and --forget stand alone: leave out the rest")
+
+
+@dataclass(frozen=True, slots=True)
+class _PlaybackOptions:
+    """What was asked for."""
+
+    sink: str
+    start: str | None
+    end: str | None
+    speed: str
+    name: str | None
+    as_of: str | None
+    parallel: bool
+    master: str
+    empty_slots: bool
+
+    def __post_init__(self) -> None:
+        check_speed(self.speed)
+        check_outlet(self.sink, named=self.name is not None)
+        if self.name is not None:
+            check_playback_name(self.name)
+        if self.parallel and (self.name is not None or self.speed != "max" or self.empty_slots):
+            raise InvalidError(
+                "playback: --parallel goes as fast as it can, and cannot be resumed: leave out "
+                "--resume, --speed and --empty-slots"
+            )
+
+
+class _Messages:
+    """What is said on the way: beside the events where those go to standard output."""
+
+    def __init__(self, output: Output, options: _PlaybackOptions) -> None:
+        self._as_json = output.as_json
+        self._beside = options.sink.startswith("stdout:")
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self._as_json:
+            click.echo(text, err=True)
+
+    def begins(self, topic: Topic, pin: Pin) -> None:
+        times = pin.range
+        self._line(
+            f"playback of {topic.name} from {to_iso(times.start_ms)} to {to_iso(times.end_ms)}",
+            None,
+        )
+
+    def finished(self, name: str, state: PlaybackState) -> None:
+        """A playback that has nothing left to do."""
+        at = to_iso(state.finished_ms)
+        self._line(
+            f"playback `{name}` was finished at {at}, with {counted(state.number, 'event')}",
+            {"playback": name, "events": state.number, "finished": True, "finished_at": at},
+        )
+
+    def slot(self, slot: SlotCount) -> None:
+        """One slot, as it is done."""
+        first = None if slot.first_ms is None else to_iso(slot.first_ms)
+        text = to_iso(slot.slot_ms)
+        if first is not None:
+            text += f": {first} [{slot.events}]"
+        self._line(text, {"slot": to_iso(slot.slot_ms), "first": first, "events": slot.events})
+
+    def summary(self, played: PlaybackResult, seconds: float) -> None:
+        """All of it."""
+        per_s = round(played.events / seconds) if seconds > 0 else 0
+        self._line(
+            f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
+            f"{seconds:.1f} s, {per_s:,} events/s"
+            + (f", {played.left_out:,} left out as erased" if played.left_out else ""),
+            {
+                "events": played.events,
+                "slots": played.slots,
+                "left_out": played.left_out,
+                "seconds": round(seconds, 3),
+                "events_per_s": per_s,
+                "finished": played.finished,
+            },
+        )
+
+    def _line(self, text: str, record: dict[str, Any] | None) -> None:
+        if not self._as_json:
+            click.echo(text, err=self._beside)
+        elif record is not None:
+            click.echo(msgspec.json.encode(record), err=self._beside)
+
+
+class _PlaybackRun:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        home: Home,
+        asked: PlaybackRequest,
+        options: _PlaybackOptions,
+        told: _Messages,
+        stop: Interruption,
+    ) -> None:
+        self._home = home
+        self._asked = asked
+        self._options = options
+        self._told = told
+        self._stop = stop
+        self._began_s = home.context.clock.monotonic_s()
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._home.context.clock.monotonic_s() - self._began_s
+
+    def play(self) -> PlaybackResult | None:
+        """Play here; None when there was nothing to do."""
+        with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+            if self._options.name is not None:
+                return self._resume(self._options.name, pool)
+            topic, pin = pin_asked(self._home.context, self._asked, pool)
+            self._told.begins(topic, pin)
+            context, environ = self._home.context, self._home.world.environ
+            setting = SinkContext.of(context, environ, context.ids.new())
+            with opened(lambda: self._open(setting)) as outlet:
+                return run_playback(self._playback(topic, pin, pool), outlet)
+
+    def parallel(self) -> PlaybackResult:
+        """Play by Spark."""
+        from tidelog.spark.playback import play_parallel
+        from tidelog.spark.workers import open_spark
+
+        topic, pin = pin_asked(self._home.context, self._asked)
+        self._told.begins(topic, pin)
+        session = open_spark(self._options.master, f"playback {topic.name}")
+        how = PlaybackOptions(on_slot=self._told.slot, stopped=self._stop.is_set)
+        return play_parallel(self._home.context, session, topic, pin, self._options.sink, how)
+
+    def how_to_go_on(self, played: PlaybackResult) -> str:
+        """For who has stopped it."""
+        if self._options.name is not None:
+            asked = self._asked
+            command = f"tidelog playback {asked.topic} --to {asked.sink} --resume"
+            return f"stopped; it goes on with: {command} {self._options.name}"
+        if played.last is None:
+            return "stopped before the first event"
+        return (
+            f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
+            f"offset {played.last.offset}; with --resume NAME it could go on from there"
+        )
+
+    def _resume(self, name: str, pool: ThreadPoolExecutor) -> PlaybackResult | None:
+        context = self._home.context
+        topic, pinned = pinned_playback(context, name, self._asked, pool)
+        named = NamedPlayback(context, name, pinned.generation)
+        if not named.try_take():
+            self._told.say(f"playback `{name}`: another process has it: waiting for its end")
+            if not named.take(self._stop.is_set):
+                return PlaybackResult()
+        if named.state.finished_ms:
+            self._told.finished(name, named.state)
+            return None
+        self._told.begins(topic, pinned.pin)
+        setting = SinkContext.of_named(context, self._home.world.environ, named, pinned)
+        playback = self._playback(topic, pinned.pin, pool)
+        return run_named(playback, named, lambda: self._open(setting))
+
+    def _open(self, setting: SinkContext) -> PlaybackSink:
+        sink = self._options.sink
+        if sink.startswith("topic:"):
+            self._home.watch(parse_address(sink).path)
+        return open_outlet(sink, setting)
+
+    def _playback(self, topic: Topic, pin: Pin, pool: ThreadPoolExecutor) -> Playback:
+        how = PlaybackOptions(
+            speed=check_speed(self._options.speed),
+            empty_slots=self._options.empty_slots,
+            on_slot=self._told.slot,
+            stopped=self._stop.is_set,
+        )
+        return Playback(self._home.context, topic, pin, pool, how)

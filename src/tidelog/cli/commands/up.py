@@ -1,0 +1,137 @@
+"""``tidelog up``: one command to a running system on any home."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidelog.cli.commands.sample_traffic import DEMO_TOPICS, prepare
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import FailedError, Output, json_option
+from tidelog.cli.up_supervisor import UpSupervisor, View
+from tidelog.errors import InvalidError
+from tidelog.home import open_home
+from tidelog.model.times import duration_ms
+
+__all__ = ["up"]
+
+_PORT = 8480
+_DEMO_MS = 8_000  # of sample traffic, where nobody watches
+_DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
+
+
+@click.command()
+@click.option("--demo", is_flag=True, help="With sample events, and sample traffic that goes on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=int, help=f"The port; 0 for one that is free. Default: {_PORT}.")
+@click.option(
+    "--master", metavar="URL", help="Spark master for archives and pumps. Default: no Spark."
+)
+@click.option("--for", "duration", metavar="D", help="End by itself after this long: 30s, 5m.")
+@click.option(
+    "--grace",
+    default="30s",
+    show_default=True,
+    metavar="D",
+    help="What is under way may take so long to finish when told to stop.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, resolve_path=True),
+    help="Keep the scribe's Prometheus text in this file.",
+)
+@json_option
+@click.pass_context
+def up(context: click.Context, output: Output, /, **given: Any) -> None:
+    """Run everything that a home needs, until Ctrl-C or SIGTERM.
+
+    That is the server with its console, the scribe, and one process that follows all archives and
+    pumps and repairs notifications. What ends is started again, after growing waits; what is made
+    meanwhile is picked up. A second `up` on the same home stands by. With --demo it makes a home of
+    its own unless one is given, and ends by itself where there is no terminal.
+
+    \b
+    Examples:
+      tidelog up
+      tidelog up --demo
+      tidelog --home ./events up --port 9000 --master 'local[4]'
+    """
+    for_s = duration_ms(given["duration"]) / 1000 if given["duration"] else None
+    grace_s = duration_ms(given["grace"]) / 1000
+    home_text: str | None = context.obj
+    port = _PORT if given["port"] is None else given["port"]
+    if given["demo"]:
+        home_text = _demo_home(home_text, output)
+        if for_s is None and not sys.stdout.isatty():
+            for_s = _DEMO_MS / 1000
+        if given["port"] is None and _is_taken(given["host"], port):
+            port = 0
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop, follows=True), View(output) as view:
+        if given["demo"]:
+            prepare(home)
+        keeping = UpSupervisor(home, view, grace_s)
+        for name, arguments in _programs(given, port):
+            where = () if home_text is None else ("--home", home_text)
+            leashed = (sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()))
+            keeping.add(name, [*leashed, *where, *arguments, "--json"])
+        keeping.run(stop, for_s)
+        if given["demo"]:
+            done = [f"{part.name} {part.events:,}" for part in keeping.parts() if part.events]
+            view.say(f"Events that came through meanwhile: {', '.join(done) or 'none'}")
+            view.say("It is all still there. Go on with it:")
+            view.say(f"  tidelog --home {home_text} up --demo")
+
+
+def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
+    master = ["--master", given["master"]] if given["master"] else []
+    programs = [
+        ("serve", ["serve", "--host", given["host"], "--port", str(port)]),
+        ("follow", ["follow", *master]),
+    ]
+    figures = ["--metrics-file", given["metrics_file"]] if given["metrics_file"] else []
+    rate = _DEMO_SCRIBE if given["demo"] else ()
+    programs.append(("scribe", ["scribe", *rate, *figures]))
+    if given["demo"]:
+        programs.append(("sample traffic", ["sample-traffic"]))
+    return programs
+
+
+def _demo_home(home_text: str | None, output: Output) -> str:
+    """A home that has seen the demo; one of its own, unless a folder is given that is free."""
+    if home_text is None:
+        folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-")) / "home"
+    else:
+        folder = Path(home_text)
+        if (folder / "catalog.sqlite").exists():
+            with open_home(home_text) as home:
+                names = sorted(topic.name for topic in home.topics())
+            if set(names) - set(DEMO_TOPICS):
+                raise InvalidError(
+                    f"up: --demo: home `{home_text}` has topics of its own ({', '.join(names)}): "
+                    "give a folder that is free"
+                )
+            if "orders" in names:
+                return home_text
+    shown = [sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()), "demo"]
+    flags = ["--folder", str(folder), *(["--json"] if output.as_json else [])]
+    if subprocess.run([*shown, *flags], check=False).returncode != 0:  # noqa: S603 - our own
+        raise FailedError("up: --demo: the demo did not come to its end: its message stands above")
+    output.title("6. The whole system on this home, with sample traffic")
+    return str(folder)
+
+
+def _is_taken(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=0.5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,242 @@
+"""``tidelog lag``, ``trim``, ``sweep`` and ``verify``: looking after topics."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from tidelog.cli.confirm import past_of, past_options
+from tidelog.cli.output import FAILED, Output, json_option, progress_bar
+from tidelog.cli.prove import prove_and_tell
+from tidelog.cli.text import utf8
+from tidelog.coordination.ages import trusted_now_ms
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo, check_clock
+from tidelog.log.maintenance.verify import VerifyReport
+from tidelog.model.times import moment_ms
+
+__all__ = ["lag", "sweep", "trim", "verify"]
+
+
+@click.command()
+@click.argument("topic", required=False)
+@json_option
+@click.pass_obj
+def lag(home_text: str | None, output: Output, topic: str | None) -> None:
+    """Show how far each consumer is behind, partition by partition.
+
+    \b
+    Examples:
+      tidelog lag
+      tidelog lag orders --json
+    """
+    with open_home(home_text) as home:
+        rows = [
+            {
+                "topic": each.topic,
+                "consumer": each.consumer,
+                "partition": each.partition,
+                "cursor": each.cursor,
+                "end": each.end,
+                "lag": each.events,
+                "owner": each.owner or None,
+            }
+            for name in _names(home, topic)
+            for each in home.lag(name)
+        ]
+        columns = ("topic", "consumer", "partition", "cursor", "end", "lag", "owner")
+        output.records(columns, rows)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--before", metavar="TIME", help="Give up runs that are older: ISO 8601, or -7d.")
+@click.option(
+    "--offset",
+    "offsets",
+    multiple=True,
+    metavar="P:N",
+    help="Let partition P start at offset N; may be repeated.",
+)
+@click.option(
+    "--keep-bytes",
+    type=click.IntRange(min=0),
+    metavar="B",
+    help="Keep the newest runs of the topic that fit into so many bytes of the store.",
+)
+@past_options
+@json_option
+@click.pass_obj
+def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+    """Delete the oldest events of a topic. Their objects go with the next sweep.
+
+    Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
+    a whole with --before and --keep-bytes, so somewhat more may stay.
+
+    Refuses to pass a consumer, an archive, a pump or an unfinished playback that has not read the
+    events, and names it with its position. Let one be passed with --past-reader, or all with
+    --past-readers; `tidelog consumer delete` removes a consumer that is not used any more.
+
+    \b
+    Examples:
+      tidelog trim orders --before -30d
+      tidelog trim orders --before -30d --past-reader billing
+      tidelog trim orders --offset 0:1200 --offset 1:980
+      tidelog trim orders --keep-bytes 10000000000
+    """
+    past = past_of(given.pop("past_readers"), given.pop("past_names"))
+    if sum(value not in (None, ()) for value in given.values()) != 1:
+        raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
+    with open_home(home_text) as home:
+        to = _trim_to(home, topic, **given)
+        rows = [asdict(each) for each in home.trim(topic, to, past_readers=past)]
+        output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
+
+
+@click.command()
+@click.option(
+    "--grace",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="Leave alone what is younger than this.",
+)
+@click.option(
+    "--accept-loss",
+    type=utf8,
+    multiple=True,
+    metavar="TOPIC",
+    help="Delete lost events of TOPIC for good. `tidelog topic recover TOPIC` brings them back.",
+)
+@json_option
+@click.pass_obj
+def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[str, ...]) -> None:
+    """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics,
+    and of attempts and old generations of archives.
+
+    Safe at any time, beside producers and other sweeps.
+
+    Deletes nothing of a topic, and ends with exit code 1, where objects show that the catalog has
+    lost commits: these objects are the only copy of events then. Restore the catalog, or append
+    the events again with `tidelog topic recover TOPIC`. Only if you can do without them, accept the
+    loss of what is there now by --accept-loss, which is remembered.
+
+    Ends with exit code 1, too, where the credentials do not allow it to list or remove uploads that
+    did not end.
+
+    \b
+    Examples:
+      tidelog sweep
+      tidelog sweep --grace 1d --json
+      tidelog sweep --accept-loss orders
+    """
+    with open_home(home_text) as home:
+        report = home.sweep(grace, accept_loss=accept_loss)
+    values = asdict(report)
+    values["refused"] = [{"topic": each.topic, "error": str(each.error)} for each in report.refused]
+    values["unlisted"] = list(map(str, report.unlisted))
+    if not output.as_json:
+        values["refused"] = "; ".join(str(each.error) for each in report.refused) or None
+        values["unlisted"] = "; ".join(map(str, report.unlisted)) or None
+    output.record(values)
+    if report.refused or report.unlisted:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.option(
+    "--erased",
+    type=utf8,
+    multiple=True,
+    metavar="ID",
+    help="Show that nothing of an event is left in any object; may be repeated.",
+)
+@click.option(
+    "--erased-key", type=utf8, metavar="K", help="The same for all events that had this key."
+)
+@json_option
+@click.pass_obj
+def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
+    """Read every event of a topic, or of all, and hold rows, objects and checksums together.
+
+    Changes nothing. Ends with exit code 1 when something is damaged or lost; a warning, such as
+    objects that a dead producer may have left, does not change the exit code. With --erased it
+    searches all objects that could hold an event instead: the topic's, those of archives that were
+    made of it, and what is staged; exit code 1 when something of it is left, or nothing of it was
+    ever deleted here.
+
+    \b
+    Examples:
+      tidelog verify
+      tidelog verify orders --json
+      tidelog verify orders --erased order-17
+      tidelog verify orders --erased-key customer-7
+    """
+    if given["erased"] or given["erased_key"] is not None:
+        if topic is None:
+            raise InvalidError("verify: --erased is of one topic: say which")
+        keys = [] if given["erased_key"] is None else [given["erased_key"].encode()]
+        with open_home(home_text) as home:
+            prove_and_tell(home, output, topic, given["erased"], keys)
+        return
+    with open_home(home_text) as home:
+        problems = home.inspect()
+        reports = [_verified(home, name) for name in _names(home, topic)]
+    columns = ("topic", "partitions", "runs", "events", "bytes", "objects", "orphans", "errors")
+    if output.as_json:
+        records = [asdict(report) for report in reports]
+        if problems:
+            records.append({"topic": None, "errors": len(problems), "findings": problems})
+        output.records((), records)
+    else:
+        output.records(columns, [asdict(report) for report in reports])
+        for report in reports:
+            for finding in report.findings:
+                output.say(f"{finding.severity}: {finding.where}: {finding.what}")
+            for severity, count in report.findings_cut.items():
+                output.say(f"{severity}: topic `{report.topic}`: {count} more, not shown")
+        for problem in problems:
+            output.say(f"error: {problem}")
+    if problems or any(report.errors for report in reports):
+        sys.exit(FAILED)
+
+
+def _verified(home: Home, name: str) -> VerifyReport:
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(name))
+
+    with progress_bar(f"verify {name}", total) as advance:
+        return home.verify(name, advance)
+
+
+def _names(home: Home, topic: str | None) -> list[str]:
+    """The topic that was given, or all that can be used."""
+    if topic is not None:
+        return [topic]
+    return [each.name for each in home.topics() if each.state == "ready"]
+
+
+def _trim_to(
+    home: Home, topic: str, before: str | None, offsets: tuple[str, ...], keep_bytes: int | None
+) -> TrimTo:
+    if before is not None:
+        now_ms = trusted_now_ms(home.context)
+        if not before[:1].isdigit():
+            check_clock(home.context, home.topic(topic), now_ms)
+        return BeforeTime(moment_ms(before, now_ms))
+    if keep_bytes is not None:
+        return KeepBytes(keep_bytes)
+    found = [re.fullmatch(r"(\d+):(\d+)", text, re.ASCII) for text in offsets]
+    starts = {int(each[1]): int(each[2]) for each in found if each}
+    if len(starts) != len(offsets):
+        raise InvalidError(
+            f"trim: --offset {' '.join(offsets)}: give P:N, a partition and an offset, "
+            "each partition once"
+        )
+    return ToOffsets(starts)

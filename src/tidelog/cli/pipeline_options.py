@@ -1,0 +1,195 @@
+"""What commands that drive a pipeline share: options, workers, progress, and the way to stop.
+
+The world of a command whose work is traced, where OpenTelemetry is set up.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, counted
+from tidelog.context import NoSpans
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.home import World
+from tidelog.opening import real_world
+from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.server.http.telemetry import open_telemetry
+
+__all__ = [
+    "DriverWatch",
+    "open_workers",
+    "shard_of",
+    "spark_conf",
+    "traced_world",
+    "with_workers",
+    "worker_options",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+    ),
+    click.option(
+        "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+    ),
+    click.option("--no-spark", is_flag=True, help="Run in this process, without Spark."),
+    click.option(
+        "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Events/s at most."
+    ),
+)
+
+
+def worker_options(command: F) -> F:
+    """Where tasks run, and how fast."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def with_workers(pipeline: Pipeline, given: dict[str, Any]) -> Pipeline:
+    """A pipeline whose settings are good, with the workers that the options ask for."""
+    return replace(pipeline, workers=open_workers(pipeline.name, given))
+
+
+def open_workers(name: str, given: dict[str, Any]) -> Workers:
+    """The workers that the options ask for; Spark is started here, if it is wanted."""
+    if given["no_spark"]:
+        return LocalWorkers(2)
+    from tidelog.spark.workers import SparkWorkers, open_spark
+
+    return SparkWorkers(open_spark(given["master"], name, spark_conf(given.get("confs", ()))))
+
+
+def spark_conf(texts: Iterable[str]) -> dict[str, str]:
+    """Settings of Spark, from ``K=V``."""
+    conf: dict[str, str] = {}
+    for text in texts:
+        key, found, value = text.partition("=")
+        if not found or not key.startswith("spark."):
+            raise InvalidError(f"--conf {text}: give spark.NAME=VALUE")
+        conf[key] = value
+    return conf
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """The number of a share of source partitions, and how many there are, from ``M/N``."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise InvalidError(f"--shard {text}: give M/N, such as 0/2 and 1/2")
+    return int(number), int(count)
+
+
+class DriverWatch:
+    """Tells a person, or a program, how a driver gets on; a signal stops it after its cycle."""
+
+    def __init__(self, output: Output, what: str, *, follows: bool = False) -> None:
+        self.stop = threading.Event()
+        self._output = output
+        self._what = what
+        self._interruption = Interruption(self.stop, follows=follows)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+            transient=True,
+            disable=output.as_json or not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(what, total=None, speed="")
+        self._done = 0
+        self._is_away = False  # the source, as far as is known
+        self.dead = 0  # events that no topic or archive accepts
+        self.left_out = 0  # events that were erased from the target before they came there
+
+    def __enter__(self) -> DriverWatch:
+        self._interruption.__enter__()
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        if error is None and self._interruption.is_unfinished:
+            self.tell(f"{self._what}: interrupted: give the command again to go on")
+        self._interruption.__exit__(kind, error, trace)
+
+    def look(self, waiting: int) -> None:
+        """With the events that wait: the bar's end is where they will be done."""
+        if self._is_away:
+            self._is_away = False
+            self.tell(f"{self._what}: the source answers again")
+        task = self._bar.tasks[0]
+        speed = f"{task.speed:,.0f} events/s" if task.speed else ""
+        self._bar.update(
+            self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
+        )
+
+    def outage(self, error: TidelogError, wait_s: float) -> None:
+        """Report that the source cannot be reached, and when it is tried again."""
+        self._is_away = True
+        self.tell(f"{self._what}: {error}: retrying in {wait_s:.1f} s")
+
+    def tell(self, text: str) -> None:
+        """A line for a person, beside the bar."""
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def cycle(self, report: CycleReport) -> None:
+        """A cycle has ended."""
+        self._done += report.events
+        self.dead += sum(each.dead for each in report.committed.values())
+        self.left_out += sum(each.left_out for each in report.committed.values())
+        self._bar.update(self._task, completed=self._done)
+        for each in report.aside:
+            self.tell(
+                f"{each.partition}: {each.start} to {each.end} was archived, and the catalog does "
+                f"not know it: {counted(len(each.files), 'file')} set aside: "
+                f"{', '.join(each.files[:3])}"
+            )
+        for partition, manifest in sorted(report.committed.items()):
+            if self._output.as_json:
+                self._output.record(
+                    {
+                        "pipeline": self._what,
+                        "partition": partition.text,
+                        "start": manifest.start,
+                        "end": manifest.end,
+                        "events": manifest.read,
+                        "files": len(manifest.files),
+                        "dead": manifest.dead,
+                        "dropped": manifest.dropped,
+                        "left_out": manifest.left_out,
+                    }
+                )
+            else:
+                out = manifest.left_out
+                self.tell(
+                    f"{partition.text}: {manifest.start} to {manifest.end}, "
+                    f"{counted(manifest.read, 'event')}, {counted(len(manifest.files), 'file')}, "
+                    f"{counted(manifest.dead, 'dead letter')}"
+                    + (f", {counted(out, 'event')} left out as erased" if out else "")
+                )
+        for partition, error in sorted(report.errors.items()):
+            self.tell(f"{partition.text}: {error}")
+
+
+def traced_world() -> World:
+    """This process's own, with spans for whoever has set up a provider for them."""
+    return replace(real_world(), spans=open_telemetry() or NoSpans())

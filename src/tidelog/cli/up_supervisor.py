@@ -1,0 +1,300 @@
+"""One running ``tidelog up``: its programs, what they report, and the row that says so to all.
+
+Programs are kept by a ``Supervisor``. The one that follows archives and pumps reports each of them
+as a part of its own, by JSON lines; the server says where it listens. A thread writes the keeper's
+row, so that a catalog that is out of reach holds nothing up.
+
+What ``tidelog up`` shows: a live table on a terminal, lines elsewhere, JSON for programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tidelog.cli.child_supervisor import Program, ProgramState, Supervisor
+from tidelog.cli.output import FailedError, Output
+from tidelog.coordination.supervisors import (
+    BEAT_MS,
+    Keeper,
+    SupervisedPart,
+    put_keeper,
+    remove_keeper,
+)
+from tidelog.errors import TidelogError
+from tidelog.home import Home
+from tidelog.model.decoding import decode_json
+from tidelog.model.event import to_iso
+
+__all__ = [
+    "UpSupervisor",
+    "View",
+]
+
+_SERVE = "serve"
+_ANNOUNCE_S = 2.0  # at most so often
+_PARTS_MAX = 500  # in the row, which has a limit; those in trouble go first
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A line of a program that was JSON."""
+
+    fields: dict[str, object]
+
+    def text(self, name: str) -> str:
+        found = self.fields.get(name)
+        return found if isinstance(found, str) else ""
+
+
+class UpSupervisor:
+    """Keeps programs running, shows them, and tells the home about them."""
+
+    def __init__(self, home: Home, view: View, grace_s: float) -> None:
+        self._home = home
+        self._view = view
+        self._parts: dict[str, SupervisedPart] = {}
+        self._commands: dict[str, list[str]] = {}
+        self.url = ""
+        self._first_error = ""
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._ended = threading.Event()
+        context = home.context
+        self._started_ms = context.clock.now_ms()
+        self._id = context.ids.new()
+        self._supervisor = Supervisor(
+            context.clock, context.random, self._on_running, self._on_line, grace_s
+        )
+
+    def add(self, name: str, command: Sequence[str]) -> None:
+        """Keep a program."""
+        self._commands[name] = list(command)
+        self._supervisor.add(Program(name, command))
+
+    def run(self, stop: threading.Event, for_s: float | None = None) -> None:
+        """Until told to stop, or for some seconds after the server has begun to listen.
+
+        Call it from the main thread: programs die with the thread that started them.
+        ``FailedError`` where the server cannot even start.
+        """
+        clock = self._home.context.clock
+        ends_s: float | None = None
+        announcing = threading.Thread(target=self._announce, name="tidelog-keeper", daemon=True)
+        announcing.start()
+        try:
+            while not stop.is_set():
+                self._supervisor.tick()
+                if self._first_error and not self.url:
+                    raise FailedError(self._first_error)
+                if self.url and for_s is not None:
+                    ends_s = clock.monotonic_s() + for_s if ends_s is None else ends_s
+                    if clock.monotonic_s() >= ends_s:
+                        break
+            self._stopping = True
+            self._view.say("Stopping: what is under way is finished.")
+            self._supervisor.stop()
+        finally:
+            self._supervisor.kill()  # nobody is left, whatever has happened
+            self._ended.set()
+            self._changed.set()
+            announcing.join(5.0)
+
+    def parts(self) -> list[SupervisedPart]:
+        """All of them, programs first."""
+        with self._lock:
+            known = list(self._parts.values())
+        return sorted(known, key=lambda part: (part.name not in self._commands, part.name))
+
+    def _on_running(self, running: ProgramState) -> None:
+        error = _message(running.error)
+        if running.name == _SERVE and running.state == "failed":
+            self._first_error = self._first_error or error
+        before = self._parts.get(running.name)
+        same = before is not None and before.state == running.state
+        self._put(
+            SupervisedPart(
+                name=running.name,
+                state=running.state,
+                since_ms=before.since_ms if before and same else self._home.context.clock.now_ms(),
+                pid=running.pid,
+                restarts=running.restarts,
+                error=error,
+            )
+        )
+
+    def _on_line(self, name: str, text: str, is_complaint: bool) -> None:
+        said = _said(text)
+        if is_complaint:
+            self._view.complain(name, _message(text))
+        elif said is None:
+            self._view.say(f"{name}: {text}")
+        elif said.text("part"):
+            own = {
+                key: said.fields[key]
+                for key in SupervisedPart.__struct_fields__
+                if key in said.fields
+            }
+            with contextlib.suppress(msgspec.ValidationError):
+                part = {**own, "name": said.text("part")}
+                self._put(decode_json(msgspec.json.encode(part), SupervisedPart))
+        elif name == _SERVE and said.text("url"):
+            self._listening(said)
+        elif "error" in said.fields:
+            self._view.complain(name, _message(text))
+
+    def _listening(self, said: _Said) -> None:
+        """The server's address; it keeps the port that it was given first."""
+        if self.url:
+            return
+        self.url = said.text("url")
+        command = self._commands[_SERVE]
+        command[command.index("--port") + 1] = self.url.rpartition(":")[2]
+        self._supervisor.change(Program(_SERVE, command))
+        self._view.listening(self.url, bool(said.fields.get("open")))
+        self._changed.set()
+
+    def _put(self, part: SupervisedPart) -> None:
+        with self._lock:
+            self._parts[part.name] = part
+            is_gone = part.name not in self._commands and part.state == "stopped"
+            if is_gone and not self._stopping:
+                del self._parts[part.name]
+        self._view.changed(part, self.parts())
+        self._changed.set()
+
+    # In the thread that tells the home.
+
+    def _announce(self) -> None:
+        context = self._home.context
+        keeper = Keeper(
+            id=self._id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            mark=context.processes.mark(),
+            started_ms=self._started_ms,
+            beat_ms=0,
+        )
+        while not self._ended.is_set():
+            self._changed.clear()
+            parts = sorted(self.parts(), key=lambda part: not part.error)[:_PARTS_MAX]
+            now = msgspec.structs.replace(
+                keeper, beat_ms=context.clock.now_ms(), url=self.url, parts=tuple(parts)
+            )
+            with contextlib.suppress(TidelogError):  # the next beat may come through
+                put_keeper(context, now)
+            if not self._ended.wait(_ANNOUNCE_S):
+                self._changed.wait(BEAT_MS / 1000)
+        with contextlib.suppress(TidelogError):
+            remove_keeper(context, self._id)
+
+
+def _said(text: str) -> _Said | None:
+    try:
+        return _Said(decode_json(text, dict[str, object]))
+    except msgspec.MsgspecError:
+        return None
+
+
+def _message(text: str) -> str:
+    """What a program complained of: the message of a JSON error, or the line as it is."""
+    said = _said(text)
+    error = said.fields.get("error") if said is not None else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return str(error["message"])
+    return text.removeprefix("error: ")
+
+
+_STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stopped": "dim"}
+_ERROR_MAX = 100  # characters of an error in the table; its line stands above it whole
+
+
+class View:
+    """Shows the parts of one keeper."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._shown: dict[str, tuple[str, str]] = {}  # state and error by part
+        self._live: Live | None = None
+        if not output.as_json and sys.stdout.isatty():
+            self._live = Live(console=Console(highlight=False), refresh_per_second=4)
+
+    def __enter__(self) -> View:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False)
+        else:
+            self._output.say(text)
+
+    def listening(self, url: str, is_open: bool) -> None:
+        """The server has begun to listen."""
+        if self._output.as_json:
+            self._output.record({"console": f"{url}/", "open": is_open})
+        who = "open to all on this machine" if is_open else "asks for tokens"
+        self.say(f"Console: {url}/ ({who})")
+
+    def complain(self, name: str, text: str) -> None:
+        """What a part said on its standard error."""
+        if self._live is not None:
+            self._live.console.print(f"{name}: {text}", markup=False)
+        else:
+            click.echo(f"{name}: {text}", err=True)
+
+    def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
+        """A part has changed; ``parts`` are all of them."""
+        told = (part.state, part.error)
+        is_news = self._shown.get(part.name) != told
+        self._shown[part.name] = told
+        if self._output.as_json:
+            fields = msgspec.to_builtins(part)
+            since = to_iso(fields.pop("since_ms"))
+            self._output.record({"part": fields.pop("name"), "since": since, **fields})
+        elif self._live is not None:
+            self._live.update(_table(parts))
+        elif is_news and part.state != "starting":
+            self._output.say("  ".join(filter(None, (part.name, part.state, part.error))))
+
+
+def _table(parts: Iterable[SupervisedPart]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("part", "state", "since", "restarts", "events", "waiting", "trouble"):
+        table.add_column(name, justify="right" if name in ("events", "waiting") else "left")
+    for part in parts:
+        table.add_row(
+            part.name,
+            Text(part.state, style=_STYLES.get(part.state, "")),
+            to_iso(part.since_ms)[11:19],
+            str(part.restarts),
+            "" if part.events is None else f"{part.events:,}",
+            "" if part.waiting is None else f"{part.waiting:,}",
+            Text(part.error[:_ERROR_MAX], style="red"),
+        )
+    return table

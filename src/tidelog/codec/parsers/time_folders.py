@@ -1,0 +1,166 @@
+"""Times as partition names: the half that all parsers of times share.
+
+One name is made for each distinct day, hour or minute of a batch, so that rows cost no Python.
+
+Times in values that must be decoded one by one: the loop, and what the decoders share.
+
+A decoder takes a value's bytes and gives the field as text, which is an epoch where it is a number,
+else ISO 8601. For a bad value it raises ``InvalidError``, whose message is the row's error text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.parsers.base import FieldTimes, Layout, ParsedValues, Parser, TimeParser, shown
+from tidelog.codec.parsers.duckdb import Engine
+from tidelog.codec.parsers.names import paths_of
+from tidelog.codec.parsers.settings import LayoutSettings
+from tidelog.codec.parsers.text_lines import NULL_VALUE
+from tidelog.codec.parsers.times import moment_reader
+from tidelog.errors import InvalidError
+from tidelog.model.limits import TIMESTAMP_MS_END
+
+__all__ = [
+    "DatedParser",
+    "Decode",
+    "decoded_times",
+    "field_text",
+    "time_text",
+]
+
+_HOUR_MS = 3_600_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_OFFSET_MS = TIMESTAMP_MS_END - 48 * _HOUR_MS  # no datetime near its end in any zone
+
+
+class DatedParser:
+    """Folders from the times that a time parser finds."""
+
+    def __init__(self, parser: TimeParser, settings: LayoutSettings) -> None:
+        self._parser = parser
+        self._format = settings.path_format
+        self._unit_ms = settings.unit_ms
+        self._zone = None if settings.time_zone == "UTC" else ZoneInfo(settings.time_zone)
+
+    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+        found = self._parser.times(batch)
+        local = self._local_ms(found.values.fill_null(0).to_numpy())
+        outside = pc.or_(
+            pc.or_(pc.less(found.values, 0), pc.greater_equal(found.values, TIMESTAMP_MS_END)),
+            pa.array(local >= TIMESTAMP_MS_END),
+        )
+        found = found.reject(
+            outside, "time is outside of the years 1970 to 9999", found.values.cast(pa.string())
+        )
+        units = pc.if_else(pc.is_valid(found.values), pa.array(local // self._unit_ms), None)
+        encoded = units.dictionary_encode()
+        names = [self._name(unit) for unit in encoded.dictionary.to_pylist()]
+        return Layout(paths_of(encoded.indices, names), found.errors, found.values)
+
+    def _name(self, unit: int) -> str:
+        return (_EPOCH + timedelta(milliseconds=unit * self._unit_ms)).strftime(self._format)
+
+    def _local_ms(self, times_ms: Any) -> Any:
+        """What the zone's clocks show, as if it were UTC."""
+        if self._zone is None:
+            return times_ms
+        inside = np.clip(times_ms, 0, TIMESTAMP_MS_END - 1)  # others are refused by the caller
+        hours, of_row = np.unique(inside // _HOUR_MS, return_inverse=True)
+        before = np.array([_offset_ms(self._zone, hour * _HOUR_MS) for hour in hours.tolist()])
+        after = np.array([_offset_ms(self._zone, (hour + 1) * _HOUR_MS) for hour in hours.tolist()])
+        shift = before.astype(np.int64)[of_row] if len(hours) else inside
+        for index in np.flatnonzero(before != after).tolist():
+            change_ms = _change_ms(self._zone, int(hours[index]) * _HOUR_MS)
+            shift[(of_row == index) & (inside >= change_ms)] = after[index]
+        return times_ms + shift
+
+
+def _offset_ms(zone: ZoneInfo, time_ms: int) -> int:
+    moment = _EPOCH + timedelta(milliseconds=min(time_ms, _LAST_OFFSET_MS))
+    offset = moment.astimezone(zone).utcoffset()
+    return 0 if offset is None else offset // timedelta(milliseconds=1)
+
+
+def _change_ms(zone: ZoneInfo, start_ms: int) -> int:
+    """When a zone's clocks are changed within the hour from ``start_ms`` on."""
+    old, low, high = _offset_ms(zone, start_ms), start_ms, start_ms + _HOUR_MS
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _offset_ms(zone, middle) == old:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+_: type[Parser] = DatedParser
+
+
+Decode = Callable[[bytes], str]
+
+
+def decoded_times(decode: Decode, what: str) -> TimeParser:
+    """A time parser that decodes each value."""
+    return FieldTimes(_Picker(decode).pick, moment_reader(what, Engine()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Picker:
+    decode: Decode
+
+    def pick(self, batch: pa.RecordBatch) -> ParsedValues:
+        decode = self.decode
+        texts: list[str | None] = []
+        errors: list[str | None] = []
+        for value in batch.column("value").to_pylist():
+            text = error = None
+            if value is None:
+                error = NULL_VALUE
+            else:
+                try:
+                    text = decode(value)
+                except InvalidError as exc:
+                    error = exc.message
+            texts.append(text)
+            errors.append(error)
+        return ParsedValues(pa.array(texts, pa.string()), pa.array(errors, pa.string()))
+
+
+def field_text(record: Any, path: tuple[str, ...], what: str) -> str:
+    """The text of a field inside maps inside a map."""
+    for name in path:
+        if not isinstance(record, dict) or name not in record:
+            raise InvalidError(f"{what} is missing or null")
+        record = record[name]
+    return time_text(record, what)
+
+
+def time_text(value: Any, what: str) -> str:
+    """A decoded value as the text of a time; ``InvalidError`` where it cannot be one."""
+    kind = type(value)
+    if kind is int:
+        if -(10**30) < value < 10**30:  # Python itself refuses to print very long ones
+            return str(value)
+        raise InvalidError(f"time is outside of the years 1970 to 9999: {what}")
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidError(f"{what} is not valid Unicode") from exc
+        return str(value)
+    if kind is float:
+        return repr(value)
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    if value is None:
+        raise InvalidError(f"{what} is missing or null")
+    raise InvalidError(f"{what} is {shown(kind.__name__)}, not a time")

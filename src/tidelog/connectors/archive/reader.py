@@ -1,0 +1,178 @@
+"""Reading what an archive holds of a range: the files of its commits, merged by offset.
+
+A plan names the files with their checksums, and needs only the store; so it can be read where the
+catalog cannot be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tidelog.codec.formats import Format, open_format, settings_of
+from tidelog.connectors.files.objects import fetched
+from tidelog.connectors.merge import Stream, gathered, merged, within
+from tidelog.connectors.source import Chunk, RangeReader, SourceRange
+from tidelog.coordination.dead_letter_rows import Replays
+from tidelog.errors import CorruptError, InvalidError
+from tidelog.model.archive import ArchiveFormat
+from tidelog.model.pipeline import FileEntry, Gap, Manifest
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+
+__all__ = ["PlannedCommits", "is_number", "plan_commits"]
+
+_KINDS = ("data", "dead")  # of files that hold events
+
+
+def plan_commits(
+    range: SourceRange,
+    manifests: Sequence[Manifest],
+    making: ArchiveFormat,
+    store: str,
+    replays: Replays | None = None,
+) -> PlannedCommits:
+    """What to read of the commits that a range touches.
+
+    ``InvalidError`` when it cuts one whose positions are no offsets.
+    """
+    form = _format(making)
+    again = list(replays.counting()) if replays is not None else []
+    commits = []
+    for manifest in manifests:
+        files = _with_sidecars(manifest, form)
+        gone = [f for f in files if replays is not None and replays.replaces(f.data)]
+        kept = [f for f in files if f not in gone]
+        instead = _replayed(again, form, [f.data for f in gone]) if gone else []
+        commits.append(_planned(manifest, [*kept, *instead], range))
+    lost = tuple(gap for manifest in manifests for gap in manifest.lost)
+    return PlannedCommits(range, tuple(commits), making, store, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedFile:
+    """A file with events, and its sidecar where its format has one."""
+
+    data: FileEntry
+    sidecar: FileEntry | None
+    rows: tuple[int, int] | None = None  # the offsets that are meant; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedCommit:
+    """What to read of one commit."""
+
+    start: str
+    files: tuple[_PlannedFile, ...]
+    offsets: tuple[int, int] | None  # those wanted; None: positions are no offsets, and all of it
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCommits:
+    """A range and the files that hold its events. Pickles."""
+
+    range: SourceRange
+    commits: tuple[_PlannedCommit, ...]
+    making: ArchiveFormat
+    store: str  # URL
+    lost: tuple[Gap, ...]  # inside of the range: the archive's own source had lost these events
+    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for these files
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether an erasure is replacing files of the plan."""
+        return bool(self.rewrites)
+
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``ArchiveSource.read``."""
+        return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+
+    def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
+        forms = {"data": _format(self.making), "dead": open_format("parquet")}
+        for commit in self.commits:
+            for batch in merged(_stream(store, forms[f.data.kind], f) for f in commit.files):
+                wanted = within(batch, *commit.offsets) if commit.offsets else batch
+                if commit.offsets and wanted.num_rows:
+                    yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
+                elif wanted.num_rows:
+                    yield wanted, commit.start
+
+
+def _format(making: ArchiveFormat) -> Format:
+    return open_format(making.format, making.codec or None, settings_of(making.format_settings))
+
+
+def _planned(manifest: Manifest, files: list[_PlannedFile], range: SourceRange) -> _PlannedCommit:
+    """What to read of a commit, all of it or the offsets that lie in the range."""
+    positions = (manifest.start, manifest.end, range.start, range.limit)
+    if not all(map(is_number, positions)):
+        return _PlannedCommit(manifest.start, tuple(files), None)
+    first, last, start, end = map(int, positions)
+    # Other numbers than offsets are told by the files: sequence numbers are far larger.
+    own = [file for file in manifest.files if file.kind in _KINDS]
+    if all(first <= file.first_offset <= file.last_offset < last for file in own):
+        start, end = max(first, start), min(last, end)
+        wanted = [f for f in files if f.data.first_offset < end and f.data.last_offset >= start]
+        return _PlannedCommit(manifest.start, tuple(wanted), (start, end))
+    if start > first or end < last:
+        raise InvalidError(
+            f"source partition `{range.partition.text}`: [{range.start}, {range.limit}) cuts the "
+            f"commit [{manifest.start}, {manifest.end}), whose positions are no offsets: ask the "
+            "source to cut a range"
+        )
+    return _PlannedCommit(manifest.start, tuple(files), None)
+
+
+def _with_sidecars(manifest: Manifest, form: Format) -> list[_PlannedFile]:
+    named = {file.target: file for file in manifest.files}
+    return [_with_sidecar(file, form, named) for file in manifest.files if file.kind in _KINDS]
+
+
+def _replayed(
+    again: Sequence[tuple[Manifest, FileEntry]], form: Format, gone: Sequence[FileEntry]
+) -> list[_PlannedFile]:
+    """What holds the events of dead letters now that replays have replaced them.
+
+    Files of replays hold nothing but what were dead letters, perhaps of other commits too.
+    """
+    start = min(file.first_offset for file in gone)
+    end = max(file.last_offset for file in gone) + 1
+    found = []
+    for manifest, file in again:
+        if file.kind in _KINDS and file.first_offset < end and file.last_offset >= start:
+            named = {each.target: each for each in manifest.files}
+            found.append(replace(_with_sidecar(file, form, named), rows=(start, end)))
+    return found
+
+
+def _with_sidecar(file: FileEntry, form: Format, named: dict[str, FileEntry]) -> _PlannedFile:
+    beside = form.sidecar_name(file.target) if file.kind == "data" else None
+    if beside is not None and beside not in named:
+        raise CorruptError(
+            f"sidecar `{beside}`: its manifest does not name it: keep the manifest, and find out "
+            "who wrote it",
+            file=beside,
+        )
+    return _PlannedFile(file, named[beside] if beside else None)
+
+
+def _stream(store: Store, form: Format, file: _PlannedFile) -> Stream:
+    def batches() -> Iterator[pa.RecordBatch]:
+        with ExitStack() as stack:
+            data = stack.enter_context(fetched(store, file.data))
+            beside = stack.enter_context(fetched(store, file.sidecar)) if file.sidecar else None
+            for batch in form.read(data, beside):
+                yield within(batch, *file.rows) if file.rows else batch
+
+    first = max(file.data.first_offset, file.rows[0] if file.rows else 0)
+    return Stream(f"archive file `{file.data.target}`", first, batches)
+
+
+def is_number(position: str) -> bool:
+    return position.isascii() and position.isdecimal()
+
+
+_: type[RangeReader] = PlannedCommits

@@ -1,0 +1,489 @@
+"""The files of an archive: events laid out by partition names, in any format.
+
+A writer takes one range of a source partition. Without a parser (a *backup*) all its events go into
+one folder in source order; with one, each goes into the folder that the parser says. What no parser
+or schema takes, or no restore could bring back (``acceptance``), goes to the dead letters with its
+reason; more of them than the set share stops the range.
+
+Memory is bounded, whatever the folders are. Events wait, folder by folder, until enough of one
+folder are there for a part of a file, and all are written when too many wait. A file ends when it
+is large enough, when too many are open and it is the largest, or when its format keeps events in
+memory and another file is to be written; a further file of the same range may begin later. Events
+of more folders than a range may have are dead letters: a path that follows from data may be
+anything, and a million folders serve nobody.
+
+Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
+where the offset is that of the file's own first event. So no two files of an archive have one name.
+After ranges were set aside (``pipeline.forgotten``) names have a further part, ``_<names>``, so
+that a range which is done again never has the name of a file that was set aside.
+Topic and partition are written as data is (``codec.parsers.names``): a plain name as it is, another
+such that every reader that lists the folder sees it and every store can hold it.
+
+A file of an archive that is being written, and what is known of it.
+
+Dead letters of a range: events that no parser or schema takes, whole, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
+from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
+from tidelog.codec.parsers.names import escaped
+from tidelog.connectors.archive.acceptance import accepted
+from tidelog.connectors.archive.staging import (
+    FolderRows,
+    Put,
+    Spool,
+    Uploads,
+    discard_files,
+    is_published,
+    portion_of,
+    publish_files,
+    shares_of,
+)
+from tidelog.connectors.sink import AsideSink, RangeWriter, Sink, Written
+from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
+from tidelog.model.layout import aside_folder, success
+from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+from tidelog.store.create import check_mark
+
+__all__ = [
+    "DeadLetters",
+    "FilesSettings",
+    "FilesSink",
+    "OpenFile",
+]
+
+_PUBLISH_AT_ONCE = 8
+_PART_ROWS = 131_072  # of one folder that wait; then they are written
+_PART_BYTES = 64 << 20
+_SPOOL_BYTES = 64 << 20  # of all open files together in memory; the rest is on disk
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSettings:
+    """How an archive lays down its files; plain values."""
+
+    store: str  # URL of the store that holds both staging and the archive
+    root: str  # the archive's folder in it
+    dead: str  # the folder of its dead letters
+    generation: int = 1
+    parser: str | None = None  # None: a backup
+    layout: LayoutSettings = field(default_factory=LayoutSettings)
+    format: str = "parquet"
+    codec: str | None = None
+    format_settings: FormatSettings = field(default_factory=FormatSettings)
+    file_bytes_max: int = 200_000_000
+    open_files_max: int = 50
+    held_bytes_max: int = 64 << 20  # of events that wait; then all are written
+    folders_max: int = RANGE_FOLDERS_MAX
+    dead_share_max: float = 0.1
+    names: str = ""  # a further part of all names, since ranges were set aside
+    owner: str = ""  # what `_owner` in the root must say before anything is published; empty: any
+
+
+class FilesSink:
+    """Lays down the files of one archive. Pickles; opens its store where it is used."""
+
+    def __init__(self, settings: FilesSettings) -> None:
+        self._settings = settings
+        open_format(settings.format, settings.codec, settings.format_settings)
+        if settings.parser is not None:
+            open_parser(settings.parser, settings.layout)
+        elif settings.layout != LayoutSettings():
+            raise InvalidError(
+                "archive: granularity, time zone and formats of folders are for kind partition: "
+                "leave them out of a backup"
+            )
+        if not 0 <= settings.dead_share_max <= 1:
+            raise InvalidError(f"archive: dead_share_max is {settings.dead_share_max}: give 0 to 1")
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        return FilesWriter(self._settings, self._store(), partition, staging)
+
+    def publish(self, manifest: Manifest) -> None:
+        self._check_owner()
+        publish_files(self._store(), manifest.files, at_once=_PUBLISH_AT_ONCE)
+
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._store(), manifest.files)
+
+    def published(self, manifest: Manifest) -> list[FileEntry]:
+        store = self._store()
+        return [file for file in manifest.files if is_published(store, file)]
+
+    def named(self, names: str) -> FilesSink:
+        other = copy(self)
+        other._settings = replace(self._settings, names=names)
+        return other
+
+    def aside(self, file: FileEntry, name: str) -> str:
+        root = self._settings.root
+        return f"{aside_folder(root)}{name}/{file.target.removeprefix(f'{root}/')}"
+
+    def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
+        self._check_owner()
+        store = self._store()
+        for file in files:
+            # Another driver has copied it before, or has deleted it since.
+            with contextlib.suppress(AlreadyExistsError, NotFoundError):
+                store.copy(file.target, self.aside(file, name))
+        store.delete([file.target for file in files])
+
+    def layout(self) -> LayoutSettings:
+        return self._settings.layout
+
+    def folder(self, file: FileEntry) -> str:
+        return file.target.removeprefix(f"{self._root}/").rpartition("/")[0]
+
+    def is_marked(self, folder: str) -> bool:
+        try:
+            self._store().head(success(f"{self._root}/{folder}"))
+        except NotFoundError:
+            return False
+        return True
+
+    @property
+    def _root(self) -> str:
+        """The folder of its generation."""
+        return f"{self._settings.root}/g{self._settings.generation}"
+
+    def _check_owner(self) -> None:
+        settings = self._settings
+        if settings.owner:
+            where = f"archive in `{settings.store}/{settings.root}`"
+            key = f"{settings.root}/_owner"
+            check_mark(self._store(), key, settings.owner.encode(), where)
+
+    def _store(self) -> Store:
+        return open_store_here(self._settings.store)
+
+
+class _Folder:
+    """What waits for a folder."""
+
+    __slots__ = ("bytes", "path", "rows", "waiting")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.waiting: list[FolderRows] = []
+        self.rows = self.bytes = 0
+
+    def add(self, share: FolderRows) -> None:
+        self.waiting.append(share)
+        self.rows += share.rows
+        self.bytes += share.bytes
+
+    def take(self) -> list[FolderRows]:
+        taken = self.waiting
+        self.waiting, self.rows, self.bytes = [], 0, 0
+        return taken
+
+
+class FilesWriter:
+    """Stages the files of one range."""
+
+    def __init__(self, settings: FilesSettings, store: Store, partition: str, staging: str) -> None:
+        self._settings = settings
+        self._partition = partition
+        topic, _, name = partition.rpartition("/")
+        self._topic_folder = escaped(topic)
+        self._name = escaped(name, FILE_PARTITION_BYTES_MAX)
+        self._format = open_format(settings.format, settings.codec, settings.format_settings)
+        self._parser: Parser | None = None
+        if settings.parser is not None:
+            self._parser = open_parser(settings.parser, settings.layout)
+        self._uploads = Uploads(store, staging)
+        self._dead = DeadLetters(self._uploads, self._dead_target)
+        self._folders: dict[str, _Folder] = {}  # all that the range has
+        self._open: dict[str, OpenFile] = {}  # by path
+        self._held = 0  # bytes of portions that are not wholly written
+        self._last_offset = -1
+        self._read = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._check_order(batch)
+        self._read += batch.num_rows
+        batch, refused_events = accepted(batch)
+        if refused_events is not None:
+            self._dead.add(refused_events)
+        if not batch.num_rows:
+            return
+        shares = self._laid_out(batch)
+        if shares:
+            self._held += shares[0][1].portion.bytes
+        refused = []
+        for path, share in shares:
+            folder = self._folder(path)
+            if folder is None:
+                refused.append(share)
+                continue
+            folder.add(share)
+            if folder.rows >= _PART_ROWS or folder.bytes >= self._part_bytes:
+                self._write_folder(folder)
+        if refused:
+            self._bury(refused)
+        if self._held > self._settings.held_bytes_max:
+            for folder in self._folders.values():
+                if folder.waiting:
+                    self._write_folder(folder)
+
+    def close(self) -> Written:
+        for path in [*self._open, *self._folders]:
+            self._write_shares(self._folders[path])
+            self._finish(path)
+        self._dead.close(self._partition, self._read, self._settings.dead_share_max)
+        files = self._uploads.close()
+        pa.default_memory_pool().release_unused()  # a worker lives on, and may have other work
+        written = sum(file.events for file in files if file.kind == "data")
+        return Written(files, written, self._dead.count)
+
+    def _laid_out(self, batch: pa.RecordBatch) -> list[tuple[str, FolderRows]]:
+        if self._parser is None:
+            return [("", portion_of(batch))]
+        layout = self._parser.lay_out(batch)
+        if layout.errors.null_count < batch.num_rows:
+            bad = pc.is_valid(layout.errors)
+            self._dead.bury(batch.filter(bad), layout.errors.filter(bad))
+        return list(shares_of(batch, layout))
+
+    def _folder(self, path: str) -> _Folder | None:
+        """The folder of a path; None for one too many."""
+        found = self._folders.get(path)
+        if found is None and len(self._folders) < self._settings.folders_max:
+            found = self._folders[path] = _Folder(path)
+        return found
+
+    @property
+    def _part_bytes(self) -> int:
+        return min(_PART_BYTES, self._settings.file_bytes_max)
+
+    def _write_folder(self, folder: _Folder) -> None:
+        """Write what waits for a folder as one part of its file, and keep to all limits."""
+        self._make_room(folder.path)
+        self._write_shares(folder)
+        file = self._open[folder.path]
+        file.writer.flush()
+        if file.writer.bytes_written >= self._settings.file_bytes_max:
+            self._finish(folder.path)
+        self._spool_to_disk()
+
+    def _write_shares(self, folder: _Folder) -> None:
+        for share in folder.take():
+            if folder.path not in self._open:
+                self._open[folder.path] = OpenFile(self._format)
+            misfits = self._open[folder.path].write(share)
+            if misfits is not None:
+                self._dead.add(misfits)
+            self._release(share)
+
+    def _make_room(self, path: str) -> None:
+        """End files of other folders, so that this one can be written."""
+        others = {name: file.writer for name, file in self._open.items() if name != path}
+        # Many writers that cannot let go of events, as ORC's, would tear the heap to pieces.
+        ending = [name for name, writer in others.items() if writer.bytes_held]
+        left = {name: others[name].bytes_written for name in others if name not in ending}
+        while len(left) >= self._settings.open_files_max:
+            ending.append(max(left, key=lambda name: left[name]))
+            del left[ending[-1]]
+        for name in ending:
+            self._finish(name)
+
+    def _spool_to_disk(self) -> None:
+        spooled = {path: file.spooled_bytes for path, file in self._open.items()}
+        while sum(spooled.values()) > _SPOOL_BYTES:
+            largest = max(spooled, key=lambda path: spooled[path])
+            self._open[largest].to_disk()
+            del spooled[largest]
+
+    def _finish(self, path: str) -> None:
+        file = self._open.pop(path, None)
+        if file is None:
+            return
+        file.writer.close()
+        if file.writer.rows == 0:
+            return
+        settings = self._settings
+        name = self._file_name(file.first_offset, self._format.extension)
+        parts = [settings.root, f"g{settings.generation}", self._topic_folder, path]
+        folder = "/".join(part for part in parts if part)
+        named = parts_of_events(path, settings.parser or "", settings.layout, file.path_ms)
+        self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data", named))
+        beside = self._format.sidecar_name(name)
+        if beside is not None and file.sidecar is not None:
+            entry = file.entry(f"{folder}/{beside}", "sidecar")
+            self._uploads.add(file.sidecar.take(), entry)
+
+    def _bury(self, shares: list[FolderRows]) -> None:
+        """Rows of one portion for which there is no folder; copied, so that it can be freed."""
+        rows = np.concatenate([np.arange(share.start, share.end) for share in shares])
+        reason = pa.scalar(f"its range has more than {self._settings.folders_max} folders")
+        self._dead.bury(shares[0].portion.batch.take(pa.array(rows)), pa.repeat(reason, len(rows)))
+        for share in shares:
+            self._release(share)
+
+    def _release(self, share: FolderRows) -> None:
+        share.portion.left -= 1
+        if share.portion.left == 0:
+            self._held -= share.portion.bytes
+
+    def _dead_target(self, offset: int) -> str:
+        return f"{self._settings.dead}/{self._topic_folder}/{self._file_name(offset, '.parquet')}"
+
+    def _file_name(self, offset: int, extension: str) -> str:
+        settings = self._settings
+        further = f"_{settings.names}" if settings.names else ""
+        return f"{settings.generation}_{self._name}_{offset:020}{further}{extension}"
+
+    def _check_order(self, batch: pa.RecordBatch) -> None:
+        offsets = batch.column("offset").to_numpy()
+        if int(offsets[0]) <= self._last_offset or bool((np.diff(offsets) <= 0).any()):
+            raise InternalError(
+                f"source partition `{self._partition}`: offsets fall after "
+                f"{self._last_offset}: a source must give them in order"
+            )
+        self._last_offset = int(offsets[-1])
+
+
+_: type[Sink] = FilesSink
+_aside: type[AsideSink] = FilesSink
+
+
+class OpenFile:
+    """One file and, where its format has one, its sidecar."""
+
+    def __init__(self, form: Format) -> None:
+        self.first_offset = self._last_offset = -1
+        self._first_ms = self._last_ms = self._path_ms = -1
+        self.data = Spool()
+        self.sidecar = Spool() if form.sidecar_name("x") else None
+        self.writer: FileWriter = form.writer(self.data, self.sidecar)
+
+    @property
+    def spooled_bytes(self) -> int:
+        """What is encoded, and in memory."""
+        return self.data.bytes_held + (self.sidecar.bytes_held if self.sidecar else 0)
+
+    def to_disk(self) -> None:
+        """Free that memory."""
+        self.data.to_disk()
+        if self.sidecar is not None:
+            self.sidecar.to_disk()
+
+    def write(self, share: FolderRows) -> pa.RecordBatch | None:
+        """Add a folder's rows; gives back the misfits."""
+        misfits = self.writer.write(share.batch)
+        rows = slice(share.start, share.end)
+        offsets, times = share.portion.offsets[rows], share.portion.times[rows]
+        lost = [] if misfits is None else misfits.column("offset").to_numpy()
+        kept = np.setdiff1d(offsets, lost) if len(lost) else offsets
+        if self.first_offset < 0:
+            self.first_offset = int(kept[0]) if len(kept) else -1
+            self._first_ms = int(times[0])
+        self._first_ms = min(self._first_ms, int(times.min()))
+        self._last_ms = max(self._last_ms, int(times.max()))
+        self._last_offset = int(kept[-1]) if len(kept) else self._last_offset
+        self._path_ms = share.path_ms
+        return misfits
+
+    @property
+    def path_ms(self) -> int:
+        """The parser's time of the last event; -1: its path was made of none."""
+        return self._path_ms
+
+    def entry(self, target: str, kind: str, named: int = 0) -> Put:
+        """What the manifest says of it, once it is stored."""
+        return lambda staged, size, crc: FileEntry(
+            staged=staged,
+            target=target,
+            size=size,
+            crc=crc,
+            events=self.writer.rows if kind == "data" else 0,
+            first_offset=self.first_offset,
+            last_offset=self._last_offset,
+            first_ms=self._first_ms,
+            last_ms=self._last_ms,
+            kind=kind,
+            path_ms=self._path_ms,
+            named=named,
+        )
+
+
+_LEAST = 100  # dead letters that never stop a range, whatever their share
+_FILE_BYTES = 32 << 20  # in memory; then a file of them is stored
+
+
+class DeadLetters:
+    """Collects them, and stages them in files of their own, sorted by offset."""
+
+    def __init__(self, uploads: Uploads, target: Callable[[int], str]) -> None:
+        self._uploads = uploads
+        self._target = target  # where a file belongs whose first offset is this one
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._first_error = ""
+        self.count = 0
+
+    def bury(self, rows: pa.RecordBatch, errors: pa.Array) -> None:
+        """Events and why they are dead."""
+        self.add(pa.record_batch([*rows.columns, errors], schema=MISFIT_SCHEMA))
+
+    def add(self, misfits: pa.RecordBatch) -> None:
+        """Events with their errors."""
+        if misfits.num_rows == 0:
+            return
+        self._first_error = self._first_error or misfits.column("error")[0].as_py()
+        self._waiting.append(misfits)
+        self._bytes += misfits.nbytes
+        self.count += misfits.num_rows
+        if self._bytes >= _FILE_BYTES:
+            self._stage()
+
+    def close(self, what: str, read: int, share_max: float) -> None:
+        """Stage the rest. ``InvalidError`` when there are too many among the events read."""
+        if self.count >= _LEAST and self.count > share_max * read:
+            raise InvalidError(
+                f"source partition `{what}`: {self.count} of {read} events are dead letters, the "
+                f"allowed share is {share_max}; the first: {self._first_error}: mend the parser, "
+                "or allow a greater share of them"
+            )
+        if self._waiting:
+            self._stage()
+
+    def _stage(self) -> None:
+        table = pa.Table.from_batches(self._waiting, MISFIT_SCHEMA).sort_by("offset")
+        self._waiting, self._bytes = [], 0
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        self._uploads.add(sink.getvalue().to_pybytes(), self._entry(table))
+
+    def _entry(self, table: pa.Table) -> Put:
+        offsets = table.column("offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
+        return lambda staged, size, crc: FileEntry(
+            staged=staged,
+            target=self._target(first),
+            size=size,
+            crc=crc,
+            events=table.num_rows,
+            first_offset=first,
+            last_offset=last,
+            first_ms=times["min"],
+            last_ms=times["max"],
+            kind="dead",
+        )

@@ -1,0 +1,462 @@
+"""Events of an archive, as a source: what a pipeline has laid down, in the order that it came in.
+
+Source partitions and positions are those of the archive's own source, as its commits hold them. So
+a pipeline that has read an archive to its end goes on from the live source at the same position,
+with neither gap nor overlap. Dead letters are events too, and come in their place.
+
+Ranges begin and end where commits do; where positions are offsets, they may lie anywhere. A driver
+plans a range, and reading the plan needs only the store.
+
+What a range of an archive lacks: offsets that its commits counted, and its files do not hold.
+
+A range may begin and end inside of a commit. Gaps are cut exactly. How many offsets of a piece of a
+commit were dropped or never there is not known, only how many of the whole: so these are counted as
+far as they fit, what was dropped first, and the rest was erased. All of it adds up in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from tidelog.connectors.archive.reader import PlannedCommits, is_number, plan_commits
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    CountedRange,
+    ExplainingSource,
+    MissingOffsets,
+    Source,
+    SourcePartition,
+    SourceRange,
+    check_incarnation,
+)
+from tidelog.context import Context, OpenContext
+from tidelog.coordination.dead_letter_rows import Replays
+from tidelog.coordination.pipeline_rows import (
+    manifest_of_range,
+    read_archive,
+    read_commits,
+    read_commits_to,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.model.address import Address
+from tidelog.model.archive import Archive, check_archive_name
+from tidelog.model.pipeline import (
+    BeginReason,
+    Commit,
+    Gap,
+    GapReason,
+    Manifest,
+    Progress,
+    joined_gaps,
+    offsets_between,
+    read_manifest,
+)
+
+__all__ = [
+    "ArchiveSource",
+    "cut_gap",
+    "missing_in_commits",
+    "open_archive",
+]
+
+_AT_ONCE = 8  # heads and manifests read side by side; each is a round trip
+
+
+def open_archive(address: Address, open_context: OpenContext) -> ArchiveSource:
+    """The source at ``archive:NAME?generation=N``, the promoted generation by default."""
+    given = address.take_options(("generation",)).get("generation")
+    if address.host:
+        raise InvalidError(f"source `{address.text}`: give archive:NAME, without slashes")
+    if given is not None and not (given.isascii() and given.isdecimal()):
+        raise InvalidError(
+            f"source `{address.text}`: `{given}` is no generation: give a whole number"
+        )
+    return ArchiveSource(open_context, address.path, None if given is None else int(given))
+
+
+class _History:
+    """The commits of a source partition, one after another, and the borders between them."""
+
+    def __init__(self, pipeline: str, commits: Sequence[Commit], head: Progress) -> None:
+        self.pipeline = pipeline
+        self.commits = commits
+        self.end = head.position  # of the last, or where the first will begin
+        self.first = commits[0].start if commits else self.end
+        self.incarnation = head.incarnation
+        self.gaps = head.gaps
+        self.begins: BeginReason = head.begin.reason if head.begin is not None else "earliest"
+        self.borders = {
+            border: place for place, border in enumerate([*(c.start for c in commits), self.end])
+        }
+
+    def between(self, start: str, end: str) -> Sequence[Commit] | None:
+        """The commits from one border to another; None unless both are borders, in this order."""
+        first, last = self.borders.get(start), self.borders.get(end)
+        if first is None or last is None or first > last:
+            return None
+        return self.commits[first:last]
+
+
+class ArchiveSource:
+    """A generation of an archive of the home that ``open_context`` opens."""
+
+    def __init__(self, open_context: OpenContext, name: str, generation: int | None = None) -> None:
+        check_archive_name(name)
+        self._open_context = open_context
+        self._name = name
+        self._generation = generation
+        self._known: dict[SourcePartition, _History] = {}  # as last seen
+
+    @property
+    def url(self) -> str:
+        chosen = "" if self._generation is None else f"?generation={self._generation}"
+        return f"archive:{self._name}{chosen}"
+
+    def partitions(self) -> list[SourcePartition]:
+        """Those that the archive has begun, also when its own source no longer has them."""
+        with self._open_context() as context:
+            return sorted(self._histories(context, self._archive(context), None))
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        with self._open_context() as context:
+            found = self._histories(context, self._archive(context), partitions)
+        return {
+            each: Bounds(h.first, h.end, h.incarnation, begins=h.begins)
+            for each, h in found.items()
+        }
+
+    def gaps(self, partition: SourcePartition) -> tuple[Gap, ...]:
+        """Returns what the archive itself lacks of a source partition."""
+        with self._open_context() as context:
+            return self._histories(context, self._archive(context), [partition])[partition].gaps
+
+    def counted(self, range: SourceRange) -> CountedRange:
+        """Returns what the commits of a range counted; the range must be whole commits."""
+        with self._open_context() as context:
+            archive = self._archive(context)
+            history = self._histories(context, archive, [range.partition])[range.partition]
+            found, _ = _manifests(context, history, range)
+        lost = tuple(gap for each in found for gap in each.lost)
+        return CountedRange(
+            read=sum(each.read for each in found),
+            dropped=sum(each.dropped for each in found),
+            note=b"".join(each.note for each in found),
+            missing=MissingOffsets(
+                sum(each.absent for each in found), sum(each.deleted for each in found), lost
+            ),
+        )
+
+    def missing(
+        self, range: SourceRange, read: int, reason: GapReason | None = "upstream"
+    ) -> MissingOffsets:
+        """What the archive itself lacks in a range, by what its commits counted.
+
+        Its gaps and what its transform dropped are gaps here too; without a reason, each for its
+        own.
+        """
+        with self._open_context() as context:
+            archive = self._archive(context)
+            history = self._histories(context, archive, [range.partition])[range.partition]
+            return missing_in_commits(range, read, _manifests(context, history, range)[0], reason)
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        Inside of a commit whose positions are no offsets, a chunk's position is its beginning.
+        ``CorruptError`` for a file that is missing or not as its manifest says.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> PlannedCommits:
+        """The range with the files that hold its events. Errors as for ``read``.
+
+        ``InvalidError`` for a range that begins or ends inside of a commit, where the positions
+        are no offsets; ``NotFoundError`` for one that the archive does not hold.
+        """
+        with self._open_context() as context:
+            archive = self._archive(context)
+            history = self._histories(context, archive, [range.partition])[range.partition]
+            check_incarnation(range, history.incarnation)
+            manifests, commits = _manifests(context, history, range)
+            replays = Replays(context, history.pipeline, range.partition.text)
+            making = archive.making(self._generation)
+            plan = plan_commits(range, manifests, making, archive.store, replays)
+            rewrites = (each.rewrite for each in (*commits, *replays.commits))
+            return replace(plan, rewrites=tuple(sorted(set(rewrites) - {""})))
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """The end of a commit: of the last one that fits, or of the first if none does."""
+        cuts = set()
+        for commits in self._between(start, end):
+            at, left = start, events
+            for commit in commits:
+                left -= commit.events
+                if left < 0 and at != start:
+                    break
+                at = commit.end
+            cuts.add(at)
+        if len(cuts) == 1:
+            return cuts.pop()
+        if not is_number(start) or not is_number(end):
+            return end
+        # Offsets, of which every one will do.
+        return str(min(map(int, cuts), default=min(int(end), int(start) + events)))
+
+    def before(self, one: str, other: str) -> bool:
+        if is_number(one) and is_number(other):
+            return int(one) < int(other)
+        if self._between(one, other):
+            return one != other
+        if self._between(other, one):
+            return False
+        raise InvalidError(
+            f"positions `{one}` and `{other}`: no source partition of archive `{self._name}` has "
+            "commits that begin or end at both: ask the source for its bounds"
+        )
+
+    def count(self, start: str, end: str) -> int | None:
+        """Exactly so many between the ends of commits; else at most so many, of offsets."""
+        counts = {sum(each.events for each in found) for found in self._between(start, end)}
+        if len(counts) == 1:
+            return counts.pop()
+        numbers = is_number(start) and is_number(end)
+        return max(0, int(end) - int(start)) if numbers else None
+
+    def count_in(self, partition: SourcePartition, start: str, end: str) -> int | None:
+        """How many events commits of one source partition counted between two of their borders."""
+        if partition not in self._known:
+            self.bounds([partition])
+        commits = self._known[partition].between(start, end)
+        return None if commits is None else sum(each.events for each in commits)
+
+    def _between(self, start: str, end: str) -> list[Sequence[Commit]]:
+        """The commits between two borders, of each source partition that has both in this order."""
+        if not self._known:
+            self.partitions()
+        found = (history.between(start, end) for history in self._known.values())
+        return [commits for commits in found if commits is not None]
+
+    def _archive(self, context: Context) -> Archive:
+        archive = read_archive(context, self._name)
+        archive.making(self._generation)
+        return archive
+
+    def _histories(
+        self, context: Context, archive: Archive, wanted: Sequence[SourcePartition] | None
+    ) -> dict[SourcePartition, _History]:
+        """What was committed in some source partitions, or in all."""
+        pipeline = archive.pipeline(self._generation)
+        if wanted is None:
+            asked = list(map(SourcePartition.named, read_partitions(context, pipeline)))
+        else:
+            asked = list(wanted)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(lambda each: self._history(context, pipeline, each), asked))
+        histories = {each: history for each, history in zip(asked, found, strict=True) if history}
+        missing = [each for each in asked if each not in histories]
+        if missing and wanted is not None:
+            raise NotFoundError(
+                f"source partition `{missing[0].text}`: archive `{self._name}` has none of that "
+                "name: ask the source for its partitions",
+                partition=missing[0].text,
+            )
+        self._known = {**self._known, **histories}
+        return histories
+
+    def _history(
+        self, context: Context, pipeline: str, partition: SourcePartition
+    ) -> _History | None:
+        head = read_progress(context, pipeline, partition.text)
+        if head is None:
+            return None
+        if head.closed:
+            raise NotFoundError(
+                f"source `{self.url}`: its generation is retired, and its files "
+                "go: read the promoted one"
+            )
+        known = self._known.get(partition)
+        if known is not None and (known.pipeline, known.end) == (pipeline, head.position):
+            return known
+        commits: list[Commit] = []
+        for commit in read_commits_to(context, pipeline, partition.text, head.position):
+            if commits and commits[-1].end != commit.start:
+                raise _torn(partition, commits[-1].end, commit.start)
+            commits.append(commit)
+        if commits and commits[-1].end != head.position:
+            raise _torn(partition, commits[-1].end, head.position)
+        return _History(pipeline, commits, head)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArchiveSource, (self._open_context, self._name, self._generation)
+
+    def __repr__(self) -> str:
+        return f"ArchiveSource({self._open_context!r}, {self._name!r}, {self._generation!r})"
+
+
+def _manifests(
+    context: Context, history: _History, range: SourceRange
+) -> tuple[list[Manifest], list[Commit]]:
+    """What the commits that a range touches name now: an erasure gives them other manifests."""
+    commits = _read_again(context, history, range.partition, _commits_in(history, range))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        while True:
+            try:
+                keys = list(dict.fromkeys(each.manifest for each in commits))
+                found = dict(
+                    zip(keys, pool.map(lambda key: _manifest(context, key), keys), strict=True)
+                )
+                return [manifest_of_range(found[each.manifest], each) for each in commits], commits
+            except CorruptError:
+                known, commits = commits, _read_again(context, history, range.partition, commits)
+                if commits == known:
+                    raise
+
+
+def _read_again(
+    context: Context, history: _History, partition: SourcePartition, commits: Sequence[Commit]
+) -> list[Commit]:
+    """The same commits, as their rows are now."""
+    if not commits:
+        return []
+    before = history.commits[: history.borders[commits[0].start]]
+    fresh: dict[str, Commit] = {}
+    for commit in read_commits(
+        context, history.pipeline, partition.text, sum(each.events for each in before)
+    ):
+        fresh[commit.start] = commit
+        if commit.start == commits[-1].start:
+            break
+    return [fresh.get(each.start, each) for each in commits]
+
+
+def _manifest(context: Context, key: str) -> Manifest:
+    try:
+        return read_manifest(context.store.get(key), key)
+    except NotFoundError as exc:
+        raise CorruptError(
+            f"manifest `{key}`: is not there: find out who deleted it, and restore it from a copy",
+            manifest=key,
+        ) from exc
+
+
+def _commits_in(history: _History, range: SourceRange) -> Sequence[Commit]:
+    """The commits that a range touches; they must be there."""
+    start, limit = range.start, range.limit
+    whole = history.between(start, limit)
+    if whole is not None:
+        return whole
+    if start in history.borders and limit in history.borders:
+        raise _backwards(range)
+    if not all(map(is_number, (start, limit, *history.borders))):
+        raise InvalidError(
+            f"source partition `{range.partition.text}`: a commit of the archive neither begins "
+            f"nor ends at both `{start}` and `{limit}`, which are no offsets: ask the source to "
+            "cut a range"
+        )
+    if int(start) > int(limit):
+        raise _backwards(range)
+    _check_held(history, range)
+    return [
+        commit
+        for commit in history.commits
+        if int(commit.end) > int(start) and int(commit.start) < int(limit)
+    ]
+
+
+def _check_held(history: _History, range: SourceRange) -> None:
+    what, start, limit = range.partition.text, int(range.start), int(range.limit)
+    first, end = int(history.first), int(history.end)
+    if start < first:
+        raise NotFoundError(
+            f"source partition `{what}`: the archive begins at offset {first}, asked was {start}: "
+            f"go on from {first} if that loss is acceptable",
+            lost_from=start,
+            first=first,
+        )
+    if limit > end:
+        raise NotFoundError(
+            f"source partition `{what}`: the archive ends at offset {end}, asked was up to "
+            f"{limit}: ask the source for its bounds",
+            lost_from=min(start, end),
+            first=first,
+            end=end,
+        )
+
+
+def _backwards(range: SourceRange) -> InvalidError:
+    return InvalidError(
+        f"source partition `{range.partition.text}`: range [{range.start}, {range.limit}) runs "
+        "backwards: give start <= limit"
+    )
+
+
+def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
+    return CorruptError(
+        f"source partition `{partition.text}`: its commits end at {end} and go on at {start}: "
+        "restore the catalog from a copy",
+        partition=partition.text,
+    )
+
+
+_source: type[Source] = ArchiveSource
+_explaining: type[ExplainingSource] = ArchiveSource
+
+
+def missing_in_commits(
+    range: SourceRange,
+    read: int,
+    manifests: Sequence[Manifest],
+    reason: GapReason | None = "upstream",
+) -> MissingOffsets:
+    """Returns why a range has fewer events than offsets, by the manifests that it touches.
+
+    Gaps have the reason that is given, or without one their own. What a transform dropped, here or
+    in an archive further up, is some of the offsets only, and keeps that reason.
+    """
+    span = offsets_between(range.start, range.limit)
+    if span is None:
+        span = sum(_numbers(each) for each in manifests)
+    left = span - read
+    gaps: tuple[Gap, ...] = ()
+    some = [each.dropped for each in manifests]  # offsets that are some of a range
+    for manifest in manifests:
+        for gap in manifest.lost:
+            cut = cut_gap(gap, range.start, range.limit, reason=reason)
+            if cut is not None and gap.is_partial:
+                some.append(cut.offsets)
+            elif cut is not None:
+                gaps = joined_gaps(gaps, (cut,))
+    left -= sum(gap.offsets for gap in gaps)
+    dropped = min(max(0, left), sum(some))
+    if dropped:
+        gaps = (*gaps, Gap(range.start, range.limit, "transform", dropped))
+        left -= dropped
+    absent = min(max(0, left), sum(each.absent for each in manifests))
+    return MissingOffsets(absent, left - absent, gaps)
+
+
+def cut_gap(gap: Gap, start: str, end: str, reason: GapReason | None = None) -> Gap | None:
+    """Returns the part of a gap between two positions; None if there is none.
+
+    A gap whose offsets are spread over its range keeps as many as fit.
+    """
+    why = gap.reason if reason is None else reason
+    whole = offsets_between(gap.start, gap.end)
+    if whole is None or offsets_between(start, end) is None:
+        return Gap(gap.start, gap.end, why, gap.offsets)
+    first, last = max(int(gap.start), int(start)), min(int(gap.end), int(end))
+    if first >= last:
+        return None
+    return Gap(str(first), str(last), why, min(gap.offsets, last - first))
+
+
+def _numbers(manifest: Manifest) -> int:
+    """How many events a range has numbers for, where its positions are not offsets."""
+    skipped = sum(gap.offsets for gap in manifest.lost)
+    return manifest.read + manifest.deleted + manifest.absent + skipped

@@ -1,0 +1,276 @@
+"""A batch laid out: its rows in the order of their folders, so that each folder's are one slice.
+
+Rows are moved once for all folders; what a folder gets costs no copy, but keeps the whole portion
+in memory. So a portion counts until the last of its shares has been written.
+
+Files on their way into staging: some at once, while the next ones are encoded.
+
+An upload waits for the network or the disk, and encoding needs the processor, so they go side by
+side. How many files wait, and their bytes in memory, are bounded.
+
+A file on its way to the store: in memory, or on this machine's disk when told so.
+
+From staging to final names: copied, never moved, and created only once.
+
+A file that is there already with the same bytes is done: another driver, or this one before it
+died, has published it. One whose staged copy is gone is done too, if its target is as it should
+be; if neither is there, something was deleted that must not be.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.clock import RandomIds
+from tidelog.codec.parsers import Layout
+from tidelog.codec.segment import read_piece
+from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.store.base import Store
+from tidelog.store.create import put_fresh
+
+__all__ = [
+    "FolderRows",
+    "Portion",
+    "Put",
+    "Spool",
+    "Uploads",
+    "discard_files",
+    "is_published",
+    "portion_of",
+    "publish_files",
+    "shares_of",
+    "staged_events",
+]
+
+_SHARE_BYTES = 400  # about what a share costs by itself, in Python's objects
+
+
+class Portion:
+    """Rows of one batch."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.offsets = batch.column("offset").to_numpy()
+        self.times = batch.column("timestamp").cast(pa.int64()).to_numpy()
+        self.bytes = int(batch.nbytes)
+        self.left = 0  # shares that are not written yet
+
+
+@dataclass(frozen=True, slots=True)
+class FolderRows:
+    """The rows of a portion that belong into one folder, in the order of their offsets."""
+
+    portion: Portion
+    start: int
+    end: int
+    path_ms: int  # the parser's time of the last one; -1: its path was made of none
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def bytes(self) -> int:
+        """About how many, as if all rows were equal."""
+        return self.portion.bytes * self.rows // len(self.portion.offsets)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        return self.portion.batch.slice(self.start, self.rows)
+
+
+def portion_of(batch: pa.RecordBatch) -> FolderRows:
+    """A whole batch, for one folder."""
+    portion = Portion(batch)
+    portion.left = 1
+    return FolderRows(portion, 0, batch.num_rows, -1)
+
+
+def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, FolderRows]]:
+    """The rows of a batch that have a path, folder by folder."""
+    paths, times = layout.paths, layout.times
+    if layout.errors.null_count < batch.num_rows:
+        good = pc.is_null(layout.errors)
+        batch, paths, times = batch.filter(good), paths.filter(good), times.filter(good)
+    if batch.num_rows == 0:
+        return
+    names = paths.dictionary.to_pylist()
+    codes = paths.indices.to_numpy()
+    if len(names) < np.iinfo(np.int16).max:
+        codes = codes.astype(np.int16)  # which numpy sorts in one pass
+    path_ms = times.fill_null(-1).to_numpy()
+    if (np.diff(codes) < 0).any():
+        order = np.argsort(codes, kind="stable")
+        batch, codes, path_ms = batch.take(pa.array(order)), codes[order], path_ms[order]
+    cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    portion = Portion(batch)
+    portion.left = len(cuts) - 1
+    portion.bytes += _SHARE_BYTES * portion.left
+    for start, end in pairwise(cuts):
+        yield names[codes[start]], FolderRows(portion, start, end, int(path_ms[end - 1]))
+
+
+_AT_ONCE = 4
+_BYTES_MAX = 64 << 20  # of files that wait; a larger one goes alone
+
+Put = Callable[[str, int, int], FileEntry]  # what is known of a file, with its key, size and crc32c
+
+
+class Uploads:
+    """The files of one writer, in the order in which they were added."""
+
+    def __init__(self, store: Store, staging: str) -> None:
+        self._store = store
+        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task has names of its own
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "tidelog-upload")
+        self._waiting: deque[tuple[Future[FileEntry], int]] = deque()
+        self._files: list[FileEntry] = []
+
+    def add(self, content: bytes, put: Put) -> None:
+        """Begin to store a file; errors of earlier ones may be raised here."""
+        size = len(content)
+        while self._waiting and (
+            len(self._waiting) >= _AT_ONCE or sum(s for _, s in self._waiting) + size > _BYTES_MAX
+        ):
+            self._settle()
+        key = f"{self._staging}/{len(self._files) + len(self._waiting)}"
+        self._waiting.append((self._pool.submit(self._store_file, key, content, put), size))
+
+    def close(self) -> tuple[FileEntry, ...]:
+        """All files, once they are durable."""
+        try:
+            while self._waiting:
+                self._settle()
+        finally:
+            self._pool.shutdown()
+        return tuple(self._files)
+
+    def _settle(self) -> None:
+        future, _ = self._waiting.popleft()
+        self._files.append(future.result())
+
+    def _store_file(self, key: str, content: bytes, put: Put) -> FileEntry:
+        put_fresh(self._store, key, content)
+        return put(key, len(content), crc32c.crc32c(content))
+
+
+class Spool:
+    """Takes bytes from start to end, and gives them back once."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = io.BytesIO()
+        self._size = 0
+        self._on_disk = False
+
+    @property
+    def bytes_held(self) -> int:
+        """How many bytes are in memory."""
+        return 0 if self._on_disk else self._size
+
+    def write(self, data: Any, /) -> int:
+        """Add bytes."""
+        written = self._file.write(data)
+        self._size += written
+        return written
+
+    def to_disk(self) -> None:
+        """Free the memory; what follows goes to disk too."""
+        if not self._on_disk:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the spool
+            file.write(self.take())
+            self._file, self._on_disk = file, True
+
+    def take(self) -> bytes:
+        """All of it, in memory once. The spool is over."""
+        with self._file as file:
+            if isinstance(file, io.BytesIO):
+                return file.getvalue()  # shares its buffer
+            file.seek(0)
+            return file.read()
+
+
+def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) -> None:
+    """Make staged files visible; idempotent. ``CorruptError`` when that cannot be.
+
+    With ``at_once`` above 1 so many copies go side by side: each is some round trips.
+    """
+    if at_once == 1 or len(files) < 2:
+        for file in files:
+            _publish(store, file)
+        return
+    with ThreadPoolExecutor(at_once, "tidelog-publish") as pool:
+        for done in [pool.submit(_publish, store, file) for file in files]:
+            done.result()
+
+
+def is_published(store: Store, file: FileEntry) -> bool:
+    """Whether a file is at its final name, with the bytes that its manifest says."""
+    try:
+        if store.head(file.target).size != file.size:
+            return False
+        return crc32c.crc32c(store.get(file.target)) == file.crc
+    except NotFoundError:
+        return False
+
+
+def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
+    """Remove staged files. Idempotent."""
+    if files:
+        store.delete([file.staged for file in files])
+
+
+def staged_events(
+    store: Store, manifest: Manifest, skip: int = 0
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The events that were staged as segments, after the first ``skip``; each with its partition.
+
+    ``NotFoundError`` when a segment is gone.
+    """
+    for file in manifest.files:
+        for piece in file.pieces:
+            if skip >= piece.count:
+                skip -= piece.count
+                continue
+            what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
+            data = store.get(file.staged, piece.byte_start, piece.byte_end)
+            for batch in read_piece(data, piece.crc, piece.count, what):
+                part = batch.slice(min(skip, batch.num_rows))
+                skip -= batch.num_rows - part.num_rows
+                if part.num_rows:
+                    yield part, piece.partition
+
+
+def _publish(store: Store, file: FileEntry) -> None:
+    try:
+        store.copy(file.staged, file.target)
+    except (AlreadyExistsError, NotFoundError):
+        _check_published(store, file)
+
+
+def _check_published(store: Store, file: FileEntry) -> None:
+    try:
+        data = store.get(file.target)
+    except NotFoundError as exc:
+        raise CorruptError(
+            f"file `{file.target}`: neither it nor its staged copy `{file.staged}` is there: "
+            "find out who deleted them, and restore one from a copy"
+        ) from exc
+    if len(data) != file.size or crc32c.crc32c(data) != file.crc:
+        raise CorruptError(
+            f"file `{file.target}`: expected {file.size} bytes with crc32c {file.crc:08x}, found "
+            f"{len(data)} with {crc32c.crc32c(data):08x}: no manifest names what is "
+            "there: move it out of the archive's folder, keep it, and run again"
+        )

@@ -1,0 +1,301 @@
+"""Which source partitions the files of a folder are, and which files cannot be read.
+
+A name of a file is checked twice: as it is, and as the source partition that it stands for, which
+becomes a row of the catalog. What fails either check is an error of its own, which names the file.
+What a name says about offsets is compared with the file's events where both are known: a file that
+has events holds at least one offset from the one in its name on, or is an error.
+
+Listing a folder past subfolders that may not be read: these stop only what may be in them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidelog.codec.formats.base import Format
+from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value
+from tidelog.codec.formats.sidecar import sidecar_name
+from tidelog.connectors.files.names import (
+    FilePlace,
+    archived_error,
+    archived_name,
+    escaped_name,
+    hidden_part,
+    name_error,
+    partition_problem,
+    topic_of_folder,
+)
+from tidelog.connectors.files.objects import naming, opened
+from tidelog.connectors.source import SourcePartition
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.model.limits import OFFSET_END_MAX
+from tidelog.store.base import ObjectInfo, Store, after_folder
+
+__all__ = [
+    "ArchivedFile",
+    "Chain",
+    "FolderListing",
+    "clashes",
+    "found_files",
+    "listed",
+    "readable_files",
+]
+
+_HIDDEN = "its name begins with `_` or `.`: give its own address, or rename it, to read it"
+_MARKS = ("_SUCCESS", "_owner")  # of archives, and of other tools: they hold no events
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """A file of an archive, and its sidecar where its format has one."""
+
+    form: Format
+    first: int  # as its name says
+    data: ObjectInfo
+    sidecar: ObjectInfo | None
+
+    def batches(self, store: Store) -> Iterator[pa.RecordBatch]:
+        """Its events."""
+        self._check_whole()
+        with ExitStack() as stack:
+            infos = [info for info in (self.data, self.sidecar) if info is not None]
+            files = [stack.enter_context(opened(store, each.key, each.size)) for each in infos]
+            stack.enter_context(naming(f"file `{self.data.key}`"))
+            for batch in self.form.read(*files):
+                if batch.num_rows and batch.column("offset")[0].as_py() < self.first:
+                    raise CorruptError(
+                        f"holds offset {batch.column('offset')[0]}, which is before the one in its "
+                        "name: keep it, and restore it from a copy"
+                    )
+                yield batch
+
+    def end(self, store: Store) -> int:
+        """Return the offset after its last event, or its first one where it has no event.
+
+        ``CorruptError`` where its events end before the offset in its name, or at one after which
+        there is none.
+        """
+        self._check_whole()
+        last = self._last(store)
+        if last is None:
+            return self.first
+        if last < self.first:
+            raise CorruptError(
+                f"file `{self.data.key}`: holds offset {last}, which is before the one in its "
+                "name: keep it, and restore it from a copy"
+            )
+        if last >= OFFSET_END_MAX:
+            raise CorruptError(
+                f"file `{self.data.key}`: holds offset {last}, and the greatest one is "
+                f"{OFFSET_END_MAX - 1}: keep it, and restore it from a copy"
+            )
+        return last + 1
+
+    def _last(self, store: Store) -> int | None:
+        """The offset of its last event; None where it has no event."""
+        info, name = self.sidecar, "offset"
+        if isinstance(self.form, ParquetFormat):
+            info, name = self.data, self.form.columns.names["offset"]
+        if info is not None:
+            with opened(store, info.key, info.size) as file:
+                found = last_value(file, f"file `{info.key}`", name)
+            if found is not None:
+                return found
+        last: int | None = None
+        for offsets in self.offsets(store):
+            last = offsets[-1].as_py() if len(offsets) else last
+        return last
+
+    def offsets(self, store: Store) -> Iterator[pa.ChunkedArray | pa.Array]:
+        """Return the offsets of its events; only this column is read, where the format has any."""
+        info, name = self.sidecar, "offset"
+        if isinstance(self.form, ParquetFormat):
+            info, name = self.data, self.form.columns.names["offset"]
+        if info is None:
+            yield from (batch.column("offset") for batch in self.batches(store))
+            return
+        with opened(store, info.key, info.size) as file:
+            for table in TableReader(file, f"file `{info.key}`").tables([name]):
+                yield table.column(0)
+
+    def _check_whole(self) -> None:
+        beside = self.form.sidecar_name(self.data.key)
+        if beside is not None and self.sidecar is None:
+            raise CorruptError(
+                f"sidecar `{beside}`: is not there, and without it the events of "
+                f"`{self.data.key}` are not whole: restore it from a copy",
+                file=beside,
+            )
+
+
+Chain = tuple[ArchivedFile, ...]  # the files of a source partition, by their first offsets
+
+
+class FolderListing(NamedTuple):
+    """What a folder holds; what is not read is in ``left_out``, except sidecars and marks."""
+
+    chains: dict[SourcePartition, Chain]  # of archives
+    rows: dict[str, ObjectInfo]  # other files, by names
+    root: str  # their topic
+    only: str  # the name of the file that was given; the others are what it may be rotated to
+    errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
+    left_out: dict[str, str]  # why files and folders are not read
+    denied: dict[str, TidelogError]  # of folders without rights, by the beginnings of names in them
+
+
+def listed(store: Store, place: FilePlace) -> FolderListing:
+    """Return what a folder, or a file, holds now. ``InvalidError`` for files of two generations."""
+    infos, denied, folder, root = found_files(store, place)
+    only = place.name if not folder and place.name in infos else ""
+    has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
+    chains: dict[SourcePartition, list[ArchivedFile]] = defaultdict(list)
+    rows: dict[str, ObjectInfo] = {}
+    generations: set[int] = set()
+    errors: dict[SourcePartition, TidelogError] = {}
+    left_out: dict[str, str] = {}
+    sidecars = {sidecar_name(key) for key in infos}
+    for key, info in infos.items():
+        path = key.removeprefix(folder)
+        if key in sidecars and key != only:
+            continue
+        hidden = "" if only else hidden_part(path)  # what the address names, and its rotations, not
+        if hidden:
+            if key.rpartition("/")[2] not in _MARKS:
+                left_out[escaped_name(f"{folder}{hidden}")] = _HIDDEN
+            continue
+        wrong = name_error(key)
+        if wrong is not None:
+            if only in ("", path):
+                errors[_partition_of(path, root)] = wrong
+            else:
+                left_out[escaped_name(key)] = str(wrong)
+            continue
+        named = archived_name(path, root) if only in ("", path) else None
+        wrong = archived_error(key, named) if named is not None else None
+        if named is None:
+            rows[row_name(path)] = info
+        elif wrong is not None:
+            errors[_partition_of(path, root)] = wrong
+        elif place.generation in (None, named.generation):
+            generations.add(named.generation)
+            form = place.archived_format(key, has_sidecars)
+            file = ArchivedFile(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
+            partition = SourcePartition(named.topic, named.partition)
+            chains[partition].append(file)
+        else:
+            root_folder = f"g{named.generation}/"
+            where = f"{folder}{root_folder}" if path.startswith(root_folder) else key
+            left_out[where] = f"is of generation {named.generation}: give generation=N to read it"
+    if len(generations) > 1:
+        raise InvalidError(
+            f"source `{place.url}`: holds generations {min(generations)} and {max(generations)}, "
+            "which have the same events: add generation=N, or give the folder of one"
+        )
+    ordered = {
+        partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
+        for partition, files in chains.items()
+    }
+    below = {
+        path: error
+        for key, error in denied.items()
+        if not hidden_part(path := key.removeprefix(folder))
+    }
+    errors |= _denied(below, root, ordered)
+    denied = {row_name(f"{path}/"): error for path, error in below.items()}
+    return FolderListing(ordered, rows, root, row_name(only), errors, left_out, denied)
+
+
+def clashes(
+    chains: Mapping[SourcePartition, Chain], rows: Mapping[SourcePartition, ObjectInfo]
+) -> dict[SourcePartition, TidelogError]:
+    """Return an error for each name that files of a backup and another file both stand for.
+
+    Were one of them read under it, the other one would never be.
+    """
+    return {
+        each: InvalidError(
+            f"source partition `{each.text}`: file `{chains[each][0].data.key}`, by its name a "
+            f"backup of it, and file `{rows[each].key}` are both called so, and neither is read: "
+            "rename one of them, or put it into another folder",
+            partition=each.text,
+        )
+        for each in chains.keys() & rows.keys()
+    }
+
+
+def row_name(path: str) -> str:
+    """The name of a path: a slash would end the topic's name, and a `~` begin a number."""
+    return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
+
+
+def _denied(
+    below: Mapping[str, TidelogError], root: str, chains: Mapping[SourcePartition, Chain]
+) -> dict[SourcePartition, TidelogError]:
+    """Errors of folders without rights: offsets that are in one must not be passed."""
+    errors: dict[SourcePartition, TidelogError] = {}
+    for path, error in below.items():
+        errors[_partition_of(path, root)] = error
+        topic = topic_of_folder(path)
+        errors |= {each: error for each in chains if topic in (None, each.topic)}
+    return errors
+
+
+def _partition_of(path: str, root: str) -> SourcePartition:
+    """The source partition that misses a file which cannot be read."""
+    with suppress(UnicodeError):  # the name of the source partition itself is not UTF-8
+        named = archived_name(path, root)
+        if named is not None and not partition_problem(named.topic, named.partition):
+            return SourcePartition(named.topic, named.partition)
+    return SourcePartition(root, escaped_name(row_name(path)))
+
+
+def found_files(
+    store: Store, place: FilePlace
+) -> tuple[dict[str, ObjectInfo], dict[str, TidelogError], str, str]:
+    """What is in the folder, which subfolders may not be read, and what the folder is called.
+
+    Before the last there is what stands before each path.
+    """
+    infos, denied = readable_files(store, place.folder)
+    if infos or denied or not place.name:
+        return infos, denied, place.folder, place.root_name
+    for key in (place.name, sidecar_name(place.name)):  # it may be a file
+        with suppress(NotFoundError):
+            infos[key] = store.head(key)
+    if place.name not in infos:
+        raise NotFoundError(
+            f"source `{place.url}`: no file is there: check the path, or put some there"
+        )
+    beside, _ = readable_files(store, place.name)
+    alike = {key: info for key, info in beside.items() if "/" not in key}
+    return {**alike, **infos}, {}, "", place.parent_name
+
+
+def readable_files(
+    store: Store, prefix: str
+) -> tuple[dict[str, ObjectInfo], dict[str, TidelogError]]:
+    """Returns the objects below a prefix, and errors of folders that may not be read, by key.
+
+    ``InvalidError`` where the folder of the prefix itself may not be read.
+    """
+    infos: dict[str, ObjectInfo] = {}
+    denied: dict[str, TidelogError] = {}
+    start_after = ""
+    while True:
+        try:
+            infos.update((info.key, info) for info in store.list(prefix, start_after))
+        except InvalidError as exc:
+            folder = str(exc.context.get("folder", ""))
+            if not folder or f"{folder}/" == prefix or not folder.startswith(prefix):
+                raise
+            denied[folder] = exc
+            start_after = after_folder(folder)
+            continue
+        below = tuple(f"{folder}/" for folder in denied)
+        return {key: info for key, info in infos.items() if not key.startswith(below)}, denied

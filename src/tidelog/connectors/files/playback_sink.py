@@ -1,0 +1,183 @@
+"""Events into a file: JSON lines, or Parquet where its name ends so.
+
+A file of lines can be continued: how long it was is kept with the cursor, and whoever resumes cuts
+off what came after, so that nothing is repeated. A Parquet file is there when the playback ends,
+and not before. A file that holds something already is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from tidelog.codec.formats import FileWriter, open_format
+from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, StreamSink
+from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, UnavailableError
+from tidelog.model.address import Address
+from tidelog.model.limits import BATCH_EVENTS_MAX
+
+__all__ = ["LinesOutlet", "WholeFile", "check_file", "open_file"]
+
+
+def check_file(address: Address, *, named: bool) -> None:
+    """Refuse what names no file, and a Parquet file of a playback that may have to go on."""
+    address.take_options(())
+    if address.host or not address.path or address.path.endswith("/"):
+        raise InvalidError(f"sink `{address.text}`: names no file: give file:PATH")
+    if named and _is_parquet(address.path):
+        raise InvalidError(
+            f"sink `{address.text}`: a Parquet file cannot be continued, so --resume has no use: "
+            "play into a file of JSON lines (.jsonl), or without a name"
+        )
+
+
+def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
+    """The outlet at ``file:PATH``."""
+    path = Path(address.path)
+    try:
+        if _is_parquet(address.path):
+            return WholeFile(path, setting.id)
+        return LinesOutlet(path, setting)
+    except OSError as exc:
+        raise InvalidError(
+            f"sink `{address.text}`: {exc.strerror}: check its folder, and its rights"
+        ) from exc
+
+
+class LinesOutlet:
+    """JSON lines, on disk when ``put`` returns."""
+
+    lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
+
+    def __init__(self, path: Path, setting: SinkContext) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=1 << 20)
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        try:
+            self._check(setting)
+        except BaseException:
+            self._file.close()
+            raise
+        self._lines = StreamSink(self._file)
+
+    def put(self, lot: Lot) -> None:
+        try:
+            self._lines.put(lot)
+            if self._is_regular:
+                os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise UnavailableError(
+                f"file `{self._path}`: {exc.strerror}: make room or mend it, and resume"
+            ) from exc
+
+    def reached(self) -> int:
+        return os.fstat(self._file.fileno()).st_size if self._is_regular else 0
+
+    def close(self, failed: bool = False) -> None:
+        with contextlib.suppress(OSError) if failed else contextlib.nullcontext():
+            self._file.close()
+
+    def _check(self, setting: SinkContext) -> None:
+        """Cut off what a process before has begun; refuse a file that is not ours."""
+        if not self._is_regular:
+            return
+        size = self.reached()
+        if not setting.resumed and size:
+            raise AlreadyExistsError(
+                f"file `{self._path}`: holds {size} bytes already: choose another, or remove it"
+            )
+        if size < setting.reached:
+            raise CorruptError(
+                f"file `{self._path}`: has {size} bytes, but the playback had written "
+                f"{setting.reached}: bring it back, or play anew under another name"
+            )
+        os.truncate(self._file.fileno(), setting.reached)
+
+
+class WholeFile:
+    """One file, Parquet or lines, put in its place when all is in it.
+
+    Where it ``replaces``, one that is there already goes: it is the same, from another attempt.
+    """
+
+    lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
+
+    def __init__(self, path: Path, attempt: str, replaces: bool = False) -> None:
+        if path.exists() and not replaces:
+            raise AlreadyExistsError(f"file `{path}`: exists already: choose another, or remove it")
+        self._path = path
+        self._replaces = replaces
+        self._begun = path.with_name(f".{path.name}.{attempt}")
+        self._file = self._begun.open("xb")
+        self._parquet: FileWriter | None = None
+        if _is_parquet(path.name):
+            self._parquet = open_format("parquet").writer(self._file)
+        self._lines = StreamSink(self._file)
+
+    def put(self, lot: Lot) -> None:
+        try:
+            if self._parquet is None:
+                self._lines.put(lot)
+            else:
+                self._parquet.write(lot.batch)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        if self._file.closed:
+            return
+        try:
+            if failed:
+                self._discard()
+            else:
+                self._finish()
+        except FileExistsError as exc:
+            raise AlreadyExistsError(
+                f"file `{self._path}`: came to be while this was played: choose another"
+            ) from exc
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._begun.unlink(missing_ok=True)
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._parquet is not None:
+                self._parquet.close()
+
+    def _finish(self) -> None:
+        """All of it on disk, then under its name, then the name on disk."""
+        if self._parquet is not None:
+            self._parquet.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._replaces:
+            self._begun.rename(self._path)
+        else:
+            os.link(self._begun, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _failed(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"file `{self._path}`: {error.strerror}: make room or mend it, and play again"
+        )
+
+
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(".parquet")
+
+
+_: tuple[type[PlaybackSink], type[PlaybackSink]] = (LinesOutlet, WholeFile)

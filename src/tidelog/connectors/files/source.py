@@ -1,0 +1,469 @@
+"""Files of a folder, as a source: those of a backup without any home or catalog, or any others.
+
+Files named as archives name them are the source partitions that they came from, and positions are
+offsets. Every other file is a source partition of its own, named by its path, and positions are
+rows. Files of lines may grow, and be rotated (``row_tracking``); a line counts when its end is
+there. A last line without one counts when the file is finished: it is compressed, or is in an
+object store, or nothing was written to it for a minute. Other files are expected to be finished:
+put under their names when they are whole.
+
+A file that cannot be read, by its name, its rights or a link that leads back to itself, is an error
+of its own source partition alone, or of the one whose events it holds. So is a folder without the
+right to read it (``readable``): known files in it, and source partitions of an archive whose files
+may be in it, wait until the right is given.
+
+Files of one source partition may overlap, as those of replayed dead letters do with others, and are
+merged. One that appears after its offsets were passed is an error: what it holds would never be
+read. That happens where dead letters are replayed, or where a folder is read while an archive is
+written there; ``archive:NAME`` reads both.
+
+A backup's files tell their first offset alone. One that is missing cannot be told from offsets that
+its source never had; who has the home reads ``archive:NAME`` instead, which tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.connectors.files.listing import ArchivedFile, Chain, FolderListing, clashes, listed
+from tidelog.connectors.files.names import FilePlace, place_of
+from tidelog.connectors.files.objects import opened
+from tidelog.connectors.files.row_files import LongLineError, RowFile
+from tidelog.connectors.files.row_marks import (
+    PlannedRows,
+    ReadBytes,
+    RowMark,
+    inode_of,
+    mark_from,
+    mark_of,
+    matches,
+    not_held,
+)
+from tidelog.connectors.files.row_tracking import Bound, RowTracking
+from tidelog.connectors.merge import Stream, gathered, merged, noted, within
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    KnownPartition,
+    LeavingOut,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+    Sparse,
+    TrackingSource,
+    offset_at,
+    range_offsets,
+)
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.model.address import Address, parse_address
+from tidelog.model.limits import FILE_FINISHED_MS, FILE_GAP_OFFSETS, FILES_PASSED_MAX
+from tidelog.store import open_store_here
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
+
+
+def open_files(address: Address) -> FilesSource:
+    """The source at ``file:PATH?format=F``, where the path may be an address of a store."""
+    return FilesSource(place_of(address))
+
+
+_FILES = b"files:"  # before a note of a range of an archive's files
+_NAME_BYTES = 5  # of the digest of a file's name; of 50,000, one in 20 million is alike by chance
+_AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What is there, by source partitions."""
+
+    chains: dict[SourcePartition, Chain]
+    rows: dict[SourcePartition, ObjectInfo]
+    errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # why files are not read, by key
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedLines:
+    """The lines of a file as it was."""
+
+    etag: str
+    passed: ReadBytes  # up to the end of the last line that has one
+    ended: ReadBytes | None  # with the line without an end that follows, if one does
+    stopped: LongLineError | None = None  # what follows is too long
+
+    @property
+    def rows(self) -> int:
+        return self.passed.rows
+
+    @property
+    def size(self) -> int:
+        return self.passed.size if self.ended is None else self.ended.size
+
+    def note(self, rows: int, etag: str, name: str) -> bytes:
+        """A mark of all rows that count."""
+        is_open = self.ended is not None and rows > self.rows
+        passed = self.ended if self.ended is not None and is_open else self.passed
+        return passed.mark(is_open, etag, name).note()
+
+
+class FilesSource:
+    """The files of a folder, or one file."""
+
+    def __init__(self, place: FilePlace, clock: Clock | None = None) -> None:
+        self._place = place
+        self._clock = clock or SystemClock()
+        self._tracking = RowTracking(lambda info: _row_file(info, place), self._clock)
+        self._lines: dict[str, _CountedLines] = {}  # of files of lines, by key
+        self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
+        self._wide: dict[tuple[str, str], list[tuple[int, int]]] = {}  # parts of files with gaps
+        self._seen = _Listing({}, {})
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def partitions(self) -> list[SourcePartition]:
+        listing = self._look(open_store_here(self._place.store))
+        return sorted({*listing.chains, *listing.rows, *listing.errors})
+
+    def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
+        """Find files of rows again by what was read of them."""
+        self._tracking.track(known)
+
+    def seen(self) -> dict[SourcePartition, str]:
+        """How many rows files were seen to have."""
+        return self._tracking.seen()
+
+    def renewed(self) -> dict[SourcePartition, bytes]:
+        """Marks of files that were found again by other names."""
+        return self._tracking.renewed()
+
+    def left_out(self) -> dict[str, str]:
+        """Which files of the folder are not read, and why, as they were last seen."""
+        return dict(self._seen.left_out)
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """What the files hold; a file is looked through when it is first seen."""
+        store = open_store_here(self._place.store)
+        listing = self._look(store)
+        found = {}
+        for each in partitions:
+            if each in listing.errors:
+                raise listing.errors[each]
+            if each in listing.rows:
+                found[each] = self._row_bounds(store, each, listing.rows[each])
+            else:
+                files = self._files(listing, each)
+                self._check_passed(each, files)
+                first, end = self._offsets(store, files)
+                known = self._tracking.known(each)
+                is_noted = known is not None and known.note and known.position != "0"
+                note = b"" if is_noted else _FilesMark.of(files, end).note()
+                found[each] = Bounds(
+                    str(first), str(end), begins="retention" if first else "earliest", note=note
+                )
+        return found
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        ``NotFoundError`` for a file that has vanished or shrunk, ``CorruptError`` for one that is
+        not what its name says, or whose sidecar is missing.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> PlannedFiles | PlannedRows:
+        """The range with the files to read, as they were last seen. Errors as for ``read``."""
+        start, limit = range_offsets(range)
+        store, listing = open_store_here(self._place.store), self._seen
+        if range.partition not in listing.rows and range.partition not in listing.chains:
+            listing = self._look(store)
+        if range.partition in listing.errors:
+            raise listing.errors[range.partition]
+        if range.partition in listing.rows:
+            info = listing.rows[range.partition]
+            file, known = _row_file(info, self._place), self._tracking.known(range.partition)
+            notes = (known.note, known.further) if known is not None else (b"", b"")
+            name = self._tracking.name(range.partition)
+            return PlannedRows(range, info, file, self._place.store, name, *notes)
+        files = self._files(listing, range.partition)
+        first, end = self._offsets(store, files)
+        if start < first or limit > end:
+            raise not_held(range, first, end)
+        wanted = self._wanted(store, files, start, limit)
+        note = _FilesMark.of(files, limit).note()
+        return PlannedFiles(range, wanted, self._place.store, note)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(offset_at(end), offset_at(start) + events))
+
+    def reach(self, range: SourceRange, end: str) -> str:
+        """Pass a gap of a backup's offsets in one step; small gaps inside of files are walked."""
+        files = self._seen.chains.get(range.partition)
+        if files is None or range.partition in self._seen.rows:
+            return range.limit
+        (start, limit), store = range_offsets(range), open_store_here(self._place.store)
+        try:
+            held = [part for file in files for part in self._parts(store, file)]
+        except TidelogError:
+            return range.limit  # the range's own reading reports it
+        if any(first < limit and last >= start for first, last in held):
+            return range.limit
+        return str(min((first for first, _ in held if first >= limit), default=offset_at(end)))
+
+    def _parts(self, store: Store, file: ArchivedFile) -> list[tuple[int, int]]:
+        """First and last offsets of the parts of a file that have large gaps between them."""
+        (end,) = self._ends_of(store, (file,))
+        if end - file.first <= FILE_GAP_OFFSETS:
+            return [(file.first, end - 1)]
+        known = (file.data.key, file.data.etag)
+        if known not in self._wide:
+            parts: list[tuple[int, int]] = []
+            for offsets in file.offsets(store):
+                found = offsets.to_numpy()
+                cuts = np.flatnonzero(np.diff(found) > FILE_GAP_OFFSETS) + 1
+                parts += [(int(p[0]), int(p[-1])) for p in np.split(found, cuts) if len(p)]
+            self._wide[known] = parts
+        return self._wide[known]
+
+    def before(self, one: str, other: str) -> bool:
+        return offset_at(one) < offset_at(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """Exactly so many rows; of a backup's offsets, some may hold no event."""
+        return max(0, offset_at(end) - offset_at(start))
+
+    def _look(self, store: Store) -> _Listing:
+        found = listed(store, self._place)
+        bound = self._bind(store, found)
+        below = {
+            each: error
+            for folder, error in found.denied.items()
+            for each in self._tracking.known_below(folder)
+            if each not in bound.files  # whether it is there cannot be seen
+        }
+        double = clashes(found.chains, bound.files)
+        errors = {**double, **bound.errors, **found.errors, **below}
+        left_out = {**bound.left_out, **found.left_out}
+        self._seen = _Listing(found.chains, bound.files, errors, left_out)
+        return self._seen
+
+    def _bind(self, store: Store, found: FolderListing) -> Bound:
+        """Bind files of rows; one that the store refuses to read becomes an error of its own."""
+        while True:
+            try:
+                return self._tracking.bind(store, found.root, found.rows, found.only)
+            except InvalidError as exc:
+                names = [
+                    name for name, info in found.rows.items() if exc.context.get("key") == info.key
+                ]
+                if not names:
+                    raise
+                for name in names:
+                    del found.rows[name]
+                    found.errors[SourcePartition(found.root, name)] = exc
+
+    def _files(self, listing: _Listing, partition: SourcePartition) -> Chain:
+        if partition not in listing.chains:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: `{self.url}` has no file of it: put it "
+                "back, or ask the source for its partitions",
+                partition=partition.text,
+            )
+        return listing.chains[partition]
+
+    def _check_passed(self, partition: SourcePartition, files: Chain) -> None:
+        """Refuse files that came after their offsets were passed: they would never be read."""
+        known = self._tracking.known(partition)
+        before = _FilesMark.read(known.note) if known is not None else None
+        if known is None or before is None:  # or another source was read before, as in a backfill
+            return
+        found = _FilesMark.of(files, offset_at(known.position))
+        if not found.digests <= before.digests:
+            raise InvalidError(
+                f"source partition `{partition.text}`: a file with offsets before "
+                f"{known.position} came after these were read (dead letters that were replayed, or "
+                "an archive that is being written): read archive:NAME with the archive's home, or "
+                "wait until it is written and start a new pipeline",
+                partition=partition.text,
+            )
+
+    def _offsets(self, store: Store, files: Chain) -> tuple[int, int]:
+        """The first offset and the end. Any file may have the last one."""
+        return files[0].first, max(self._ends_of(store, files))
+
+    def _wanted(self, store: Store, files: Chain, start: int, limit: int) -> Chain:
+        """Those that may have offsets of a range."""
+        pairs = zip(files, self._ends_of(store, files), strict=True)
+        return tuple(file for file, end in pairs if file.first < limit and end > start)
+
+    def _ends_of(self, store: Store, files: Chain) -> list[int]:
+        """The offset after the last one of each file; new files are looked into side by side."""
+        new = [file for file in files if (file.data.key, file.data.etag) not in self._ends]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for file, end in zip(new, pool.map(lambda each: each.end(store), new), strict=True):
+                self._ends[file.data.key, file.data.etag] = end
+        return [self._ends[file.data.key, file.data.etag] for file in files]
+
+    def _row_bounds(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> Bounds:
+        file, known = _row_file(info, self._place), self._tracking.known(partition)
+        mark = mark_from(known.further or known.note) if known is not None else None
+        note, name = b"", self._tracking.name(partition)
+        if not file.has_lines:
+            rows = self._rows(store, info, file)
+            if known is None and rows:
+                note = mark_of(store, info, rows, name).note()
+        else:
+            counted = self._count(store, info, file)
+            was_open = mark is not None and mark.is_open and _is_read(mark, known)
+            if mark is not None and was_open and counted.size > mark.size:
+                raise _went_on(partition, info, mark.rows)
+            is_last = was_open or self._is_finished(info, file)
+            rows = counted.rows + (counted.ended is not None and is_last)
+            at = 0 if known is None else offset_at(known.position)
+            if counted.stopped is not None and at >= rows:
+                raise counted.stopped  # not earlier: the lines before it are read first
+            if known is None and rows:
+                note = counted.note(rows, info.etag, name)
+        self._tracking.note_end(partition, rows)
+        incarnation = self._tracking.incarnation(store, partition, info)
+        return Bounds("0", str(rows), incarnation, is_dense=True, note=note)
+
+    def _is_finished(self, info: ObjectInfo, file: RowFile) -> bool:
+        """Whether nothing will be added to a file."""
+        remote = parse_address(self._place.store).scheme != "file"
+        idle_ms = self._clock.now_ms() - info.modified_ms
+        return remote or not file.is_plain or idle_ms >= FILE_FINISHED_MS
+
+    def _count(self, store: Store, info: ObjectInfo, file: RowFile) -> _CountedLines:
+        """The lines of a file; of one that has grown, only the new ones are read."""
+        before = self._lines.get(info.key)
+        if before is not None and before.etag == info.etag:
+            return before
+        passed = ReadBytes()
+        if before is not None and file.is_plain:
+            mark, inode = before.passed.mark(), inode_of(info.etag)
+            whole = not inode or inode != inode_of(before.etag)
+            passed = replace(before.passed) if matches(store, info, mark, None, whole) else passed
+        ended: ReadBytes | None = None
+        stopped: LongLineError | None = None
+        with opened(store, info.key, info.size) as data:
+            data.seek(passed.size)
+            try:
+                for found in file.lines(data, passed.rows):
+                    if found.is_open:
+                        ended = replace(passed)
+                        ended.add(found.text, len(found.lines))
+                    else:
+                        passed.add(found.text, len(found.lines))
+            except LongLineError as exc:
+                stopped = exc
+        counted = _CountedLines(info.etag, passed, ended, stopped)
+        self._lines[info.key] = counted
+        return counted
+
+    def _rows(self, store: Store, info: ObjectInfo, file: RowFile) -> int:
+        known = (info.key, info.etag)
+        if known not in self._ends:
+            with opened(store, info.key, info.size) as data:
+                self._ends[known] = file.count(data)
+        return self._ends[known]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FilesSource, (self._place,)
+
+    def __repr__(self) -> str:
+        return f"FilesSource({self.url!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFiles:
+    """A range of a backup and the files that may hold its events. Pickles."""
+
+    range: SourceRange
+    files: Chain
+    store: str  # URL
+    note: bytes = b""  # which files there were
+
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``FilesSource.read``; the last one has the note."""
+        chunks = gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+        return noted(chunks, lambda: self.note)
+
+    def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
+        start, limit = range_offsets(self.range)
+        for batch in merged(_stream(store, file) for file in self.files):
+            wanted = within(batch, start, limit)
+            if wanted.num_rows:
+                yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
+
+
+def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
+    form, codec = place.format_of(info.key)
+    delimiter = "\n" if place.delimiter is None else place.delimiter
+    return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
+
+
+def _stream(store: Store, file: ArchivedFile) -> Stream:
+    return Stream(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
+
+
+class _FilesMark(NamedTuple):
+    """Which files begin before an offset, by digests of their names.
+
+    Files may be deleted, by retention of the folder; one that is not among these came later.
+    """
+
+    digests: frozenset[bytes]
+
+    @classmethod
+    def of(cls, files: Chain, limit: int) -> _FilesMark:
+        names = {f.data.key.rpartition("/")[2] for f in files if f.first < limit}
+        if len(names) > FILES_PASSED_MAX:
+            raise InvalidError(
+                f"files before offset {limit}: there are {len(names)} of one source partition, and "
+                f"at most {FILES_PASSED_MAX} can be remembered: read archive:NAME"
+            )
+        digests = (hashlib.sha256(name.encode()).digest() for name in names)
+        return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
+
+    @classmethod
+    def read(cls, note: bytes) -> _FilesMark | None:
+        if not note.startswith(_FILES):
+            return None
+        data = note.removeprefix(_FILES)
+        starts = range(0, len(data), _NAME_BYTES)
+        return cls(frozenset(data[at : at + _NAME_BYTES] for at in starts))
+
+    def note(self) -> bytes:
+        return _FILES + b"".join(sorted(self.digests))
+
+
+def _is_read(mark: RowMark, known: KnownPartition | None) -> bool:
+    """Whether what was marked was read, and not only seen."""
+    return known is not None and (bool(known.further) or mark.rows <= offset_at(known.position))
+
+
+def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:
+    return InvalidError(
+        f"source partition `{partition.text}`: file `{info.key}` counted as finished, and its "
+        f"line {rows} was read without a newline; now it has grown: put the rest into a new file",
+        file=info.key,
+    )
+
+
+_: type[Source] = FilesSource
+_reader: type[RangeReader] = PlannedFiles
+_tracking: type[TrackingSource] = FilesSource
+_leaving: type[LeavingOut] = FilesSource
+_sparse: type[Sparse] = FilesSource

@@ -1,0 +1,313 @@
+"""Clients of Kafka: how an address becomes librdkafka's properties, and what its errors mean.
+
+Properties stand in the address under librdkafka's own names. Those that would break a promise are
+refused, and what may not be printed comes from the environment. librdkafka is kept quiet: what it
+would log about its connections becomes the reason in the error that is raised.
+
+Clients that read Kafka: which properties are ours, and consumers that belong to no group.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
+
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
+from tidelog.model.address import Address
+
+__all__ = [
+    "ClientWatch",
+    "KafkaPlace",
+    "check_properties",
+    "client_properties",
+    "consumer_properties",
+    "described",
+    "is_lasting",
+    "made",
+    "open_admin",
+    "open_consumer",
+    "parse_place",
+    "place_of",
+    "time_limits",
+    "topic_id",
+    "translated",
+]
+
+C = TypeVar("C")
+
+_PORT = 9092
+_VARIABLE_PREFIX = "TIDELOG_KAFKA_"
+_FROM_ENVIRONMENT = (
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.token.endpoint.url",  # no secret, but an address may hold no `token`
+    "sasl.password",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
+)
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # of topics on brokers that give none, before Kafka 2.8
+_USUAL = {"client.id": "tidelog", "log_level": 0}
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+_GONE = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+_REFUSED = (
+    KafkaError._AUTHENTICATION,
+    KafkaError._INVALID_ARG,
+    KafkaError._SSL,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.ILLEGAL_SASL_STATE,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.UNSUPPORTED_VERSION,
+)
+_DAMAGED = (KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG, KafkaError.INVALID_MSG)
+_NO_REASON = (KafkaError._ALL_BROKERS_DOWN, KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+@dataclass(frozen=True)
+class KafkaPlace:
+    """A topic, or a pattern of topics, of one cluster; plain values."""
+
+    url: str
+    servers: str
+    topic: str
+    properties: dict[str, str]
+    secrets: dict[str, str] = field(repr=False)
+    role: str = "source"  # what messages call it
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the topic is a regular expression."""
+        return self.topic.startswith("^")
+
+
+class ClientWatch:
+    """What a client told about itself: its last trouble, and how far it has fetched."""
+
+    def __init__(self) -> None:
+        self.trouble: KafkaError | None = None
+        self.fetched = -1
+
+    def note(self, error: KafkaError) -> None:
+        """Keep the reason that says most; no group is joined, so what is wrong with it is none."""
+        if error.code() not in _NO_REASON:
+            self.trouble = error
+
+    def take_statistics(self, text: str) -> None:
+        """Find the next offset to fetch, of the one partition that is read."""
+        for topic in json.loads(text)["topics"].values():
+            for partition in topic["partitions"].values():
+                self.fetched = max(self.fetched, partition["next_offset"])
+
+
+def parse_place(
+    address: Address, environ: Mapping[str, str], role: str, ours: Mapping[str, str]
+) -> KafkaPlace:
+    """Take ``kafka://host1,host2:9092/TOPIC?property=value`` apart.
+
+    ``ours`` are properties that may not be set, each with the reason.
+    """
+    for name in address.options:
+        if name in ours:
+            raise InvalidError(
+                f"{role} `{address.text}`: may not set `{name}`: leave it out, {ours[name]}"
+            )
+        if name in _FROM_ENVIRONMENT:
+            raise InvalidError(
+                f"{role} `kafka://…`: `{name}` may not stand in an address: "
+                f"give it as {_variable(name)} in the environment"
+            )
+    secrets = {
+        name: environ[_variable(name)] for name in _FROM_ENVIRONMENT if _variable(name) in environ
+    }
+    hosts = address.host.split(",")
+    if not all(hosts):
+        raise InvalidError(
+            f"{role} `{address.text}`: a broker is missing: give kafka://host1,host2:9092/TOPIC"
+        )
+    port = address.port or _PORT
+    servers = ",".join(host if _has_port(host) else f"{host}:{port}" for host in hosts)
+    topic = address.path.removeprefix("/")
+    _check_topic(address.text, topic, role)
+    return KafkaPlace(address.text, servers, topic, dict(address.options), secrets, role)
+
+
+def client_properties(place: KafkaPlace, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What the address and the environment say, and our own defaults where they say nothing."""
+    quiet = dict(_USUAL)
+    if "debug" in place.properties:
+        del quiet["log_level"]  # who asks for librdkafka's log shall see it
+    return {**quiet, **usual, **place.properties, **place.secrets}
+
+
+def time_limits(timeout_s: float, place: KafkaPlace) -> dict[str, Any]:
+    """Limits within which librdkafka gives a broker up and turns to another, before we give up."""
+    limit_ms = max(1_500, int(timeout_s * 700))
+    usual = {"socket.timeout.ms": limit_ms, "socket.connection.setup.timeout.ms": limit_ms}
+    return {name: value for name, value in usual.items() if name not in place.properties}
+
+
+def open_admin(place: KafkaPlace, timeout_s: float, watch: ClientWatch) -> AdminClient:
+    """A client that asks about topics and offsets."""
+    properties = {
+        "bootstrap.servers": place.servers,
+        **client_properties(place, {}),
+        **time_limits(timeout_s, place),
+        "error_cb": watch.note,
+    }
+    return made(place, lambda: AdminClient(properties))
+
+
+def described(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float, watch: ClientWatch
+) -> dict[str, TopicDescription]:
+    """What these topics are. ``NotFoundError`` for one that is not there.
+
+    Asking by ``list_topics`` would make the brokers create it, where they are told to.
+    """
+    found: dict[str, TopicDescription] = {}
+    names = sorted(topics)
+    if names:
+        answers = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+        for name, answer in answers.items():
+            try:
+                found[name] = answer.result()
+            except KafkaException as exc:
+                admin.poll(0)  # what the client has to tell comes with this
+                raise translated(f"kafka topic `{name}`", exc.args[0], watch) from exc
+    return found
+
+
+def topic_id(topic: TopicDescription) -> str:
+    """The id of a topic, which no later one has; empty where brokers give none."""
+    text = str(topic.topic_id)
+    return "" if text == _NO_ID else text
+
+
+def made(place: KafkaPlace, make: Callable[[], C]) -> C:
+    """A client, or what is wrong with its properties."""
+    try:
+        return make()
+    except KafkaException as exc:
+        reason = " ".join(exc.args[0].str().split())
+        raise InvalidError(f"{place.role} `{place.url}`: {reason}: fix the address") from exc
+    except (TypeError, ValueError) as exc:  # a name that is Python's, such as a callback
+        raise InvalidError(f"{place.role} `{place.url}`: {exc}: leave it out") from exc
+
+
+def translated(what: str, error: KafkaError, watch: ClientWatch | None = None) -> TidelogError:
+    """The error to raise. A time-out has its reason in what the client told before."""
+    if watch is not None and watch.trouble is not None and not is_lasting(error):
+        error = watch.trouble
+    reason = " ".join(error.str().split())
+    if error.code() in _GONE:
+        return NotFoundError(f"{what}: is not there: {reason}: create it, or fix the name")
+    if error.code() in _REFUSED:
+        return InvalidError(f"{what}: {reason}: fix the address, the credentials or the permission")
+    if error.code() in _DAMAGED:
+        return CorruptError(f"{what}: {reason}: keep it, and look at the broker's disk")
+    return UnavailableError(f"{what}: {reason}: see that its brokers can be reached, and try again")
+
+
+def is_lasting(error: KafkaError) -> bool:
+    """Whether waiting will not mend it."""
+    return error.code() in (*_GONE, *_REFUSED, *_DAMAGED)
+
+
+def _check_topic(url: str, topic: str, role: str) -> None:
+    if topic.startswith("^") and role == "source":
+        try:
+            re.compile(topic)
+        except re.error as exc:
+            raise InvalidError(
+                f"{role} `{url}`: `{topic}` is no regular expression: {exc}: mend it"
+            ) from exc
+    elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        pattern = ", or a regular expression that begins with ^" if role == "source" else ""
+        raise InvalidError(
+            f"{role} `{url}`: `{topic}` is no topic: give one after the brokers, "
+            f"kafka://host:9092/TOPIC{pattern}"
+        )
+
+
+def _variable(name: str) -> str:
+    return _VARIABLE_PREFIX + name.replace(".", "_").upper()
+
+
+def _has_port(host: str) -> bool:
+    return host.rpartition(":")[0] != "" and host.rpartition(":")[2].isdecimal()
+
+
+_OURS = {
+    "allow.auto.create.topics": "a reader creates nothing",
+    "auto.offset.reset": "a start that is gone must be told, never moved",
+    "bootstrap.servers": "the brokers stand in front of the topic: kafka://host1,host2:9092/TOPIC",
+    "enable.auto.commit": "positions are kept by whoever reads, not by Kafka",
+    "enable.auto.offset.store": "positions are kept by whoever reads, not by Kafka",
+    "enable.partition.eof": "it tells where a range without events ends",
+    "group.id": "partitions are read by range, and no group is joined",
+    "group.instance.id": "partitions are read by range, and no group is joined",
+    "metadata.broker.list": "the brokers stand in front of the topic",
+    "statistics.interval.ms": "statistics tell whether reading goes on",
+}
+_OWN = {
+    "group.id": "tidelog",  # a consumer must have one; it is neither joined nor committed to
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+_READER_DEFAULTS = {
+    "check.crcs": True,  # costs nothing that could be measured
+    "fetch.queue.backoff.ms": 10,  # librdkafka's own second stalls a fast reader
+    "fetch.wait.max.ms": 100,  # how long the end of a partition takes to be told
+    "queued.max.messages.kbytes": 32 << 10,  # fetched ahead, in each process that reads
+}
+_QUEUED_MAX = 30_000  # messages fetched ahead; ten times as many were no faster, but 80 MB larger
+
+
+def place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
+    """Take ``kafka://host1,host2:9092/TOPIC?property=value`` apart."""
+    return parse_place(address, environ, "source", _OURS)
+
+
+def check_properties(place: KafkaPlace) -> None:
+    """Refuse what librdkafka would refuse. Nothing is sent."""
+    made(place, lambda: Consumer(client_properties(place, _READER_DEFAULTS) | _OWN)).close()
+
+
+def open_consumer(place: KafkaPlace, timeout_s: float, watch: ClientWatch, count: int) -> Consumer:
+    """A client that reads ``count`` offsets or fewer of one partition, and belongs to no group."""
+    properties = {
+        **consumer_properties(place, timeout_s, count),
+        "stats_cb": watch.take_statistics,
+        "error_cb": watch.note,
+    }
+    return made(place, lambda: Consumer(properties))
+
+
+def consumer_properties(place: KafkaPlace, timeout_s: float, count: int) -> dict[str, Any]:
+    """The settings of such a client, without its callbacks."""
+    return {
+        "bootstrap.servers": place.servers,
+        "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # little is fetched in vain
+        **client_properties(place, _READER_DEFAULTS),
+        **time_limits(timeout_s, place),
+        **_OWN,
+        "statistics.interval.ms": max(100, int(timeout_s * 300)),
+    }

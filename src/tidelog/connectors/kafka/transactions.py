@@ -1,0 +1,342 @@
+"""Sending a range into Kafka by transactions, each of which also says how far the range came.
+
+1. open: a producer whose transactional id is that of the source partition, so that Kafka aborts
+   what an older one has begun and refuses what it still tries
+2. ask how far the group of the source partition came: the number of the next event
+3. begin, send events, send the new number to the same transaction, commit; again, until all is in
+
+A crash anywhere, a lost reply too, ends in step 1 of whoever comes next: a transaction is there
+with its number or not at all. The number stands as a committed offset, on partition 0 of the
+target: Kafka keeps offsets only for partitions that exist. Each source partition has a group of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from tidelog.clock import Clock
+from tidelog.codec.event_batch import batch_bytes
+from tidelog.codec.sizes import slices
+from tidelog.connectors.kafka.client import (
+    ClientWatch,
+    KafkaPlace,
+    client_properties,
+    made,
+    time_limits,
+    translated,
+)
+from tidelog.connectors.kafka.records import kafka_headers, time_to_kafka
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.model import limits
+
+__all__ = ["OURS", "Transactions", "check_properties"]
+
+OURS = {
+    "acks": "an event counts once all replicas have it",
+    "bootstrap.servers": "the brokers stand in front of the topic: kafka://host1,host2:9092/TOPIC",
+    "enable.auto.commit": "numbers are committed with the events that they count",
+    "enable.idempotence": "events go in by transactions",
+    "group.id": "groups say how far a range came",
+    "group.instance.id": "groups say how far a range came",
+    "isolation.level": "what is not committed does not count",
+    "max.in.flight": "the order of events must stay",
+    "max.in.flight.requests.per.connection": "the order of events must stay",
+    "metadata.broker.list": "the brokers stand in front of the topic",
+    "request.required.acks": "an event counts once all replicas have it",
+    "transactional.id": "it fences drivers that were replaced",
+}
+Headers = list[tuple[str, bytes | None]]
+
+_TRANSACTION_MS = 60_000
+_USUAL = {
+    "compression.type": "zstd",
+    "linger.ms": 20,
+    "message.max.bytes": limits.EVENT_BYTES_CEILING + (1 << 20),  # the broker says what it takes
+    "partitioner": "murmur2_random",  # as Kafka's own clients do
+    "queue.buffering.max.kbytes": 128 << 10,
+    "queue.buffering.max.messages": 100_000,
+    "transaction.timeout.ms": _TRANSACTION_MS,
+}
+_EVENTS_MAX = 100_000  # of one transaction
+_BYTES_MAX = 64 << 20
+_AT_ONCE = 5_000  # events between two looks at the clock
+_AT_ONCE_BYTES = 4 << 20
+_WAIT_S = 0.05  # for room in the queue
+_ANY_PARTITION = -1  # the partitioner chooses
+_ID_HEADER = "tidelog-id"  # of events that have one
+_TYPE_HEADER = "tidelog-type"
+
+_FENCED = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+)
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+_REFUSED = (
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
+
+
+def check_properties(place: KafkaPlace) -> None:
+    """Refuse what librdkafka would refuse. Nothing is sent."""
+    name = {"transactional.id": "check"}
+    made(place, lambda: Producer(client_properties(place, _USUAL) | name))
+
+
+class Transactions:
+    """Sends the events of one source partition; opening it fences those that were opened before.
+
+    Errors, as everywhere: ``UnavailableError`` also when another one was opened meanwhile, since
+    nothing is lost by looking again; ``InvalidError`` for what the brokers refuse.
+    """
+
+    def __init__(self, place: KafkaPlace, name: str, timeout_s: float, clock: Clock) -> None:
+        self._place = place
+        self._name = name
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._watch = ClientWatch()
+        self._open_events = self._open_bytes = 0
+        self._began_s: float | None = None
+        self._undelivered: KafkaError | None = None  # why an event of this transaction was refused
+        shared = {
+            "bootstrap.servers": place.servers,
+            **client_properties(place, _USUAL),
+            **time_limits(timeout_s, place),
+            **_quiet(place),
+            "error_cb": self._watch.note,
+        }
+        own = {
+            "transactional.id": name,
+            "delivery.report.only.error": True,
+            "on_delivery": self._note_undelivered,
+        }
+        self._producer = made(place, lambda: Producer(shared | own))
+        self._transaction_s = int(shared["transaction.timeout.ms"]) / 1000
+        self._consumer = self._open_consumer()
+        try:
+            self._producer.init_transactions(timeout_s)
+        except KafkaException as exc:
+            error = self._failed(exc)
+            self.close()
+            raise error from exc
+
+    def reached(self) -> int | None:
+        """The number of the next event, as the last transaction said; None for "none yet"."""
+        asked = [TopicPartition(self._place.topic, 0)]
+        try:
+            (found,) = self._consumer.committed(asked, timeout=self._timeout_s)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        except KafkaException as exc:
+            if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers have answered before
+                raise UnavailableError(
+                    f"kafka topic `{self._place.topic}`: its brokers do not tell the offset of "
+                    f"group `{self._name}`: try again; if that lasts, a transaction hangs: see "
+                    "`kafka-transactions.sh find-hanging`"
+                ) from exc
+            raise self._failed(exc) from exc
+        return found.offset if found.offset >= 0 else None
+
+    def send(self, batch: pa.RecordBatch, partition: int | None, number: int | None = None) -> None:
+        """Send events in stored columns, the first of which has this number.
+
+        Transactions that have become large, or old, are committed on the way. Without a number all
+        is one transaction, up to :meth:`finish`.
+        """
+        where = _ANY_PARTITION if partition is None else partition
+        try:
+            for part in _slices(batch):
+                if self._began_s is None:
+                    self._begin()
+                self._produce(part, where)
+                self._open_events += part.num_rows
+                self._open_bytes += batch_bytes(part)
+                if number is not None:
+                    number += part.num_rows
+                    if self._is_full():
+                        self._commit(number)
+        except KafkaException as exc:
+            raise self._failed(exc) from exc
+
+    def finish(self, number: int) -> None:
+        """Commit what is open; from here on the group says that it came so far."""
+        try:
+            if self._began_s is None:
+                self._begin()
+            self._commit(number)
+        except KafkaException as exc:
+            raise self._failed(exc) from exc
+
+    def close(self) -> None:
+        """Let go of both clients; what is not committed is aborted by whoever comes next."""
+        self._consumer.close()
+        self._producer.purge()
+
+    def _open_consumer(self) -> Consumer:
+        """A consumer that joins nothing: it asks for the group's offsets, and names the group."""
+        place = self._place
+        properties: dict[str, Any] = {
+            "bootstrap.servers": place.servers,
+            **client_properties(place, {}),
+            **time_limits(self._timeout_s, place),
+            "group.id": self._name,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",  # wait for transactions that are being completed
+            "error_cb": self._watch.note,
+        }
+        return made(place, lambda: Consumer(properties))
+
+    def _note_undelivered(self, error: KafkaError, _: object) -> None:
+        self._undelivered = self._undelivered or error
+
+    def _begin(self) -> None:
+        self._undelivered = None
+        self._producer.begin_transaction()
+        self._began_s = self._clock.monotonic_s()
+        self._open_events = self._open_bytes = 0
+
+    def _commit(self, number: int) -> None:
+        group = self._consumer.consumer_group_metadata()
+        offsets = [TopicPartition(self._place.topic, 0, number)]
+        self._producer.send_offsets_to_transaction(offsets, group, self._timeout_s)
+        self._producer.commit_transaction(self._transaction_s)
+        self._began_s = None
+
+    def _is_full(self) -> bool:
+        began_s = self._began_s
+        if began_s is None:
+            return False
+        old = self._clock.monotonic_s() - began_s > self._transaction_s / 4
+        return old or self._open_events >= _EVENTS_MAX or self._open_bytes >= _BYTES_MAX
+
+    def _produce(self, batch: pa.RecordBatch, where: int) -> None:
+        produce, topic = self._producer.produce, self._place.topic
+        for value, key, time_ms, headers in _records(batch):
+            while True:
+                try:
+                    produce(topic, value, key, where, timestamp=time_ms, headers=headers)
+                    break
+                except BufferError:
+                    self._wait_for_room()
+        self._producer.poll(0)  # lets go of what was delivered
+
+    def _wait_for_room(self) -> None:
+        """Until the brokers have taken something."""
+        waiting, since_s = len(self._producer), self._clock.monotonic_s()
+        while len(self._producer) >= waiting:
+            self._producer.poll(_WAIT_S)
+            if self._clock.monotonic_s() - since_s > self._timeout_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def _failed(self, exc: KafkaException) -> TidelogError:
+        """The error to raise; what was begun is aborted, if that can be."""
+        error: KafkaError = exc.args[0]
+        try:
+            self._producer.poll(0)  # what the client has to tell comes with this
+        except KafkaException as told:
+            if error.code() == KafkaError._FATAL:  # the client is of no use, and this is why
+                error = told.args[0]
+        if error.code() == KafkaError._STATE and self._undelivered is not None:
+            error = self._undelivered  # it came before the call, which says only that it is late
+        what = f"kafka topic `{self._place.topic}`"
+        reason = " ".join(error.str().split())
+        if error.code() in _FENCED:
+            return UnavailableError(
+                f"{what}: another driver has begun to send the same range ({reason}): look again "
+                "how far it came"
+            )
+        if self._began_s is not None and not error.fatal():
+            self._abort()
+        if error.code() in _TOO_LARGE:
+            return InvalidError(
+                f"{what}: an event is larger than it takes ({reason}): raise its max.message.bytes"
+            )
+        if error.code() == KafkaError.INVALID_TIMESTAMP:
+            return InvalidError(
+                f"{what}: does not take the time of an event ({reason}): raise its "
+                "message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+            )
+        if error.code() in _REFUSED:
+            return InvalidError(
+                f"{what}: {reason}: fix the address, the topic's settings or the permission"
+            )
+        return translated(what, error, self._watch)
+
+    def _abort(self) -> None:
+        """Best effort: who comes next aborts it too, by opening."""
+        self._began_s = None
+        with contextlib.suppress(KafkaException):
+            self._producer.abort_transaction(self._timeout_s)
+
+
+def _quiet(place: KafkaPlace) -> dict[str, Any]:
+    """Being fenced is told by an error; librdkafka would also print it, whatever its log level."""
+    if "debug" in place.properties:
+        return {}
+    logger = logging.getLogger(__name__)
+    logger.disabled = True
+    return {"logger": logger}
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Few enough events, and bytes, to look at the clock in between."""
+    return slices(batch, _AT_ONCE_BYTES, _AT_ONCE)
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None, int, Any]]:
+    """Value, key, time and headers of each event; Kafka has no other place for id and type."""
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    headers: Iterator[Headers | None] = _headers(batch)
+    if 0 in times:
+        headers, times = _odd_times(headers, times)
+    return zip(
+        batch.column("value").to_pylist(),
+        batch.column("key").to_pylist(),
+        times,
+        (each and kafka_headers(each) for each in headers),
+        strict=True,
+    )
+
+
+def _odd_times(
+    headers: Iterator[Headers | None], times: list[int]
+) -> tuple[Iterator[Headers | None], list[int]]:
+    """Headers and times, where some times are 0: Kafka's own, or one that clients do not write."""
+    found: list[Headers | None] = []
+    for row, each in enumerate(headers):
+        kept = each
+        if times[row] == 0:
+            times[row], kept = time_to_kafka(each or [])
+        found.append(kept)
+    return iter(found), times
+
+
+def _headers(batch: pa.RecordBatch) -> Iterator[Headers | None]:
+    names = ("headers", "id", "type")
+    if all(batch.column(name).null_count == batch.num_rows for name in names):
+        return repeat(None, batch.num_rows)
+    return map(_header_list, *(batch.column(name).to_pylist() for name in names))
+
+
+def _header_list(
+    headers: list[dict[str, Any]] | None, event_id: str | None, event_type: str | None
+) -> Headers:
+    found: Headers = [(each["name"], each["value"]) for each in headers or ()]
+    if event_id is not None:
+        found.append((_ID_HEADER, event_id.encode()))
+    if event_type is not None:
+        found.append((_TYPE_HEADER, event_type.encode()))
+    return found

@@ -1,0 +1,320 @@
+"""Clients of Kinesis: what an address says, calls that are repeated, and what errors mean.
+
+Region, endpoint and stream stand in the address; credentials come from the environment or from
+whatever the SDK's own chain finds. The SDK repeats nothing on its own: what is throttled, or not
+answered, is asked again here, with growing waits, until too many attempts were in vain.
+
+Kinesis's own clock is told by the ``Date`` of its answers, so ours may be wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore import exceptions as sdk
+from botocore.config import Config
+
+from tidelog.aws_session import aws_session
+from tidelog.clock import Clock, SystemClock, system_random
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
+from tidelog.model.address import Address
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import check_timestamp
+
+__all__ = [
+    "HASH_KEY",
+    "SEQUENCE",
+    "SUB_SEQUENCE",
+    "Kinesis",
+    "KinesisPlace",
+    "KinesisShard",
+    "StreamInfo",
+    "arrived_ms",
+    "parse_place",
+    "shard_id",
+]
+
+# Headers of events that came from Kinesis, as texts.
+SEQUENCE = "kinesis.sequence"
+SUB_SEQUENCE = "kinesis.sub-sequence"
+HASH_KEY = "kinesis.hash-key"
+
+_CONNECT_TIMEOUT_S = 3
+_READ_TIMEOUT_S = 20  # an answer may have 10 MB
+_CONNECTIONS_MAX = 32  # threads that share one client without waiting for a connection
+_BACKOFF = Backoff(attempts=10, base_ms=200, max_ms=5_000)  # half a minute in all
+_STREAM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_SHARD_ID = re.compile(r"shardId-(\d{12,})")
+_NO_CREDENTIALS = (
+    sdk.CredentialRetrievalError,
+    sdk.LoginError,
+    sdk.NoAuthTokenError,
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.ProfileNotFound,
+    sdk.SSOError,
+    sdk.TokenRetrievalError,
+)
+_OPTIONS = ("endpoint_url", "region")
+# The same request may succeed in a moment.
+_PASSING = (
+    "ConcurrentModificationException",
+    "InternalFailure",
+    "InternalFailureException",
+    "KMSThrottlingException",
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "ResourceInUseException",  # a stream that is being made, or changed
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+)
+
+
+@dataclass(frozen=True)
+class KinesisPlace:
+    """A stream; plain values."""
+
+    url: str
+    stream: str
+    region: str | None
+    endpoint: str | None
+    keys: dict[str, Any] = field(repr=False)  # as the SDK names them; empty: its own chain's
+    role: str = "source"  # what messages call it
+
+    @property
+    def what(self) -> str:
+        """How messages name it."""
+        return f"kinesis stream `{self.stream}`"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a stream is; its name may be given to another one later."""
+
+    arn: str
+    created_ms: int
+    retention_ms: int
+    record_bytes_max: int
+
+    @property
+    def incarnation(self) -> str:
+        """No other stream has it, whatever its name."""
+        return f"{self.arn}@{self.created_ms}"
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisShard:
+    """One shard, as the stream lists it."""
+
+    number: int
+    first_hash: int
+    last_hash: int
+    parents: tuple[int, ...] = ()
+    last_sequence: int | None = None  # of a closed one; none of its records has a greater
+
+    @property
+    def is_closed(self) -> bool:
+        return self.last_sequence is not None
+
+
+def parse_place(
+    address: Address, environ: Mapping[str, str], role: str, more: tuple[str, ...] = ()
+) -> KinesisPlace:
+    """Take ``kinesis://STREAM?region=…&endpoint_url=…`` apart; ``more`` are further options."""
+    options = address.take_options((*_OPTIONS, *more))
+    if not _STREAM_NAME.fullmatch(address.host) or address.path or address.port:
+        raise InvalidError(
+            f"{role} `{address.text}`: names no stream: give kinesis://STREAM?region=…, up to 128 "
+            "letters, digits, `_`, `.` or `-`"
+        )
+    endpoint = options.get("endpoint_url") or environ.get("AWS_ENDPOINT_URL_KINESIS")
+    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise InvalidError(
+            f"{role} `{address.text}`: endpoint_url `{endpoint}` is not an http or https address: "
+            "give http://host:port or https://host:port"
+        )
+    region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    keys = {
+        "aws_access_key_id": environ.get("AWS_ACCESS_KEY_ID"),
+        "aws_secret_access_key": environ.get("AWS_SECRET_ACCESS_KEY"),
+        "aws_session_token": environ.get("AWS_SESSION_TOKEN"),
+    }
+    given = {name: text for name, text in keys.items() if text} if all(_pair(keys)) else {}
+    return KinesisPlace(address.text, address.host, region, endpoint, given, role)
+
+
+class Kinesis:
+    """The calls that are made of one stream. Several threads may share it."""
+
+    def __init__(
+        self,
+        place: KinesisPlace,
+        *,
+        clock: Clock | None = None,
+        source: random.Random | None = None,
+        connect: Callable[[KinesisPlace], Any] | None = None,
+    ) -> None:
+        self._place = place
+        self._clock = clock or SystemClock()
+        self._random = source or system_random()
+        self._client = (connect or _connect)(place)
+
+    def describe(self) -> tuple[StreamInfo, int]:
+        """What the stream is, and Kinesis's time. ``NotFoundError`` when there is none."""
+        answer = self.call("describe_stream_summary", StreamName=self._place.stream)
+        found = answer["StreamDescriptionSummary"]
+        info = StreamInfo(
+            arn=found["StreamARN"],
+            created_ms=check_timestamp(found["StreamCreationTimestamp"]),
+            retention_ms=found["RetentionPeriodHours"] * 3_600_000,
+            record_bytes_max=found.get("MaxRecordSizeInKiB", 1024) << 10,
+        )
+        return info, self.time_ms(answer)
+
+    def shards(self) -> tuple[dict[int, KinesisShard], int]:
+        """All shards that are held, by number, and Kinesis's time."""
+        found: dict[int, KinesisShard] = {}
+        asked: dict[str, Any] = {"StreamName": self._place.stream}
+        while True:
+            answer = self.call("list_shards", **asked)
+            for each in map(self._shard, answer["Shards"]):
+                found[each.number] = each
+            if not answer.get("NextToken"):
+                return dict(sorted(found.items())), self.time_ms(answer)
+            asked = {"NextToken": answer["NextToken"]}
+
+    def iterator(self, number: int, **start: Any) -> str:
+        """Where reading a shard begins. ``NotFoundError`` when it is gone."""
+        text: str = self.call(
+            "get_shard_iterator",
+            StreamName=self._place.stream,
+            ShardId=shard_id(number),
+            **start,
+        )["ShardIterator"]
+        return text
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """One call, repeated while what is wrong may pass; then ``UnavailableError``."""
+        delays: Iterator[float | None] = iter(_BACKOFF.delays_s(self._random))
+        while True:
+            try:
+                answer: dict[str, Any] = getattr(self._client, name)(**arguments)
+            except (sdk.ClientError, sdk.BotoCoreError) as exc:
+                error = self._error(exc)
+                delay_s = next(delays, None)
+                if not isinstance(error, UnavailableError) or delay_s is None:
+                    raise error from exc
+                self._clock.sleep(delay_s)
+            else:
+                return answer
+
+    def time_ms(self, answer: Mapping[str, Any]) -> int:
+        """Kinesis's own time when it answered, to the second before; ours where it tells none."""
+        text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+        try:
+            return int(parsedate_to_datetime(text).timestamp()) * 1000
+        except (TypeError, ValueError):
+            return self._clock.now_ms()
+
+    def _error(self, exc: Exception) -> TidelogError:
+        what, line = self._place.what, " ".join(str(exc).split())
+        region = getattr(getattr(self._client, "meta", None), "region_name", self._place.region)
+        if isinstance(exc, _NO_CREDENTIALS):
+            return InvalidError(
+                f"{what}: no usable AWS credentials: {line}: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or log in to your AWS profile"
+            )
+        answer = exc.response if isinstance(exc, sdk.ClientError) else None
+        code = answer["Error"].get("Code", "") if answer else ""
+        unanswered = answer is None and not isinstance(exc, sdk.ParamValidationError)
+        if unanswered or code in _PASSING or _status(answer) >= 500:
+            return UnavailableError(
+                f"{what}: Kinesis is out of reach or too busy: {line}: try again in a while"
+            )
+        if code == "ResourceNotFoundException":
+            return NotFoundError(
+                f"{what}: is not there in region {region}: {line}: create it, or fix the address",
+                stream=self._place.stream,
+                region=region,
+            )
+        return InvalidError(
+            f"{what}: Kinesis refuses the request in region {region}: {line}: check the "
+            "credentials, what they are allowed, and the address",
+            code=code,
+            time_ms=self.time_ms(answer or {}),
+        )
+
+    def _shard(self, found: Mapping[str, Any]) -> KinesisShard:
+        names = (found.get("ParentShardId"), found.get("AdjacentParentShardId"))
+        last = found["SequenceNumberRange"].get("EndingSequenceNumber")
+        return KinesisShard(
+            number=self._number(found["ShardId"]),
+            first_hash=int(found["HashKeyRange"]["StartingHashKey"]),
+            last_hash=int(found["HashKeyRange"]["EndingHashKey"]),
+            parents=tuple(self._number(name) for name in names if name),
+            last_sequence=None if last is None else int(last),
+        )
+
+    def _number(self, name: str) -> int:
+        match = _SHARD_ID.fullmatch(name)
+        if match is None:
+            raise InvalidError(
+                f"{self._place.what}: has a shard `{name}`, and only those like "
+                "shardId-000000000012 are known"
+            )
+        return int(match[1])
+
+
+def shard_id(number: int) -> str:
+    """What Kinesis calls the shard of a number."""
+    return f"shardId-{number:012}"
+
+
+def arrived_ms(record: Mapping[str, Any]) -> int:
+    """When a record came in, as Kinesis tells it."""
+    moment: datetime = record["ApproximateArrivalTimestamp"]
+    return check_timestamp(moment)
+
+
+def _connect(place: KinesisPlace) -> Any:
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        max_pool_connections=_CONNECTIONS_MAX,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        tcp_keepalive=True,
+    )
+    try:
+        session = aws_session(region_name=place.region, **place.keys)
+        client: Any = session.client("kinesis", endpoint_url=place.endpoint, config=config)
+    except sdk.NoRegionError as exc:
+        raise InvalidError(
+            f"{place.role} `{place.url}`: no AWS region: add ?region=… to the address, or set "
+            "AWS_REGION"
+        ) from exc
+    except (sdk.BotoCoreError, ValueError) as exc:
+        line = " ".join(str(exc).split())
+        raise InvalidError(
+            f"{place.role} `{place.url}`: cannot be opened: {line}: fix the address"
+        ) from exc
+    return client
+
+
+def _pair(keys: Mapping[str, str | None]) -> tuple[str | None, str | None]:
+    return keys["aws_access_key_id"], keys["aws_secret_access_key"]
+
+
+def _status(answer: Mapping[str, Any] | None) -> int:
+    status: int = (answer or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status

@@ -1,0 +1,437 @@
+"""Reading a range of a shard: from Kinesis's records to batches in event columns.
+
+A range is over when a record came in after its limit's time, when reading has caught up with the
+shard, when there are enough events, or when a closed shard has no more. What is asked keeps to the
+limits of a shard: five times a second, two megabytes a second, 10,000 records at a time. Where
+others read it too, Kinesis refuses now and then, and the client asks again.
+
+Records of Kinesis that hold several: as the producer library (KPL) puts them together.
+
+Such a record is four magic bytes, a protobuf message and its MD5. The message has two tables, of
+partition keys and of explicit hash keys, and the records that name their entries. What only looks
+like one, or is damaged, is not taken apart: its bytes stay an event as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from tidelog.clock import Clock
+from tidelog.codec.event_batch import batch_of, with_position
+from tidelog.connectors.kinesis.client import (
+    HASH_KEY,
+    SEQUENCE,
+    SUB_SEQUENCE,
+    Kinesis,
+    KinesisShard,
+    StreamInfo,
+    arrived_ms,
+    shard_id,
+)
+from tidelog.connectors.kinesis.position import END, RangeLimit, ShardPosition
+from tidelog.connectors.source import Chunk, SourceRange
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.model.event import Headers
+
+__all__ = [
+    "MAGIC",
+    "ShardRead",
+    "ShardReadPlan",
+    "UserRecord",
+    "hash_of",
+    "user_records",
+]
+
+_RECORDS_MAX = 10_000  # of one answer
+_READ_S = 0.2  # between two questions
+_BYTES_S = 2_000_000.0  # of one shard in a second
+_RENEWALS = 5  # of an iterator that expires at once
+_EMPTY_MAX = 10  # answers in a row until a closed shard must have told its end
+_CHUNK_EVENTS = 20_000
+_CHUNK_BYTES = 32 << 20
+_REFRESH_MS = 3_600_000  # how old a quiet shard's time may get before it is told anew
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReadPlan:
+    """All that is known of a range before it is read; plain values."""
+
+    range: SourceRange
+    info: StreamInfo
+    shard: KinesisShard
+    keep_outside: bool  # records whose hash key another shard has
+
+
+class ShardRead:
+    """One pass over a range."""
+
+    def __init__(self, kinesis: Kinesis, plan: ShardReadPlan, clock: Clock) -> None:
+        self._kinesis = kinesis
+        self._plan = plan
+        self._start = self._place = ShardPosition.parse(plan.range.start)
+        self._limit = RangeLimit.parse(plan.range.limit)
+        self._columns = _Columns(plan)
+        self._pace = _Pace(clock)
+        self._checked = False
+        self._empty = 0  # answers in a row without records
+        self.has_moved = False  # whether a chunk had events, or another position than the start
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The events; the last chunk's position is the end that was reached."""
+        iterator = None if self._start.kind == "end" else self._iterator()
+        end = self._start
+        while iterator is not None:
+            answer = self._ask(iterator)
+            time_ms = self._kinesis.time_ms(answer)
+            self._check_held(time_ms)
+            for record in answer["Records"]:
+                if not self._take(record):
+                    yield self._chunk(self._place)
+                    return
+                if self._columns.is_full:
+                    yield self._chunk(self._place)
+            behind_ms = answer.get("MillisBehindLatest") or 0
+            end, iterator = self._after(time_ms - behind_ms), answer.get("NextShardIterator")
+            self._empty = 0 if answer["Records"] else self._empty + 1
+            if iterator is None or self._is_last():
+                end, iterator = END, None
+            elif self._has_caught_up(behind_ms) or self._is_over(time_ms - behind_ms):
+                iterator = None
+        yield self._chunk(end)
+
+    def _take(self, record: Mapping[str, Any]) -> bool:
+        """Take a record in; False for one that the range does not reach.
+
+        Nor does a range reach a record that would exceed its number of events, unless that is its
+        first: so a range can end before a record which others are inside of.
+        """
+        time_ms = arrived_ms(record)
+        if self._is_over(time_ms - 1):
+            return False
+        if self._place.kind != "at" or time_ms >= self._place.value:
+            room = None if self._limit.events is None else self._limit.events - self._columns.total
+            if not self._columns.add(record, time_ms, room):
+                return False
+            self._place = ShardPosition("after", int(record["SequenceNumber"])).seen(time_ms)
+        return True
+
+    def _is_over(self, time_ms: int) -> bool:
+        """Whether enough is read, when everything up to this time is."""
+        enough = self._limit.events is not None and self._columns.total >= self._limit.events
+        return enough or (self._limit.until_ms is not None and time_ms >= self._limit.until_ms)
+
+    def _has_caught_up(self, behind_ms: int) -> bool:
+        """Whether no more can be had now; a closed shard is asked on until it tells its end."""
+        return not behind_ms and (not self._plan.shard.is_closed or self._empty >= _EMPTY_MAX)
+
+    def _is_last(self) -> bool:
+        last = self._plan.shard.last_sequence
+        return last is not None and self._place.kind == "after" and self._place.value >= last
+
+    def _after(self, seen_ms: int) -> ShardPosition:
+        """Where reading stands when it has caught up to a time.
+
+        In a quiet shard this is where it began, so that nothing has to be committed; but now and
+        then the time is told anew, lest it be taken for so old that records may be lost.
+        """
+        known_ms = self._start.seen_ms
+        quiet = self._place == self._start and known_ms is not None
+        if quiet and seen_ms - (known_ms or 0) < _REFRESH_MS:
+            return self._start
+        return self._place.seen(seen_ms)
+
+    def _chunk(self, end: ShardPosition) -> Chunk:
+        unmoved = end == self._start
+        batch = self._columns.take()
+        self.has_moved |= not unmoved or batch.num_rows > 0
+        return Chunk(batch, self._plan.range.start if unmoved else end.text)
+
+    def _check_held(self, time_ms: int) -> None:
+        """Refuse to begin behind records that may be gone."""
+        seen_ms = self._start.seen_ms
+        held_ms = time_ms - self._plan.info.retention_ms
+        if not self._checked and seen_ms is not None and seen_ms < held_ms:
+            raise NotFoundError(
+                f"kinesis shard `{self._plan.range.partition.text}`: was read up to {seen_ms} ms, "
+                f"and holds nothing that came in before {held_ms} ms: go on from the oldest record "
+                "if that loss is acceptable",
+                lost_from=self._start.text,
+                first=ShardPosition("oldest", held_ms=held_ms).text,
+            )
+        self._checked = True
+
+    def _ask(self, iterator: str) -> dict[str, Any]:
+        """The next records; an iterator that has expired is replaced."""
+        left = _RECORDS_MAX
+        if self._limit.events is not None:
+            left = min(left, max(1, self._limit.events - self._columns.total))
+        for _ in range(_RENEWALS):
+            self._pace.wait()
+            try:
+                answer = self._kinesis.call("get_records", ShardIterator=iterator, Limit=left)
+            except InvalidError as exc:
+                if exc.context.get("code") != "ExpiredIteratorException":
+                    raise
+                iterator = self._iterator() or iterator
+            else:
+                self._pace.note(sum(len(each["Data"]) for each in answer["Records"]))
+                return answer
+        raise UnavailableError(
+            f"kinesis shard `{self._plan.range.partition.text}`: iterators expire as soon as they "
+            "are made: try again in a while"
+        )
+
+    def _iterator(self) -> str | None:
+        """For where reading stands; None before the time that it begins at."""
+        number, place = self._plan.shard.number, self._place
+        if place.kind == "oldest":
+            return self._kinesis.iterator(number, ShardIteratorType="TRIM_HORIZON")
+        if place.kind == "after":
+            return self._kinesis.iterator(
+                number,
+                ShardIteratorType="AFTER_SEQUENCE_NUMBER",
+                StartingSequenceNumber=str(place.value),
+            )
+        # The SDK sends whole seconds, so that some records come which are too old.
+        moment = datetime.fromtimestamp(place.value // 1000, UTC)
+        try:
+            return self._kinesis.iterator(
+                number, ShardIteratorType="AT_TIMESTAMP", Timestamp=moment
+            )
+        except InvalidError as exc:
+            if exc.context.get("time_ms", 0) >= place.value:
+                raise
+            return None  # Kinesis takes no time to come
+
+
+class _Pace:
+    """Keeps to the limits of a shard."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next_s = clock.monotonic_s()
+
+    def wait(self) -> None:
+        self._clock.sleep(self._next_s - self._clock.monotonic_s())
+        self._next_s = self._clock.monotonic_s() + _READ_S
+
+    def note(self, size: int) -> None:
+        """So many bytes were read."""
+        self._next_s += max(0.0, size / _BYTES_S - _READ_S)
+
+
+class _Columns:
+    """Events that wait to become a batch, column by column."""
+
+    def __init__(self, plan: ShardReadPlan) -> None:
+        self._plan = plan
+        self._shard_id = shard_id(plan.shard.number)
+        self._arn = hashlib.sha256(plan.info.arn.encode())
+        self.total = 0  # events so far, also of batches before
+        self._clear()
+
+    def _clear(self) -> None:
+        self._times: list[int] = []
+        self._ids: list[str] = []
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+        self._headers: list[Headers] = []
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch is worth making."""
+        return len(self._ids) >= _CHUNK_EVENTS or self._bytes >= _CHUNK_BYTES
+
+    def add(self, record: Mapping[str, Any], time_ms: int, room: int | None) -> bool:
+        """Take a record, or those that are inside of it; False if there is no room for all."""
+        sequence: str = record["SequenceNumber"]
+        inside = user_records(record["Data"])
+        if inside is None:
+            whole = UserRecord(record["PartitionKey"], None, record["Data"])
+            self._append(whole, time_ms, sequence, None)
+            return True
+        kept = [
+            (number, each)
+            for number, each in enumerate(inside)
+            if self._plan.keep_outside or self._is_ours(each)
+        ]
+        if room is not None and self.total and len(kept) > room:
+            return False
+        for number, each in kept:
+            self._append(each, time_ms, sequence, number)
+        return True
+
+    def take(self) -> pa.RecordBatch:
+        """All that waits, in event columns; offsets are counted from the range's ordinal on."""
+        stored = batch_of([self._times, self._ids, self._keys, self._values, None, self._headers])
+        partition, rows = self._plan.range.partition, len(self._ids)
+        base = self._plan.range.ordinal + self.total - rows
+        batch = with_position(stored, partition.topic, int(partition.name), base)
+        self._clear()
+        return batch
+
+    def _append(self, each: UserRecord, time_ms: int, sequence: str, number: int | None) -> None:
+        headers = [(SEQUENCE, sequence.encode())]
+        event_id = f"{self._shard_id}:{sequence}"
+        if number is not None:
+            headers.append((SUB_SEQUENCE, b"%d" % number))
+            event_id += f":{number}"
+        if each.hash_key is not None:
+            headers.append((HASH_KEY, each.hash_key.encode()))
+        digest = self._arn.copy()
+        digest.update(event_id.encode())
+        self._times.append(time_ms)
+        self._ids.append(digest.hexdigest())
+        self._keys.append(each.key.encode())
+        self._values.append(each.data)
+        self._headers.append((*headers, *each.tags))
+        self._bytes += len(each.data)
+        self.total += 1
+
+    def _is_ours(self, each: UserRecord) -> bool:
+        shard = self._plan.shard
+        return shard.first_hash <= hash_of(each.key, each.hash_key) <= shard.last_hash
+
+
+MAGIC = b"\xf3\x89\x9a\xc2"
+_MD5_BYTES = 16
+_VARINT, _LONG, _BYTES, _SHORT = 0, 1, 2, 5  # protobuf's kinds of fields
+_VARINT_BITS = 64
+_HASH_END = 1 << 128
+
+
+class UserRecord(NamedTuple):
+    """What a producer gave to the library."""
+
+    key: str
+    hash_key: str | None
+    data: bytes
+    tags: tuple[tuple[str, bytes], ...] = ()
+
+
+def user_records(data: bytes) -> list[UserRecord] | None:
+    """The records inside of one; None where it is not put together, damaged or empty."""
+    if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _MD5_BYTES:
+        return None
+    message, digest = data[len(MAGIC) : -_MD5_BYTES], data[-_MD5_BYTES:]
+    if hashlib.md5(message, usedforsecurity=False).digest() != digest:
+        return None
+    try:
+        return _message(message) or None
+    except ValueError:
+        return None
+
+
+def hash_of(key: str, hash_key: str | None) -> int:
+    """By which Kinesis chooses a shard."""
+    if hash_key is not None:
+        return int(hash_key)
+    return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest())
+
+
+def _message(message: bytes) -> list[UserRecord]:
+    keys: list[str] = []
+    hash_keys: list[str] = []
+    parts: list[bytes] = []
+    for number, value in _fields(message):
+        if number == 1:
+            keys.append(_text(value))
+        elif number == 2:
+            hash_keys.append(_hash_key(_text(value)))
+        elif number == 3:
+            parts.append(_bytes(value))
+    return [_record(part, keys, hash_keys) for part in parts]
+
+
+def _record(part: bytes, keys: list[str], hash_keys: list[str]) -> UserRecord:
+    key: str | None = None
+    hash_key: str | None = None
+    data: bytes | None = None
+    tags: list[tuple[str, bytes]] = []
+    for number, value in _fields(part):
+        if number == 1:
+            key = _entry(keys, value)
+        elif number == 2:
+            hash_key = _entry(hash_keys, value)
+        elif number == 3:
+            data = _bytes(value)
+        elif number == 4:
+            tags.append(_tag(_bytes(value)))
+    if key is None or data is None:
+        raise ValueError("a record without key or data")
+    return UserRecord(key, hash_key, data, tuple(tags))
+
+
+def _tag(part: bytes) -> tuple[str, bytes]:
+    name, content = "", b""
+    for number, value in _fields(part):
+        if number == 1:
+            name = _text(value)
+        elif number == 2:
+            content = _bytes(value)
+    return name, content
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message; ``ValueError`` where it breaks off."""
+    at, end = 0, len(message)
+    while at < end:
+        head, at = _varint(message, at)
+        kind = head & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield head >> 3, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(message, at)
+        elif kind in (_LONG, _SHORT):
+            size = 8 if kind == _LONG else 4
+        else:
+            raise ValueError(f"kind {kind} of a field")
+        if size > end - at:
+            raise ValueError("a field breaks off")
+        yield head >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < _VARINT_BITS:
+        if at >= len(message):
+            raise ValueError("a number breaks off")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a number does not end")
+
+
+def _entry(table: list[str], value: int | bytes) -> str:
+    if not isinstance(value, int) or value >= len(table):
+        raise ValueError("an entry that no table has")
+    return table[value]
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number in place of bytes")
+    return value
+
+
+def _text(value: int | bytes) -> str:
+    return _bytes(value).decode()  # what is no UTF-8 is a ValueError too
+
+
+def _hash_key(text: str) -> str:
+    if not (text.isascii() and text.isdecimal()) or int(text) >= _HASH_END:
+        raise ValueError("no hash key")
+    return text

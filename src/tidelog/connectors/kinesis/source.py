@@ -1,0 +1,262 @@
+"""Events of a stream of Kinesis.
+
+Shards are source partitions, named by their numbers; positions are those of ``kinesis_position``.
+Kinesis does not tell where an open shard ends, so its end is the present: a range is read until it
+has caught up, and the end that was reached is what counts. Shards that were split or merged are
+followed by their children, which are begun when their parents are done.
+
+A record becomes an event so: its data is the value, its partition key the key, and the time is
+when it came in. The id is the SHA-256 of the stream's ARN and the record's own id, in hexadecimal,
+so that records which are pumped twice have the same. The sequence number is the header
+``kinesis.sequence``; offsets are counted by whoever reads. Records that the producer library has
+put together are taken apart, and get ``kinesis.sub-sequence`` and perhaps ``kinesis.hash-key``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.connectors.kinesis.client import (
+    Kinesis,
+    KinesisPlace,
+    KinesisShard,
+    StreamInfo,
+    parse_place,
+)
+from tidelog.connectors.kinesis.position import END, RangeLimit, ShardPosition, is_before
+from tidelog.connectors.kinesis.reader import ShardRead, ShardReadPlan
+from tidelog.connectors.source import (
+    Bounds,
+    BranchingSource,
+    Chunk,
+    Parent,
+    PlannedReader,
+    ProbingSource,
+    Source,
+    SourcePartition,
+    SourceRange,
+    check_incarnation,
+    checked_at_end,
+)
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.model.address import Address, format_address, parse_address
+from tidelog.model.event import to_iso
+from tidelog.model.pipeline import BeginReason
+from tidelog.model.times import moment_ms
+
+__all__ = ["KinesisSource", "KinesisWay", "open_kinesis"]
+
+_INFO_S = 10.0  # how long a stream is planned for as it was; each range is checked at its end
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisWay:
+    """How a stream is read; plain values."""
+
+    start_ms: int | None = None  # of shards that nobody has begun; None: the oldest record
+    keep_outside: bool = True  # records inside of others whose hash key another shard has
+
+
+def open_kinesis(
+    address: Address, *, environ: Mapping[str, str], clock: Clock | None = None
+) -> KinesisSource:
+    """The source at ``kinesis://STREAM?region=…&endpoint_url=…&start=oldest|newest|TIME``.
+
+    ``newest`` is the time of this call, and a time such as ``-15m`` is relative to it: the source's
+    own URL tells which it is. With ``outside=drop`` records that the producer library has put into
+    the wrong shard while it was split are passed over, as it sends them again.
+    """
+    clock = clock or SystemClock()
+    place = parse_place(address, environ, "source", ("outside", "start"))
+    outside = address.options.get("outside", "keep")
+    if outside not in ("keep", "drop"):
+        raise InvalidError(f"source `{address.text}`: outside `{outside}`: give keep or drop")
+    start = address.options.get("start", "oldest")
+    start_ms = None
+    if start != "oldest":
+        start_ms = moment_ms("now" if start == "newest" else start, clock.now_ms())
+    return KinesisSource(place, KinesisWay(start_ms, outside == "keep"), clock=clock)
+
+
+class KinesisSource:
+    """One stream. It is pickled without secrets: they come from where it is unpickled."""
+
+    def __init__(
+        self,
+        place: KinesisPlace,
+        way: KinesisWay | None = None,
+        *,
+        clock: Clock | None = None,
+        kinesis: Kinesis | None = None,
+    ) -> None:
+        self._place = place
+        self._way = way or KinesisWay()
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._kinesis = kinesis
+        self._info: tuple[StreamInfo, float] | None = None  # and since when it is known
+        self._shards: dict[int, KinesisShard] = {}  # as last seen
+
+    @property
+    def url(self) -> str:
+        options = dict(parse_address(self._place.url).options)
+        if self._way.start_ms is not None:
+            options["start"] = to_iso(self._way.start_ms)
+        return format_address("kinesis", self._place.stream, "", options)
+
+    def partitions(self) -> list[SourcePartition]:
+        """All shards that are held, also closed ones, parents before their children."""
+        shards, _ = self._listed()
+        return [self._partition(number) for number in shards]
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """An open shard ends now; the first place tells how far back its records are held."""
+        if not partitions:
+            return {}
+        shards, time_ms = self._listed()
+        info = self._described()
+        start = (
+            ShardPosition("oldest")
+            if self._way.start_ms is None
+            else ShardPosition("at", self._way.start_ms)
+        )
+        first = ShardPosition(
+            start.kind, start.value, held_ms=max(0, time_ms - info.retention_ms)
+        ).text
+        now = RangeLimit(time_ms + 1000).text  # Kinesis tells its time to the second before
+        found: dict[SourcePartition, Bounds] = {}
+        for each in partitions:
+            number = self._number(each)
+            if number not in shards:
+                raise NotFoundError(
+                    f"kinesis shard `{each.text}`: is not there: ask the source for its partitions",
+                    partition=each.text,
+                )
+            end = END.text if shards[number].is_closed else now
+            found[each] = Bounds(first, end, info.incarnation, begins=self._begins(time_ms, info))
+        return found
+
+    def _begins(self, time_ms: int, info: StreamInfo) -> BeginReason:
+        """Why nothing is read before the first place: records of a young stream are all held."""
+        if self._way.start_ms is not None:
+            return "explicit"
+        return "retention" if time_ms - info.retention_ms > info.created_ms else "earliest"
+
+    def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
+        """Those that were split or merged into each of them."""
+        shards = self._shards
+        if any(self._number(each) not in shards for each in partitions):
+            shards, _ = self._listed()
+        return {
+            each: [
+                Parent(self._partition(number), END.text, number in shards)
+                for number in shards[self._number(each)].parents
+            ]
+            for each in partitions
+            if self._number(each) in shards
+        }
+
+    def waits(self, range: SourceRange) -> bool:
+        """Whether there is an event in a range, by looking."""
+        one = SourceRange(range.partition, range.start, self.cut(range.start, range.limit, 1))
+        return any(chunk.batch.num_rows for chunk in self.read(one))
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        """As the interface says; the range ends where it has caught up with the shard.
+
+        ``NotFoundError`` when the start was passed so long ago that records behind it may be gone;
+        Kinesis itself does not tell.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> PlannedReader:
+        number = self._number(range.partition)
+        ShardPosition.parse(range.start), RangeLimit.parse(range.limit)
+        if number not in self._shards:
+            self._listed()
+        if number not in self._shards:
+            raise NotFoundError(
+                f"kinesis shard `{range.partition.text}`: is not there any more",
+                partition=range.partition.text,
+            )
+        check_incarnation(range, self._described().incarnation)
+        plan = ShardReadPlan(range, self._described(), self._shards[number], self._way.keep_outside)
+        return PlannedReader(range, partial(self.planned, plan))
+
+    def planned(self, plan: ShardReadPlan) -> Iterator[Chunk]:
+        """The chunks of a plan; none of a stream that was created again since it was made."""
+        reading = ShardRead(self._open(), plan, self._clock)
+        return checked_at_end(reading.chunks(), partial(self._check, plan.range, reading))
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """A limit that has the count in it; for none, the start, as a place to begin at."""
+        return RangeLimit.parse(end).cut(events).text if events else ShardPosition.parse(start).text
+
+    def before(self, one: str, other: str) -> bool:
+        return is_before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """Kinesis does not count; only behind the end of a closed shard there is nothing."""
+        return 0 if ShardPosition.parse(start).kind == "end" else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.url,))
+
+    def __repr__(self) -> str:
+        return f"KinesisSource({self.url!r})"
+
+    def _open(self) -> Kinesis:
+        with self._lock:
+            if self._kinesis is None:
+                self._kinesis = Kinesis(self._place, clock=self._clock)
+            return self._kinesis
+
+    def _check(self, range: SourceRange, reading: ShardRead) -> None:
+        """Refuse what was read of a stream that is not the one which the range was planned for.
+
+        A range that has not moved commits nothing, and few such questions are allowed.
+        """
+        if range.incarnation and reading.has_moved:
+            check_incarnation(range, self._described(max_age_s=0).incarnation)
+
+    def _listed(self) -> tuple[dict[int, KinesisShard], int]:
+        shards, time_ms = self._open().shards()
+        self._shards = shards
+        return shards, time_ms
+
+    def _described(self, max_age_s: float = _INFO_S) -> StreamInfo:
+        now_s = self._clock.monotonic_s()
+        known = self._info
+        if known is None or not max_age_s or now_s - known[1] > max_age_s:
+            known = self._info = self._open().describe()[0], now_s
+        return known[0]
+
+    def _partition(self, number: int) -> SourcePartition:
+        return SourcePartition(self._place.stream, str(number))
+
+    def _number(self, partition: SourcePartition) -> int:
+        number = partition.number_in(self._place.stream)
+        if number is None:
+            raise NotFoundError(
+                f"kinesis shard `{partition.text}`: is none of stream `{self._place.stream}`: "
+                "ask the source for its partitions",
+                partition=partition.text,
+            )
+        return number
+
+
+def _reopened(url: str) -> KinesisSource:
+    """A source in another process, with that one's credentials."""
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    return open_kinesis(parse_address(url), environ=environ)
+
+
+_source: type[Source] = KinesisSource
+_branching: type[BranchingSource] = KinesisSource
+_telling: type[ProbingSource] = KinesisSource

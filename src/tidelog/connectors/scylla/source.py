@@ -1,0 +1,537 @@
+"""Changes of a table of Scylla, from its change log.
+
+The log's streams are put into groups, which are the source partitions; order is kept within each
+stream. Positions are times (``scylla_position``), so a range is a stretch of time, and it ends
+before now by a *lag*: changes land after their own time, when clocks are off and writes are slow.
+Three modes::
+
+    safe    lag 30 s. Less is warned about, since what lands later is missed
+    fast    lag 1 s, for quick answers. Notes what it has read, for a sweep
+    sweep   lag 1 min, behind ``of`` other pipelines: adds what they have missed, and says how late
+            it was (header ``tidelog.late_ms``). With ``lag=last`` shortly before the log forgets,
+            for rows that were written with old timestamps
+
+An event has as its id what rscylla gives it, so that a change has one id whoever brings it; as its
+key the primary key in JSON; as its type the operation; and as its value what ``scylla_rows`` says.
+
+What other pipelines have read of a change log, for the sweep that goes behind them.
+
+A fast reader passes windows before all of their changes have landed. A sweep reads the same windows
+again, later, and adds what is not yet in the topic:
+
+1. the fast reader commits a range; its manifest notes
+   every change that it brought                            → dead: the next driver finishes it
+2. a sweep plans a range that ends at the fast reader's
+   committed position, or before                           → dead: the next driver plans it again
+3. a task reads the windows again, and leaves out all that
+   the manifests of those ranges note                      → dead: staged files that nothing names
+4. the sweep's own cycle commits what is left, and its
+   manifest notes it, for a sweep behind this one          → dead: the next driver finishes it
+
+What the fast reader has committed up to a position never changes any more, and it never goes back
+behind it: so a change is in what it noted, or it will never bring it. Both pipelines bring their
+own ranges once. A change that lands even later is for a sweep behind this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC
+from functools import partial
+from typing import Any
+
+from tidelog.catalog.base import Row
+from tidelog.clock import Clock, SystemClock
+from tidelog.connectors.scylla.address import (
+    SAFE_LAG_MS,
+    ScyllaPlace,
+    ScyllaWay,
+    format_scylla,
+    parse_scylla,
+)
+from tidelog.connectors.scylla.changes import time_ms_of
+from tidelog.connectors.scylla.reader import (
+    ChangeRead,
+    ChangeReadPlan,
+    CommittedRange,
+    Generation,
+    first_times,
+    refresh_ms,
+)
+from tidelog.connectors.scylla.schema import LogTable, log_table
+from tidelog.connectors.scylla.session import ScyllaSession, session_of
+from tidelog.connectors.scylla.streams import ChangePosition, Generations, is_before
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    CompletingSource,
+    PlannedReader,
+    ProbingSource,
+    Source,
+    SourcePartition,
+    SourceRange,
+    TimedSource,
+    check_incarnation,
+    checked_at_end,
+)
+from tidelog.context import Context, OpenContext
+from tidelog.coordination.pipeline_rows import read_progress
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.model import layout
+from tidelog.model.address import Address, parse_address
+from tidelog.model.partition_rows import decode_row
+from tidelog.model.pipeline import BeginReason, Commit, NamedPipeline
+
+__all__ = [
+    "ReadByAll",
+    "ScyllaSource",
+    "Swept",
+    "open_scylla",
+]
+
+_NOTED_MAX = 100_000  # changes of a range whose manifest notes them
+_STEPS_MS = ((3_600_000, 60_000), (60_000, 10_000), (10_000, 1_000), (0, 250))  # of ends, by lag
+_QUIET_LOOKS = 30  # at a quiet group, before somebody is made to read it again
+_MARGIN_MS = 60_000  # what is about to be forgotten is not begun with
+
+
+def open_scylla(
+    address: Address,
+    *,
+    environ: Mapping[str, str],
+    open_context: OpenContext | None = None,
+    clock: Clock | None = None,
+) -> ScyllaSource:
+    """The source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&start=oldest|first|TIME``.
+
+    A time such as ``-15m`` is relative to this call: the source's own URL tells which it is.
+    """
+    clock = clock or SystemClock()
+    place, way = parse_scylla(address, environ, clock.now_ms())
+    if way.of and open_context is None:
+        raise InvalidError(
+            f"source `{address.text}`: its `of` names pipelines of a home, and none is open: "
+            "name the home"
+        )
+    if way.lag_ms is not None and way.lag_ms < SAFE_LAG_MS:
+        behind = "run a sweep behind it" if way.mode == "fast" else "give 30s, or run a sweep too"
+        logging.getLogger(__name__).warning(
+            "source `%s`: a lag of %s ms is short: changes that land later are missed: %s",
+            address.text,
+            way.lag_ms,
+            behind,
+        )
+    return ScyllaSource(place, way, open_context=open_context, clock=clock)
+
+
+class ScyllaSource:
+    """One table's change log. It is pickled without secrets: they come from where it is opened."""
+
+    def __init__(
+        self,
+        place: ScyllaPlace,
+        way: ScyllaWay,
+        *,
+        open_context: OpenContext | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._place = place
+        self._way = way
+        self._clock = clock or SystemClock()
+        self._swept = Swept(open_context, place, way) if way.of and open_context else None
+        self._lock = threading.Lock()
+        self._generations: Generations | None = None
+        self._times: list[int] = []  # of generations, as last seen
+        self._table: LogTable | None = None  # as last seen
+        self._begin_ms: int | None = None  # the first change, once it was looked for
+        self._asked: dict[SourcePartition, str] = {}  # where the last range began
+        self._quiet: dict[SourcePartition, int] = {}  # looks at groups whose last range was empty
+
+    @property
+    def url(self) -> str:
+        return format_scylla(self._place, self._way)
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        return self._way.of
+
+    def partitions(self) -> list[SourcePartition]:
+        """The groups; for a sweep, those that the pipelines before it have begun.
+
+        ``NotFoundError`` where there is no change log.
+        """
+        self._look(session_of(self._place))
+        groups = [self._partition(number) for number in range(self._way.groups)]
+        return groups if self._swept is None else list(self._swept.passed(groups))
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """From what is still held to the lag before now; for a sweep, to where others are."""
+        for each in partitions:
+            self._group(each)
+        session = session_of(self._place)
+        now_ms = min(self._clock.now_ms(), _server_ms(session))  # before generations are read
+        table = self._look(session)
+        held_ms = max(self._times[0], now_ms - table.ttl_ms if table.ttl_ms else 0)
+        end_ms = max(held_ms, self._end_ms(now_ms, table))
+        first = self._place_at(max(held_ms, self._first_ms(session, held_ms, end_ms)))
+        incarnation = table.id
+        passed: dict[SourcePartition, ReadByAll] = {}
+        if self._swept is not None:
+            passed = self._swept.passed(partitions)
+            incarnation = f"{table.id} behind {self._swept.incarnation()}"
+        found: dict[SourcePartition, Bounds] = {}
+        for each in partitions:
+            begin, end = first, self._place_at(max(end_ms, first.time_ms))
+            if self._swept is not None:
+                if each not in passed:
+                    raise NotFoundError(
+                        f"source partition `{each.text}`: was not begun by all of "
+                        f"{', '.join(self._way.of)}: a sweep goes behind them"
+                    )
+                begin = max(passed[each].first, begin, key=lambda place: place.time_ms)
+                end = min(passed[each].end, end, key=lambda place: place.time_ms)
+                end = max(begin, end, key=lambda place: place.time_ms)
+            limit = self._quiet_end(each, end.limit().text)
+            found[each] = Bounds(
+                begin.held(held_ms).text, limit, incarnation, begins=self._begins(held_ms)
+            )
+        return found
+
+    def _begins(self, held_ms: int) -> BeginReason:
+        """Why nothing is read before the first place."""
+        if isinstance(self._way.start, int):
+            return "explicit"
+        return "retention" if held_ms > self._times[0] else "earliest"
+
+    def waits(self, range: SourceRange) -> bool:
+        """Whether a change is there, by looking; so much silence is told, too."""
+        span_ms = (
+            ChangePosition.parse(range.limit).time_ms - ChangePosition.parse(range.start).time_ms
+        )
+        plan = self._plan(range)
+        if span_ms >= refresh_ms(plan.ttl_ms):
+            return True
+        return not ChangeRead(session_of(self._place), self._way, plan, self._clock).is_empty()
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        """As the interface says; the range ends after the window in which enough has come.
+
+        ``NotFoundError`` when the start is older than the log's time to live, or when its
+        generation is none of this cluster.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: SourceRange) -> PlannedReader:
+        plan = self._plan(range)
+        if self._asked.get(range.partition) == range.start:
+            self._quiet[range.partition] = 0
+        else:
+            self._quiet.pop(range.partition, None)
+        self._asked[range.partition] = range.start
+        return PlannedReader(range, partial(self.planned, plan))
+
+    def planned(self, plan: ChangeReadPlan) -> Iterator[Chunk]:
+        """The chunks of a plan."""
+        session = session_of(self._place)
+        chunks = ChangeRead(session, self._way, plan, self._clock).chunks()
+        return checked_at_end(chunks, partial(_check_table, session, plan.range))
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        place = ChangePosition.parse(end)
+        wanted = events if place.events is None else min(events, place.events)
+        return place.limit(min(wanted, _NOTED_MAX) if self._way.remembers else wanted).text
+
+    def limit_before(self, limit: str, time_ms: int) -> str:
+        """Places are times, so a range can end before any change."""
+        place = ChangePosition.parse(limit)
+        return limit if place.time_ms <= time_ms else self._place_at(time_ms).limit().text
+
+    def before(self, one: str, other: str) -> bool:
+        return is_before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """A change log does not count; nothing lies before a position that was reached."""
+        return None if is_before(start, end) else 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.url,))
+
+    def __repr__(self) -> str:
+        return f"ScyllaSource({self.url!r})"
+
+    # Inside.
+
+    def _look(self, session: ScyllaSession) -> LogTable:
+        """What is there now: the log, and its generations."""
+        with self._lock:
+            if self._generations is None:
+                self._generations = Generations(session, self._way.groups)
+            self._table = log_table(session)
+            self._times = self._generations.times()
+            return self._table
+
+    def _quiet_end(self, partition: SourcePartition, end: str) -> str:
+        """The end; where all is quiet, where the last range began: nobody need ask for it again.
+
+        Now and then the end is told all the same, lest somebody has moved on from there.
+        """
+        looks = self._quiet.get(partition)
+        if looks is None or looks >= _QUIET_LOOKS or not is_before(self._asked[partition], end):
+            return end
+        self._quiet[partition] = looks + 1
+        if self.waits(SourceRange(partition, self._asked[partition], end)):
+            return end
+        return ChangePosition.parse(self._asked[partition]).limit().text
+
+    def _end_ms(self, now_ms: int, table: LogTable) -> int:
+        lag_ms = self._way.lag_ms
+        if lag_ms is None:
+            if not table.ttl_ms:
+                raise InvalidError(
+                    f"change log of `{self._place.label}`: keeps its rows for good, so that there "
+                    "is no last time to sweep: give a lag, such as 1d, instead of last"
+                )
+            lag_ms = table.ttl_ms - max(table.ttl_ms // 24, min(_MARGIN_MS, table.ttl_ms // 2))
+        step_ms = next(step for least, step in _STEPS_MS if lag_ms >= least)
+        return (now_ms - lag_ms) // step_ms * step_ms
+
+    def _first_ms(self, session: ScyllaSession, held_ms: int, end_ms: int) -> int:
+        """Where to begin, with some margin to what is about to be forgotten."""
+        ttl_ms = self._table.ttl_ms if self._table else 0
+        if isinstance(self._way.start, int):
+            return self._way.start
+        margin_ms = min(_MARGIN_MS, ttl_ms // 10) if held_ms > self._times[0] else 0
+        if self._way.start == "oldest" or self._swept is not None:
+            return held_ms + margin_ms
+        if self._begin_ms is None:
+            self._begin_ms = self._first_change_ms(session, held_ms + margin_ms, end_ms)
+        return self._begin_ms
+
+    def _first_change_ms(self, session: ScyllaSession, start_ms: int, end_ms: int) -> int:
+        """The second of the first change that is there, else the end."""
+        generations = self._generations or Generations(session, self._way.groups)
+        for index, time_ms in enumerate(self._times):
+            ends = [*self._times[index + 1 :], end_ms]
+            begin, end = max(start_ms, time_ms), min(end_ms, ends[0])
+            if begin >= end:
+                continue
+            found = [
+                time_ms_of(time)
+                for group in range(self._way.groups)
+                for time in first_times(session, generations.streams(time_ms, group), begin, end)
+            ]
+            if found:
+                return min(found) // 1000 * 1000
+        return end_ms
+
+    def _plan(self, range: SourceRange) -> ChangeReadPlan:
+        group = self._group(range.partition)
+        start, limit = ChangePosition.parse(range.start), ChangePosition.parse(range.limit)
+        if limit.time_ms < start.time_ms:
+            raise InvalidError(
+                f"source partition `{range.partition.text}`: range [{range.start}, {range.limit}) "
+                "runs backwards: give start <= limit"
+            )
+        session = session_of(self._place)
+        if self._table is None or not {start.generation_ms, limit.generation_ms} <= {*self._times}:
+            self._look(session)
+        table, generations = self._table, self._generations
+        if start.generation_ms not in self._times or table is None or generations is None:
+            raise NotFoundError(
+                f"change log of `{self._place.label}`: the position {range.start} is in a "
+                "generation of streams that the cluster does not tell of: it is another cluster, "
+                "or too old: start a new pipeline",
+                lost_from=range.start,
+                first=self._times[0] if self._times else None,
+            )
+        wanted = [
+            Generation(time_ms, after, generations.streams(time_ms, group))
+            for time_ms, after in zip(self._times, [*self._times[1:], None], strict=True)
+            if start.generation_ms <= time_ms <= limit.time_ms
+        ]
+        plan = ChangeReadPlan(
+            range, tuple(wanted), table.ttl_ms, reaches_back=not self._way.remembers
+        )
+        if self._swept is None:
+            return plan
+        before, store, until_ms = self._swept.before(range)
+        return replace(plan, before=before, store=store, limit_ms=until_ms)
+
+    def _place_at(self, time_ms: int) -> ChangePosition:
+        """A time, in the generation that it is in."""
+        begun = [each for each in self._times if each <= time_ms]
+        return ChangePosition(begun[-1] if begun else self._times[0], time_ms)
+
+    def _partition(self, number: int) -> SourcePartition:
+        return SourcePartition(self._place.label, str(number))
+
+    def _group(self, partition: SourcePartition) -> int:
+        number = partition.number_in(self._place.label)
+        if number is None or number >= self._way.groups:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: is none of `{self._place.label}` in "
+                f"{self._way.groups} groups: ask the source for its partitions",
+                partition=partition.text,
+            )
+        return number
+
+
+def _check_table(session: ScyllaSession, range: SourceRange) -> None:
+    """Refuse what was read of a log that is not the one which the range was planned for."""
+    planned, behind, others = range.incarnation.partition(" behind ")
+    if planned:
+        check_incarnation(range, f"{log_table(session).id}{behind}{others}")
+
+
+def _server_ms(session: ScyllaSession) -> int:
+    """The cluster's own time, lest a clock that is ahead here makes changes be missed."""
+    ((now,),) = session.rows("SELECT toTimestamp(now()) FROM system.local")
+    return int(now.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _reopened(url: str) -> ScyllaSource:
+    """A source in another process, with that one's login; it reads what was planned elsewhere."""
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    clock = SystemClock()
+    place, way = parse_scylla(parse_address(url), environ, clock.now_ms())
+    return ScyllaSource(place, way, clock=clock)
+
+
+_source: type[Source] = ScyllaSource
+_telling: type[ProbingSource] = ScyllaSource
+_timed: type[TimedSource] = ScyllaSource
+_completing: type[CompletingSource] = ScyllaSource
+
+
+_RANGES_MAX = 500  # of other pipelines in one range of a sweep
+
+
+@dataclass(frozen=True, slots=True)
+class ReadByAll:
+    """What all of the pipelines have read of a source partition: ``[first, end)``."""
+
+    first: ChangePosition
+    end: ChangePosition
+
+
+@dataclass
+class Swept:
+    """The pipelines that a sweep goes behind."""
+
+    open_context: OpenContext
+    place: ScyllaPlace
+    way: ScyllaWay
+    _reached: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+
+    def incarnation(self) -> str:
+        """Which pipelines they are; another when one was made anew."""
+        with self.open_context() as context:
+            return "+".join(each.incarnation for each in self._pipelines(context))
+
+    def passed(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, ReadByAll]:
+        """How far they have come; partitions that one of them has not begun are left out."""
+        found: dict[SourcePartition, ReadByAll] = {}
+        with self.open_context() as context:
+            pipelines = self._pipelines(context)
+            for partition in partitions:
+                each = [_passed(context, one.incarnation, partition.text) for one in pipelines]
+                whole = [one for one in each if one is not None]
+                if len(whole) == len(pipelines):
+                    first = max((one.first for one in whole), key=lambda place: place.order)
+                    end = min((one.end for one in whole), key=lambda place: place.order)
+                    found[partition] = ReadByAll(first, end)
+        return found
+
+    def before(self, range: SourceRange) -> tuple[tuple[CommittedRange, ...], str, int | None]:
+        """The ranges that they committed there, the store of their manifests, and how far.
+
+        Not further than so many ranges reach; None: to the range's own end.
+        """
+        start_ms, limit_ms = (
+            ChangePosition.parse(range.start).time_ms,
+            ChangePosition.parse(range.limit).time_ms,
+        )
+        found: list[CommittedRange] = []
+        with self.open_context() as context:
+            for each in self._pipelines(context):
+                found += self._commits(context, each.incarnation, range, (start_ms, limit_ms))
+            store = context.store.url
+        found.sort(key=lambda before: before.end_ms)
+        if len(found) <= _RANGES_MAX:
+            return tuple(found), store, None
+        until_ms = max(start_ms + 1, found[_RANGES_MAX].end_ms)
+        return tuple(each for each in found if each.start_ms < until_ms), store, until_ms
+
+    def _commits(
+        self, context: Context, pipeline: str, range: SourceRange, times: tuple[int, int]
+    ) -> Iterator[CommittedRange]:
+        """The commits of one that lie in a time and hold any change."""
+        start_ms, limit_ms = times
+        where = layout.pipeline_partition(pipeline, range.partition.text)
+        known = pipeline, range.partition.text
+        reached_ms, row = self._reached.get(known, (start_ms + 1, ""))  # by the last range
+        if reached_ms > start_ms:
+            row = self._row_at(context, where, start_ms)
+        for each in context.catalog.scan(where, row, "commit0"):
+            commit = _decode(each)
+            begin, end = (
+                ChangePosition.parse(commit.start).time_ms,
+                ChangePosition.parse(commit.end).time_ms,
+            )
+            if begin >= limit_ms:
+                return
+            if begin <= start_ms:
+                self._reached[known] = begin, each.row
+            if end > start_ms and commit.events:
+                yield CommittedRange(begin, end, commit.manifest)
+
+    def _row_at(self, context: Context, where: str, time_ms: int) -> str:
+        """The row of the last commit that begins at a time or before."""
+        for row in context.catalog.scan(where, "commit/", "commit0", reverse=True):
+            if ChangePosition.parse(_decode(row).start).time_ms <= time_ms:
+                return row.row
+        return "commit/"
+
+    def _pipelines(self, context: Context) -> list[NamedPipeline]:
+        return [self._pipeline(context, name) for name in self.way.of]
+
+    def _pipeline(self, context: Context, name: str) -> NamedPipeline:
+        row = context.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
+        if row is None:
+            raise NotFoundError(
+                f"pipeline `{name}`: not found: a sweep goes behind one that is there"
+            )
+        found = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+        if found.transform:
+            raise InvalidError(
+                f"pipeline `{name}`: has a transform, behind which nobody can tell what it has "
+                "brought: sweep behind one without"
+            )
+        address = parse_address(found.source)
+        if address.scheme == "scylla":
+            place, way = parse_scylla(address, {}, 0)
+            if place.label == self.place.label and way.groups == self.way.groups and way.remembers:
+                return found
+        raise InvalidError(
+            f"pipeline `{name}`: reads `{found.source}`: a sweep of `{self.place.label}` in "
+            f"{self.way.groups} groups goes behind one that reads the same table in as many, with "
+            "mode=fast or mode=sweep"
+        )
+
+
+def _passed(context: Context, pipeline: str, partition: str) -> ReadByAll | None:
+    head = read_progress(context, pipeline, partition)
+    if head is None:
+        return None
+    where = layout.pipeline_partition(pipeline, partition)
+    oldest = next(iter(context.catalog.scan(where, "commit/", "commit0", 1)), None)
+    first = head.position if oldest is None else _decode(oldest).start
+    return ReadByAll(ChangePosition.parse(first).plain, ChangePosition.parse(head.position).plain)
+
+
+def _decode(row: Row) -> Commit:
+    return decode_row(row.value, Commit, f"commit `{row.row}`")

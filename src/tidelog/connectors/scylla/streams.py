@@ -1,0 +1,314 @@
+"""Generations of streams, as the cluster tells them, in the three shapes that there have been.
+
+========== ==================================================== ================================
+shape      tables                                               since
+========== ==================================================== ================================
+tablets    ``system.cdc_timestamps``, ``system.cdc_streams``    2025.4, for tables with tablets
+two tables ``system_distributed.cdc_generation_timestamps``,    4.4
+           ``…cdc_streams_descriptions_v2``
+one table  ``system_distributed.cdc_streams_descriptions``      before
+========== ==================================================== ================================
+
+A change is in the generation that was the newest at the change's own time. A generation is told
+before it begins; so a list of them that was read at some time is whole up to that time. Streams are
+put into groups that are the same in all generations: by their vnode, which has all streams of one
+range of tokens, and else by the stream's own id.
+
+Positions in a change log: a generation of streams, and a time in it.
+
+``<generation>:<time>``, both in milliseconds, padded so that their texts sort as they do. All
+changes before that time are read, all from it on are not; so a position is also the end of one
+window and the start of the next. Times are those of the changes.
+
+``^<time>`` behind the first position of a group tells how far back changes are held. A position is
+before such a one if changes behind it may be gone, and not merely if it is earlier.
+
+A limit is ``until:`` and a position; ``,<n>`` behind it ends a range after the window in which
+about so many changes have come. The end of a log is such a limit, which follows the clock: it is
+before no position, since a clock that was set back has taken nothing away.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from tidelog.connectors.scylla.address import ScyllaPlace
+from tidelog.connectors.scylla.session import ScyllaSession
+from tidelog.errors import InvalidError, NotFoundError
+
+__all__ = [
+    "ChangePosition",
+    "Generations",
+    "Streams",
+    "group_of",
+    "is_before",
+    "queries_of",
+]
+
+_STREAMS_AT_ONCE = 32  # in one statement; Scylla allows 100
+_STATEMENTS_MIN = 4  # of a group: the next is under way while the rows of one are used
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the driver's times are UTC and do not say so
+_MILLISECOND = timedelta(milliseconds=1)
+_VERSION_BITS = 4
+_VNODE_BITS = 22
+
+Streams = tuple[tuple[bytes, ...], ...]  # of one group: those of each statement
+
+
+class _Shape(Protocol):
+    """How a cluster tells its generations."""
+
+    @property
+    def by_vnode(self) -> bool:
+        """Whether streams are grouped by their vnodes."""
+        ...
+
+    def times(self) -> list[int]:
+        """When generations begin, in ms, in order."""
+        ...
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        """The streams of one."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Tablets:
+    session: ScyllaSession
+    keyspace: str
+    place: ScyllaPlace
+    by_vnode: bool = False  # each stream is a tablet's
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "timestamp" FROM "{self.keyspace}".cdc_timestamps '  # noqa: S608 - checked
+            "WHERE keyspace_name = ? AND table_name = ?",
+            (self.place.keyspace, self.place.table),
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT stream_id FROM "{self.keyspace}".cdc_streams '  # noqa: S608 - checked
+            'WHERE keyspace_name = ? AND table_name = ? AND "timestamp" = ? AND stream_state = 0',
+            (self.place.keyspace, self.place.table, _datetime(time_ms)),
+        )
+        return [stream for (stream,) in rows]
+
+
+@dataclass(frozen=True)
+class _TwoTables:
+    session: ScyllaSession
+    keyspace: str
+    by_vnode: bool = True
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "time" FROM "{self.keyspace}".cdc_generation_timestamps '  # noqa: S608
+            "WHERE key = 'timestamps'"
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT streams FROM "{self.keyspace}".cdc_streams_descriptions_v2 '  # noqa: S608
+            'WHERE "time" = ?',
+            (_datetime(time_ms),),
+        )
+        return [stream for (some,) in rows for stream in some or ()]
+
+
+@dataclass(frozen=True)
+class _OneTable:
+    session: ScyllaSession
+    keyspace: str
+    by_vnode: bool = True
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "time" FROM "{self.keyspace}".cdc_streams_descriptions'  # noqa: S608
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT streams FROM "{self.keyspace}".cdc_streams_descriptions '  # noqa: S608
+            'WHERE "time" = ?',
+            (_datetime(time_ms),),
+        )
+        return [stream for (some,) in rows for stream in some or ()]
+
+
+class Generations:
+    """The generations of one table, and the streams of each in groups."""
+
+    def __init__(self, session: ScyllaSession, groups: int) -> None:
+        self._session = session
+        self._groups = groups
+        self._shape: _Shape | None = None
+        self._streams: dict[int, list[Streams]] = {}
+
+    def times(self) -> list[int]:
+        """When they begin, in ms, in order; read now. ``NotFoundError`` where there are none."""
+        if self._shape is None:
+            self._shape = _shape_of(self._session)
+        times = self._shape.times()
+        if not times:
+            raise _no_generations(self._session.place)
+        return times
+
+    def streams(self, time_ms: int, group: int) -> Streams:
+        """The streams of a generation that are in a group. ``NotFoundError`` where it is gone."""
+        if time_ms not in self._streams:
+            if self._shape is None:
+                self._shape = _shape_of(self._session)
+            found = self._shape.streams(time_ms)
+            if not found:
+                raise NotFoundError(
+                    f"change log of `{self._session.place.label}`: the cluster has no generation "
+                    f"of streams that began at {time_ms} ms: is the position from another cluster? "
+                    "Start a new pipeline",
+                    generation=time_ms,
+                )
+            self._streams[time_ms] = _grouped(found, self._groups, self._shape.by_vnode)
+        return self._streams[time_ms][group]
+
+    def forget(self) -> None:
+        """Look anew which shape the tables have, next time."""
+        self._shape = None
+
+
+def group_of(stream: bytes, groups: int, by_vnode: bool = True) -> int:
+    """The group that a stream is in."""
+    low = int.from_bytes(stream[8:16], "big")
+    if by_vnode and len(stream) == 16 and low & 0xF == 1:
+        return ((low >> _VERSION_BITS) & ((1 << _VNODE_BITS) - 1)) % groups
+    return zlib.crc32(stream) % groups
+
+
+def queries_of(streams: Iterable[bytes]) -> Streams:
+    """Streams that are asked for together: those of one vnode side by side, and not too many."""
+
+    def vnode(stream: bytes) -> tuple[int, bytes]:
+        return int.from_bytes(stream[8:16], "big") & (
+            (1 << _VERSION_BITS + _VNODE_BITS) - 1
+        ), stream
+
+    some = sorted(streams, key=vnode)
+    at_once = min(_STREAMS_AT_ONCE, -(-len(some) // _STATEMENTS_MIN) or 1)
+    starts = range(0, len(some), at_once)
+    return tuple(tuple(some[first : first + at_once]) for first in starts)
+
+
+def _grouped(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Streams]:
+    found: list[list[bytes]] = [[] for _ in range(groups)]
+    for stream in streams:
+        found[group_of(stream, groups, by_vnode)].append(stream)
+    return [queries_of(each) for each in found]
+
+
+def _shape_of(session: ScyllaSession) -> _Shape:
+    """Which tables this cluster tells this table's generations by."""
+    place = session.place
+    own = place.generations
+    tablets, distributed = own or "system", own or "system_distributed"
+    names = {
+        keyspace: {
+            table
+            for (table,) in session.rows(
+                "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?", (keyspace,)
+            )
+        }
+        for keyspace in {tablets, distributed}
+    }
+    if {"cdc_timestamps", "cdc_streams"} <= names[tablets]:
+        by_tablets = _Tablets(session, tablets, place)
+        if by_tablets.times():
+            return by_tablets
+    if {"cdc_generation_timestamps", "cdc_streams_descriptions_v2"} <= names[distributed]:
+        return _TwoTables(session, distributed)
+    if "cdc_streams_descriptions" in names[distributed]:
+        return _OneTable(session, distributed)
+    raise _no_generations(place)
+
+
+def _no_generations(place: ScyllaPlace) -> NotFoundError:
+    return NotFoundError(
+        f"change log of `{place.label}`: the cluster tells no generations of streams"
+        f"{f' in keyspace {place.generations}' if place.generations else ''}: is it Scylla, with "
+        "change data capture on?"
+    )
+
+
+def _ms(time: Any) -> int:
+    return int((time.replace(tzinfo=None) - _EPOCH) // _MILLISECOND)
+
+
+def _datetime(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC).replace(tzinfo=None) + timedelta(milliseconds=time_ms)
+
+
+_DIGITS = 15
+_PLACE = re.compile(r"(until:)?(\d{15}):(\d{15})(?:\^(\d{15}))?(?:,(\d{1,15}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePosition:
+    """Where reading goes on, or where it ends."""
+
+    generation_ms: int
+    time_ms: int
+    held_ms: int | None = None  # what was changed before is no longer held
+    events: int | None = None  # of a limit
+    is_limit: bool = False
+
+    @property
+    def text(self) -> str:
+        held = "" if self.held_ms is None else f"^{self.held_ms:0{_DIGITS}}"
+        events = "" if self.events is None else f",{self.events}"
+        until = "until:" if self.is_limit else ""
+        return f"{until}{self.generation_ms:0{_DIGITS}}:{self.time_ms:0{_DIGITS}}{held}{events}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rises along a change log."""
+        return self.time_ms, self.generation_ms
+
+    @property
+    def plain(self) -> ChangePosition:
+        """The same place, and nothing else."""
+        return ChangePosition(self.generation_ms, self.time_ms)
+
+    def held(self, held_ms: int) -> ChangePosition:
+        """The same as the first one, with how far back changes are held."""
+        return ChangePosition(self.generation_ms, self.time_ms, held_ms)
+
+    def limit(self, events: int | None = None) -> ChangePosition:
+        """The same as a limit, perhaps after so many events."""
+        return ChangePosition(self.generation_ms, self.time_ms, events=events, is_limit=True)
+
+    @classmethod
+    def parse(cls, text: str) -> ChangePosition:
+        match = _PLACE.fullmatch(text)
+        if match is None:
+            raise InvalidError(
+                f"position `{text}`: is none of a change log: give <generation>:<time>, each in "
+                f"{_DIGITS} digits of milliseconds"
+            )
+        held, events = (None if part is None else int(part) for part in match.group(4, 5))
+        return cls(int(match[2]), int(match[3]), held, events, match[1] is not None)
+
+
+def is_before(one: str, other: str) -> bool:
+    """Whether a position is strictly before another one of the same log."""
+    here, there = ChangePosition.parse(one), ChangePosition.parse(other)
+    if there.held_ms is not None:
+        return here.time_ms < there.held_ms
+    if here.is_limit and not there.is_limit:
+        return False
+    return here.order < there.order

@@ -1,0 +1,107 @@
+"""What can be read by position: Kafka, Kinesis, Scylla's change logs, topics of a home, files.
+
+Every source is one ``read(range)`` that gives Arrow batches in event columns and runs anywhere, on
+a driver or in a Spark task; a source holds plain settings, pickles, and opens its connections
+where it is used. It promises order within a source partition and that nothing is passed over in
+silence. It must not know pipelines, sinks or the catalog of whoever reads it.
+
+``base`` has the interface; ``kafka``, ``kinesis``, ``scylla``, ``topic``, ``archive`` and ``files``
+(to copy from) are sources, with modules of their own. ``merge`` brings files into one order.
+Other packages may add one by the entry point group ``tidelog.connectors.sources``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    DirectReader,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+)
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest, parse_address
+
+if TYPE_CHECKING:
+    from tidelog.connectors.topic.source import OpenContext
+
+__all__ = [
+    "SOURCE_SCHEMES",
+    "Bounds",
+    "Chunk",
+    "DirectReader",
+    "RangeReader",
+    "Source",
+    "SourcePartition",
+    "SourceRange",
+    "open_source",
+    "pipelines_behind",
+]
+
+SOURCE_SCHEMES = ("kafka", "kinesis", "scylla", "topic", "archive", "file")
+
+
+def open_source(
+    url: str, *, environ: Mapping[str, str], open_context: OpenContext | None = None
+) -> Source:
+    """The source that a URL names. Nothing is sent before its first call.
+
+    ``open_context`` opens the home that a ``topic:`` or an ``archive:`` is in, in the process that
+    calls it; a source that goes to other processes needs one that pickles.
+    """
+    address = parse_address(url)
+    if address.scheme == "kafka":
+        try:
+            from tidelog.connectors.kafka.source import open_kafka
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("confluent_kafka"):
+                text = "kafka source is not installed: pip install 'tidelog[kafka]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kafka(address, environ=environ)
+    if address.scheme == "kinesis":
+        try:
+            from tidelog.connectors.kinesis.source import open_kinesis
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("boto"):
+                text = "kinesis source is not installed: pip install 'tidelog[aws]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kinesis(address, environ=environ)
+    if address.scheme == "scylla":
+        from tidelog.connectors.scylla.source import open_scylla
+
+        return open_scylla(address, environ=environ, open_context=open_context)
+    if address.scheme in ("topic", "archive"):
+        from tidelog.connectors.archive.source import open_archive
+        from tidelog.connectors.topic.source import open_topic
+
+        if open_context is None:
+            raise InvalidError(f"source `{url}`: is in a home, and none is open: name the home")
+        opening = open_topic if address.scheme == "topic" else open_archive
+        return opening(address, open_context)
+    if address.scheme == "file":
+        from tidelog.connectors.files.source import open_files
+
+        return open_files(address)
+    for entry in entry_points(group="tidelog.connectors.sources", name=address.scheme):
+        source: Source = entry.load()(address, environ=environ)
+        return source
+    raise InvalidError(
+        f"source `{url}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, SOURCE_SCHEMES)}: give one of {', '.join(SOURCE_SCHEMES)}"
+    )
+
+
+def pipelines_behind(url: str) -> tuple[str, ...]:
+    """The pipelines to which a source adds what they have missed; without opening it."""
+    address = parse_address(url)
+    if address.scheme != "scylla":
+        return ()
+    return tuple(filter(None, address.options.get("of", "").split(",")))

@@ -1,0 +1,224 @@
+"""The writer of sinks that bring events into a log: ranges become segments, staged in the store.
+
+A segment holds the events of a range for all partitions of the target, in the order in which they
+came. Nothing of an event is changed: id, key, value, type, headers and time are what was read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.clock import RandomIds
+from tidelog.codec.event_batch import STORED_SCHEMA, check_events, stored_columns
+from tidelog.codec.segment import encode_staged
+from tidelog.connectors.sink import RangeWriter, RecordRefusedError, Written
+from tidelog.errors import InvalidError
+from tidelog.log.partitioner import split
+from tidelog.log.producer.staged import Collector
+from tidelog.model.address import Address
+from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
+from tidelog.model.pipeline import FileEntry
+from tidelog.store.base import Store
+from tidelog.store.create import put_fresh
+
+__all__ = [
+    "COPIES",
+    "EventLimit",
+    "Place",
+    "SegmentTarget",
+    "SegmentWriter",
+    "check_numbers",
+    "check_records",
+    "check_rows",
+    "keeps_partition",
+    "keyless_partition",
+    "same_places",
+]
+
+Place = Callable[[pa.RecordBatch], npt.NDArray[np.int32]]  # the target's partition of each event
+
+
+@dataclass(frozen=True, slots=True)
+class EventLimit:
+    """How large events may be."""
+
+    event_bytes_max: int
+    own: bool = False  # whether Tidelog has added something to them, which has room on top
+
+
+# Events that the home has accepted before, in a topic or an archive: neither what Tidelog has added
+# to them nor a lower event_bytes_max since refuses them.
+COPIES = EventLimit(EVENT_BYTES_CEILING, own=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTarget:
+    """What segments are for."""
+
+    url: str
+    limit: EventLimit = COPIES
+    mark: str = ""  # begins the names of what is staged
+    writer: str = ""  # the producer that will commit it to a topic, if its row is kept for good
+
+
+class SegmentWriter:
+    """Stages the segments of one range."""
+
+    def __init__(self, store: Store, staging: str, target: SegmentTarget, place: Place) -> None:
+        self._store = store
+        own = f"{target.mark}{RandomIds().new()}"  # a repeated task has names of its own
+        self._staging = f"{staging}/{own}"
+        self._target = target
+        self._place = place
+        self._collector = Collector()
+        self._files: list[FileEntry] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        table = stored_columns(batch.select(STORED_SCHEMA.names), 0)
+        check_records(batch, table, self._target.limit)
+        numbered = table.append_column("offset", batch.column("offset"))
+        for joined, places in self._collector.add(numbered, self._place(batch)):
+            self._stage(joined, places)
+
+    def close(self) -> Written:
+        for joined, places in self._collector.rest():
+            self._stage(joined, places)
+        return Written(tuple(self._files), sum(file.events for file in self._files))
+
+    def _stage(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> None:
+        if places is None:
+            places = np.zeros(table.num_rows, np.int32)
+        offsets = pc.min_max(table.column("offset")).as_py()
+        parts = split(table.drop_columns(["offset"]), places)
+        tables = [(partition, part) for partition, part, _ in parts]
+        segment = encode_staged(tables, writer=self._target.writer)
+        staged = f"{self._staging}/{len(self._files)}"
+        put_fresh(self._store, staged, segment.data)
+        self._files.append(
+            FileEntry(
+                staged=staged,
+                target=self._target.url,
+                size=len(segment.data),
+                crc=crc32c.crc32c(segment.data),
+                events=table.num_rows,
+                first_offset=offsets["min"],
+                last_offset=offsets["max"],
+                first_ms=min(piece.first_ms for piece in segment.pieces),
+                last_ms=max(piece.last_ms for piece in segment.pieces),
+                kind="segment",
+                pieces=segment.pieces,
+            )
+        )
+
+
+def keeps_partition(address: Address) -> bool:
+    """Whether the address says ``partition=same``; by key otherwise."""
+    wanted = address.options.get("partition", "key")
+    if wanted not in ("key", "same"):
+        raise InvalidError(f"sink `{address.text}`: partition `{wanted}`: give key or same")
+    return wanted == "same"
+
+
+def same_places(batch: pa.RecordBatch, partitions: int, target: str) -> npt.NDArray[np.int32]:
+    """The partition that each event had. ``InvalidError`` where the target has none of its number.
+
+    ``target`` names it in messages.
+    """
+    column = batch.column("partition")
+    highest = pc.max(column).as_py()
+    if highest is not None and highest >= partitions:
+        raise _too_few(target, partitions, highest)
+    places: npt.NDArray[np.int32] = column.to_numpy(zero_copy_only=False).astype(np.int32)
+    return places
+
+
+def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
+    """``InvalidError`` where a source partition has a number that the target has not."""
+    names = [each.rpartition("/")[2] for each in sources]
+    highest = max((int(name) for name in names if _is_number(name)), default=-1)
+    if highest >= partitions:
+        raise _too_few(target, partitions, highest)
+
+
+def check_records(
+    batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limit: EventLimit
+) -> None:
+    """Raise ``RecordRefusedError`` for the first record that cannot become an event.
+
+    ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
+    """
+    late = _first_wrong_time(events.slice(0, _first_error(batch)))
+    row = _first_error(batch) if late is None else late
+    try:
+        check_events(events.slice(0, row), limit.event_bytes_max, own=limit.own)
+    except InvalidError as exc:
+        raise _refused(batch, exc) from exc
+    if late is not None:
+        time_ms = events.column("timestamp")[late].value
+        said = f"event: its time {time_ms} ms is outside of the years 1970 to 9999: fix it"
+        raise _refused(batch, InvalidError(said, row=late))
+    check_rows(batch)
+
+
+def check_rows(batch: pa.RecordBatch) -> None:
+    """Raise ``RecordRefusedError`` for the first row of a source that is not an event."""
+    row = _first_error(batch)
+    if row is not None:
+        raise _refused(batch, InvalidError(f"{batch.column('error')[row]}: fix it", row=row))
+
+
+def _first_error(batch: pa.RecordBatch) -> int | None:
+    if "error" not in batch.schema.names:
+        return None
+    found = pc.index(pc.is_valid(batch.column("error")), True).as_py()
+    return None if found < 0 else int(found)
+
+
+def _first_wrong_time(events: pa.Table | pa.RecordBatch) -> int | None:
+    times = events.column("timestamp").cast(pa.int64())
+    wrong = pc.or_(pc.less(times, 0), pc.greater_equal(times, TIMESTAMP_MS_END))
+    found = pc.index(wrong, True).as_py()
+    return None if found < 0 else int(found)
+
+
+def _refused(batch: pa.RecordBatch, error: InvalidError) -> RecordRefusedError:
+    row = error.context["row"]
+    names = [name for name in ("topic", "partition") if name in batch.schema.names]
+    place = "/".join(str(batch.column(name)[row].as_py()) for name in names)
+    offset = batch.column("offset")[row].as_py()
+    time_ms = batch.column("timestamp")[row].value if "timestamp" in batch.schema.names else 0
+    said = str(error).removeprefix(f"row {row}: ")
+    return RecordRefusedError(
+        f"source partition `{place}`, offset {offset}: {said}; everything before this offset is "
+        "copied, and nothing from it on until then. A pump with --transform can leave the record "
+        "out",
+        **{**error.context, "partition": place, "offset": offset, "time_ms": time_ms},
+    )
+
+
+def _too_few(target: str, partitions: int, needed: int) -> InvalidError:
+    return InvalidError(
+        f"{target}: has {partitions} partitions, and there are events of partition {needed}: "
+        f"make it with {needed + 1} or more, or place events by key (partition=key)"
+    )
+
+
+def keyless_partition(source_partition: str, partitions: int) -> int:
+    """Where events without a key go: all of a source partition together, so in their order."""
+    name = source_partition.rpartition("/")[2]
+    return (int(name) if _is_number(name) else zlib.crc32(name.encode())) % partitions
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
+_: type[RangeWriter] = SegmentWriter

@@ -1,0 +1,288 @@
+"""Events into a topic of a home, each of them once.
+
+A writer stages segments in the home's store. Publishing copies each of them to where the topic's
+segments are, in its present generation, and commits runs that name the copy, partition by
+partition, under the producer ``:pipeline:<pipeline>:<source partition>``. In each partition the
+events of a range are numbered from the range's ordinal, and a range has no more of them than it was
+read from; so numbers grow from range to range, and follow from the manifest alone. What the
+producer's row shows is there already: publishing again, after a crash anywhere or by another driver
+at the same time, goes on where it was, and a driver that slept finds nothing to do.
+
+After the commits each segment gets a witness, by which a catalog that has lost them is noticed
+(``log.witnesses``). Publishing again puts it where a driver died before that.
+
+That row is a named producer's, which no sweep takes for expired.
+
+Events that were erased from the topic are left out: by writers, which have the ledger as it was
+known to the driver, and again before the commit, where the ledger has grown since; both are counted
+(``log.copying``).
+
+Leaving out events that were erased from a topic, on their way into it.
+
+A sink before which events get their key, id, type and time from fields of their JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.codec.fields import FieldPaths, FieldTaker
+from tidelog.connectors.archive.staging import discard_files
+from tidelog.connectors.sink import RangeWriter, TargetSink, Written
+from tidelog.connectors.topic.segments import (
+    COPIES,
+    EventLimit,
+    SegmentTarget,
+    SegmentWriter,
+    check_numbers,
+    check_records,
+    keeps_partition,
+    keyless_partition,
+    same_places,
+)
+from tidelog.context import Context, OpenContext
+from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
+from tidelog.log.ledger import (
+    NOTHING_ERASED,
+    Copier,
+    ErasedIds,
+    append_staged,
+    is_appended,
+    read_erased,
+)
+from tidelog.log.partitioner import partitions_for
+from tidelog.log.producer.staged import StagedSegment
+from tidelog.log.topics import find_target
+from tidelog.model import layout
+from tidelog.model.address import Address
+from tidelog.model.limits import EVENT_BYTES_CEILING
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.producer_names import pipeline_producer, writer_name
+from tidelog.model.topic import Topic
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+
+__all__ = [
+    "ErasingWriter",
+    "FieldedSink",
+    "TopicSettings",
+    "TopicSink",
+    "open_topic",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How events get into a topic; plain values."""
+
+    topic: Topic
+    store: str  # URL of the home's store
+    keep_partition: bool  # else by key, and without one by source partition
+    limit: EventLimit
+
+
+def open_topic(address: Address, open_context: OpenContext) -> TopicSink:
+    """The sink at ``topic:NAME?partition=key|same``. ``NotFoundError`` when there is none."""
+    address.take_options(("partition",))
+    keep_partition = keeps_partition(address)
+    if address.host:
+        raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
+    with open_context() as context:
+        topic = find_target(context, address.path)
+        limit = EventLimit(context.settings.event_bytes_max)
+        settings = TopicSettings(topic, context.store.url, keep_partition, limit)
+    return TopicSink(open_context, settings)
+
+
+class TopicSink:
+    """One topic, in one incarnation. Pickles where ``open_context`` does; writers need no
+    catalog."""
+
+    def __init__(
+        self,
+        open_context: OpenContext,
+        settings: TopicSettings,
+        open_store: Callable[[str], Store] = open_store_here,
+    ) -> None:
+        self._open_context = open_context
+        self._settings = settings
+        self._open_store = open_store
+        self._erased = NOTHING_ERASED
+
+    @property
+    def url(self) -> str:
+        same = "?partition=same" if self._settings.keep_partition else ""
+        return f"topic:{self._settings.topic.name}{same}"
+
+    @property
+    def incarnation(self) -> str:
+        return self._settings.topic.incarnation
+
+    @property
+    def limit(self) -> EventLimit:
+        """How large events may be."""
+        return self._settings.limit
+
+    def with_limit(self, limit: EventLimit) -> TopicSink:
+        """The sink for events of another size."""
+        settings = replace(self._settings, limit=limit)
+        return TopicSink(self._open_context, settings, self._open_store)
+
+    def check(self, partitions: Sequence[str]) -> None:
+        if self._settings.keep_partition:
+            check_numbers(self._what, self._settings.topic.partitions, partitions)
+        with self._open_context() as context:
+            self._erased = read_erased(context, self._settings.topic, self._erased)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        erased = self._erased
+        producer = pipeline_producer(layout.staging_pipeline(staging), partition)
+        limit = self._settings.limit
+        target = SegmentTarget(self.url, limit, erased.mark, writer_name(producer))
+        keyless = keyless_partition(partition, self._settings.topic.partitions)
+
+        def place(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+            partitions = self._settings.topic.partitions
+            if self._settings.keep_partition:
+                return same_places(batch, partitions, self._what)
+            return partitions_for(batch.column("key"), partitions, keyless)
+
+        writer = SegmentWriter(self._open_store(self._settings.store), staging, target, place)
+        return ErasingWriter(writer, erased) if len(erased) else writer
+
+    def publish(self, manifest: Manifest) -> int:
+        """As the interface says. ``NotFoundError`` when the topic is gone, or was made anew."""
+        if manifest.written > manifest.read:
+            raise InternalError(
+                f"{self._what}: source partition `{manifest.partition}`: {manifest.written} "
+                f"events came of {manifest.read}: their numbers would run into the next range's"
+            )
+        with self._open_context() as context, _side_by_side(context) as pool:
+            producer = self._producer(context, manifest)
+            producer.erased = self._erased
+            segments = [_staged(file) for file in manifest.files]
+            try:
+                return append_staged(producer, segments, manifest.ordinal, pool)
+            except NotFoundError as exc:
+                again = self._producer(context, manifest)  # tells when it is the topic that is gone
+                if not is_appended(again, segments, manifest.ordinal):
+                    raise CorruptError(
+                        f"{self._what}: a part of source partition `{manifest.partition}`, "
+                        f"{manifest.start} to {manifest.end}, is neither staged nor stored "
+                        f"({exc}): find out who deleted it, and restore it from a copy"
+                    ) from exc
+                return 0
+            finally:
+                self._erased = producer.erased
+
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._open_store(self._settings.store), manifest.files)
+
+    def _producer(self, context: Context, manifest: Manifest) -> Copier:
+        topic = find_target(context, self._settings.topic.name)
+        if topic.incarnation != self.incarnation:
+            raise NotFoundError(
+                f"{self._what}: was deleted and made again since this pipeline began: "
+                "start a new pipeline into it"
+            )
+        return Copier(context, topic, pipeline_producer(manifest.pipeline, manifest.partition))
+
+    @property
+    def _what(self) -> str:
+        return f"topic `{self._settings.topic.name}`"
+
+
+def _staged(file: FileEntry) -> StagedSegment:
+    """A segment as its writer has staged it; its name tells which ledger that had."""
+    return StagedSegment(file.staged, file.pieces, ledger=file.staged.split("/")[-2])
+
+
+@contextlib.contextmanager
+def _side_by_side(context: Context) -> Iterator[Executor | None]:
+    """Threads where each commit is a round trip; none where they would only wait in turn."""
+    if context.commits_at_once == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(context.commits_at_once, "tidelog-publish") as pool:
+        yield pool
+
+
+_: type[TargetSink] = TopicSink
+
+
+@dataclass
+class ErasingWriter:
+    """Another writer, which is not given what was erased."""
+
+    writer: RangeWriter
+    erased: ErasedIds
+    left_out: int = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        keep = self.erased.kept(batch)
+        left = batch if keep is None else batch.filter(pa.array(keep))
+        self.left_out += batch.num_rows - left.num_rows
+        if left.num_rows:
+            self.writer.write(left)
+
+    def close(self) -> Written:
+        return replace(self.writer.close(), left_out=self.left_out)
+
+
+__: type[RangeWriter] = ErasingWriter
+
+
+@dataclass(frozen=True)
+class FieldedSink:
+    """Another sink, whose writers take fields first. Pickles where that one does."""
+
+    sink: TargetSink
+    paths: FieldPaths
+    event_bytes_max: int = EVENT_BYTES_CEILING  # that fields may exceed by the room for additions
+    limit: EventLimit = COPIES  # of events before they get their fields
+
+    @property
+    def url(self) -> str:
+        return self.sink.url
+
+    @property
+    def incarnation(self) -> str:
+        return self.sink.incarnation
+
+    def check(self, partitions: Sequence[str]) -> None:
+        FieldTaker(self.paths)  # refuses paths that name nothing
+        self.sink.check(partitions)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        taker = FieldTaker(self.paths, self.event_bytes_max)
+        return _FieldedWriter(self.sink.writer(partition, staging), taker, self.limit)
+
+    def publish(self, manifest: Manifest) -> int | None:
+        return self.sink.publish(manifest)
+
+    def discard(self, manifest: Manifest) -> None:
+        self.sink.discard(manifest)
+
+
+@dataclass(frozen=True)
+class _FieldedWriter:
+    writer: RangeWriter
+    taker: FieldTaker
+    limit: EventLimit
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        check_records(batch, batch, self.limit)
+        self.writer.write(self.taker.take(batch))
+
+    def close(self) -> Written:
+        return self.writer.close()
+
+
+___: type[TargetSink] = FieldedSink

@@ -1,0 +1,266 @@
+"""Events of a topic of a home, as a source.
+
+Positions are offsets. A home is opened by whoever reads: ``open_context`` gives its log in the
+process that calls it, be it opened then or open already, and must pickle where the source shall. A
+catalog in a file is there on one machine only: so a driver plans a range, and reading the plan
+needs only the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from tidelog.connectors.merge import gathered
+from tidelog.connectors.source import (
+    Bounds,
+    Chunk,
+    ExplainingSource,
+    MissingOffsets,
+    Source,
+    SourcePartition,
+    SourceRange,
+    check_incarnation,
+    offset_at,
+    range_offsets,
+)
+from tidelog.context import Context, OpenContext
+from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
+from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
+from tidelog.log.reader.partition_reader import OffsetEvents, Reader
+from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.readers import DeletedTopic
+from tidelog.log.topics import find_topic, read_head
+from tidelog.model.address import Address
+from tidelog.model.partition_rows import Head, Run
+from tidelog.model.topic import Topic, check_topic_name
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+
+__all__ = ["OpenContext", "PlannedRange", "TopicSource", "open_topic"]
+
+_AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
+_AHEAD = 3  # objects of a plan that are fetched before they are asked for
+
+
+def open_topic(address: Address, open_context: OpenContext) -> TopicSource:
+    """The source at ``topic:NAME``."""
+    address.take_options(())
+    if address.host:
+        raise InvalidError(f"source `{address.text}`: give topic:NAME, without slashes")
+    return TopicSource(open_context, address.path)
+
+
+class TopicSource:
+    """A topic of the home that ``open_context`` opens."""
+
+    def __init__(self, open_context: OpenContext, topic: str) -> None:
+        check_topic_name(topic)
+        self._open_context = open_context
+        self._topic = topic
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._topic
+
+    @property
+    def url(self) -> str:
+        return f"topic:{self._topic}"
+
+    def partitions(self) -> list[SourcePartition]:
+        with self._open_context() as context:
+            topic = find_topic(context, self._topic)
+        return [SourcePartition(topic.name, str(number)) for number in range(topic.partitions)]
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        with self._open_context() as context, ThreadPoolExecutor(_AT_ONCE) as pool:
+            topic = find_topic(context, self._topic)
+            heads = list(pool.map(lambda each: _head(context, topic, each), partitions))
+        return {
+            each: Bounds(
+                str(head.start),
+                str(head.next),
+                topic.incarnation,
+                not head.amendments,
+                "retention" if head.start else "earliest",
+            )
+            for each, head in zip(partitions, heads, strict=True)
+        }
+
+    def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
+        """Where a partition of a deleted topic ended; empty if that is not known."""
+        with self._open_context() as context:
+            gone = DeletedTopic.read(context, incarnation) if incarnation else None
+        number = partition.number_in(self._topic)
+        if gone is None or number is None or number >= len(gone.ends):
+            return ""
+        return str(gone.ends[number])
+
+    def missing(self, range: SourceRange, read: int) -> MissingOffsets:
+        """Every offset of a topic had an event, so one that is missing was deleted."""
+        start, limit = range_offsets(range)
+        return MissingOffsets(deleted=limit - start - read)
+
+    def read(self, range: SourceRange) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
+        topic was made anew.
+        """
+        with self._open_context() as context:
+            topic = self._find(context, range)
+            with _held(context, topic, range):
+                reader = Reader(context, topic, int(range.partition.name))
+                yield from _chunks(range, reader.stretches(*range_offsets(range)))
+
+    def reader(self, range: SourceRange) -> PlannedRange:
+        """The range with all that is needed to read it from the store. Errors as for ``read``."""
+        start, limit = range_offsets(range)
+        with self._open_context() as context:
+            topic = self._find(context, range)
+            with _held(context, topic, range):
+                plan = Reader(context, topic, int(range.partition.name)).plan(start, limit)
+            reached = plan.runs[-1].end if plan.runs else start
+            if reached < limit:
+                raise _short(range, reached)
+            return PlannedRange(range, plan.runs, context.store.url, plan.amendments)
+
+    def _find(self, context: Context, range: SourceRange) -> Topic:
+        """The topic of a range. ``NotFoundError`` where another one has its name now."""
+        topic = find_topic(context, self._topic)
+        check_incarnation(range, topic.incarnation)
+        return topic
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(offset_at(end), offset_at(start) + events))
+
+    def before(self, one: str, other: str) -> bool:
+        return offset_at(one) < offset_at(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """At most so many, and exactly where nothing was erased (``Bounds.is_dense``)."""
+        return max(0, offset_at(end) - offset_at(start))
+
+    def __repr__(self) -> str:
+        return f"TopicSource({self._open_context!r}, {self._topic!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """A range, the runs that hold its events, and what amends them, as it was then.
+
+    A journal may begin before the run ahead of it ends, where a compile came between two reads of
+    the rows; each run counts from where the one before it ends.
+
+    Pickles. A trim makes it stale, and so does a sweep after the runs were compiled.
+    """
+
+    range: SourceRange
+    runs: tuple[Run, ...]
+    store: str  # URL
+    amendments: Amendments = NO_AMENDMENTS
+
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``TopicSource.read``; ``UnavailableError`` for a stale plan."""
+        return _chunks(self.range, self._stretches(open_store_here(self.store)))
+
+    def _stretches(self, store: Store) -> Iterator[OffsetEvents]:
+        start, limit = range_offsets(self.range)
+        topic, partition = self.range.partition.topic, int(self.range.partition.name)
+        with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+            for run, data in in_turn(pool, partial(self._fetch, store), self.runs, _AHEAD):
+                cut, start = Cut(start, limit, pool=pool), max(start, run.end)
+                what = describe_run(topic, partition, run)
+                try:
+                    for rows in read_run(store, run, what, cut, self.amendments, data):
+                        yield OffsetEvents(topic, partition, rows)
+                except NotFoundError as exc:
+                    raise self._stale(run) from exc
+
+    def _fetch(self, store: Store, run: Run) -> bytes | None:
+        try:
+            return fetch_run(store, run)
+        except NotFoundError as exc:
+            raise self._stale(run) from exc
+
+    def _stale(self, run: Run) -> UnavailableError:
+        partition = self.range.partition
+        return UnavailableError(
+            f"{describe_run(partition.topic, partition.name, run)}: is gone: plan the range again; "
+            "if it is gone then too, restore it from a copy, and run `tidelog verify`",
+            lost_from=max(run.base, range_offsets(self.range)[0]),
+        )
+
+
+def _head(context: Context, topic: Topic, partition: SourcePartition) -> Head:
+    known = partition.topic == topic.name and partition.name.isdecimal()
+    if not known or int(partition.name) >= topic.partitions:
+        raise NotFoundError(
+            f"partition `{partition.text}`: is not there, topic `{topic.name}` has "
+            f"{topic.partitions}: ask the source for its partitions",
+            partition=partition.text,
+        )
+    return read_head(context, topic, int(partition.name))[0]
+
+
+@contextmanager
+def _held(context: Context, topic: Topic, range: SourceRange) -> Iterator[None]:
+    """Refuse a range of which something is not there, or is trimmed while it is read."""
+    start, limit = range_offsets(range)
+    _check_held(range.partition, start, limit, _head(context, topic, range.partition))
+    try:
+        yield
+    except NotFoundError as exc:
+        if "offset" in exc.context:
+            head = _head(context, topic, range.partition)
+            _check_held(range.partition, exc.context["offset"], limit, head)
+        raise
+
+
+def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) -> None:
+    if start < head.start:
+        raise NotFoundError(
+            f"partition `{partition.text}`: offsets {start} to {head.start} were trimmed, the "
+            f"first is {head.start}: go on from {head.start} if that loss is acceptable",
+            lost_from=start,
+            first=head.start,
+        )
+    if limit > head.next:
+        raise NotFoundError(
+            f"partition `{partition.text}`: ends at offset {head.next}, but was seen to reach "
+            f"{limit}: its topic was made anew: decide where to go on",
+            lost_from=min(start, head.next),
+            first=head.start,
+            end=head.next,
+        )
+
+
+def _chunks(range: SourceRange, stretches: Iterator[OffsetEvents]) -> Iterator[Chunk]:
+    """Stretches in event columns, joined to a size that is worth handling."""
+    at, limit = range_offsets(range)
+
+    def pieces() -> Iterator[tuple[pa.RecordBatch, str]]:
+        reached = at
+        for stretch in stretches:
+            reached = stretch.end
+            yield stretch.arrow(), str(reached)
+        if reached != limit:
+            raise _short(range, reached)
+
+    return gathered(pieces(), str(limit))
+
+
+def _short(range: SourceRange, at: int) -> InternalError:
+    return InternalError(
+        f"partition `{range.partition.text}`: reading ended at offset {at}, not at {range.limit}"
+    )
+
+
+_source: type[Source] = TopicSource
+_explaining: type[ExplainingSource] = TopicSource

@@ -1,0 +1,102 @@
+"""How old something is, where the clocks of hosts disagree.
+
+Ages decide what a sweep may delete, so no single wrong clock may make things look old. The time of
+a sweep is the earlier of this machine's time and the store's, which dates an object that the sweep
+puts. What a topic's rows say about their age is also compared with the newest time in the topic.
+A time that lies far ahead comes from a wrong clock, and says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from tidelog.context import Context
+from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.model import layout
+from tidelog.store.base import Store
+
+__all__ = [
+    "FUTURE_MS",
+    "ClockTimes",
+    "clock_ahead_ms",
+    "has_own_clock",
+    "is_old",
+    "latest_now_ms",
+    "read_times",
+    "trusted_now_ms",
+]
+
+FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
+_TRIES = 5  # of a look at the store's time
+_LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
+
+
+class ClockTimes(NamedTuple):
+    """What time it is."""
+
+    earlier_ms: int  # of this machine's time and the store's
+    later_ms: int
+    store_ms: int
+
+
+def read_times(context: Context) -> ClockTimes:
+    """This machine's time and the store's, as they are now."""
+    now_ms, store_ms = context.clock.now_ms(), store_now_ms(context)
+    return ClockTimes(min(now_ms, store_ms), max(now_ms, store_ms), store_ms)
+
+
+def trusted_now_ms(context: Context) -> int:
+    """The earlier of this machine's time and the store's."""
+    return read_times(context).earlier_ms
+
+
+def latest_now_ms(context: Context) -> int:
+    """The later of this machine's time and the store's, if that is not so far ahead as to be wrong.
+
+    For what holds up to now: a machine that is behind must not leave out the last minutes.
+    """
+    now_ms, store_ms = context.clock.now_ms(), store_now_ms(context)
+    return store_ms if 0 < store_ms - now_ms <= FUTURE_MS else now_ms
+
+
+def clock_ahead_ms(context: Context, trusted_ms: int) -> int:
+    """How far this machine's clock is ahead of a time that was trusted a moment ago."""
+    return max(0, context.clock.now_ms() - trusted_ms)
+
+
+def has_own_clock(store: Store) -> bool:
+    """Whether a store dates objects by another clock than this machine's: a folder does not.
+
+    Then a machine whose clock jumps finds no second time that disagrees.
+    """
+    return not store.url.startswith("file:")
+
+
+def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:
+    """Whether a grace has passed since; also for a time so far ahead that it is wrong.
+
+    Only for what could be deleted at once without a loss, where the grace is a courtesy.
+    """
+    return now_ms - then_ms >= grace_ms or then_ms - now_ms > FUTURE_MS
+
+
+def store_now_ms(context: Context) -> int:
+    """The time by which the store dates an object that is put now."""
+    for _ in range(_TRIES):
+        key = layout.probe(context.ids.new())
+        with contextlib.suppress(UnknownOutcomeError):
+            context.store.put(key, b"")
+        try:
+            found = context.store.head(key).modified_ms
+        except NotFoundError:  # a lost put, or another sweep with a wrong clock took it for old
+            continue
+        old = [key]
+        old += [
+            info.key
+            for info in context.store.list(layout.probe(""))
+            if found - info.modified_ms > _LEFT_MS
+        ]
+        context.store.delete(old)
+        return found
+    raise UnavailableError("the store's time cannot be read: try again")

@@ -1,0 +1,112 @@
+"""What to raise when a call was not done as a whole: the one place that words it.
+
+``UnavailableError`` says that nothing of a call was stored. So a call of several writes, or of one
+that may be sent again, notes what it sends (``Sent``): once a write of it has landed, or has an
+outcome that is not known, the call never ends by that error, no matter what fails after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from tidelog.catalog.base import Catalog, Change, Row
+from tidelog.context import Context
+from tidelog.errors import PartialAppendError, TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.model.positions import Positions
+
+__all__ = ["Sent", "append_error"]
+
+
+class Sent:
+    """Whether a call has sent a write that landed, or that may have landed or may land yet.
+
+    Safe to share between threads: it only ever becomes true.
+    """
+
+    def __init__(self) -> None:
+        self.something = False
+
+    def noting(self, context: Context) -> Context:
+        """Returns the same log; writes through it are noted here."""
+        return dataclasses.replace(context, catalog=_NotingCatalog(context.catalog, self))
+
+    @contextlib.contextmanager
+    def told(self, what: str, advice: str) -> Iterator[None]:
+        """Turn ``UnavailableError`` into ``UnknownOutcomeError`` where something was sent."""
+        try:
+            yield
+        except UnavailableError as exc:
+            if not self.something:
+                raise
+            raise self.error(what, advice, exc) from exc
+
+    def error(self, what: str, advice: str, why: TidelogError) -> UnknownOutcomeError:
+        """The error of a call that has sent something and then met another error."""
+        return UnknownOutcomeError(
+            f"{what}: it is done, or a part of it is, or nothing ({why}): {advice}", **why.context
+        )
+
+
+class _NotingCatalog(Catalog):
+    """A catalog whose writes are noted."""
+
+    def __init__(self, inner: Catalog, sent: Sent) -> None:
+        self.inner = inner
+        self._sent = sent
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        return self.inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        return self.inner.scan(partition, start, end, limit, reverse)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        try:
+            self.inner.write(partition, *changes, write_id=write_id)
+        except UnknownOutcomeError:
+            self._sent.something = True
+            raise
+        self._sent.something = True
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def append_error(
+    positions: Positions, unknown: Sequence[int], error: BaseException, advice: str = ""
+) -> BaseException:
+    """The error of an append: ``error`` itself when no event is known to be stored.
+
+    ``positions`` has offset -1 for events that are not known to be stored, ``unknown`` the indexes
+    of those that may be. ``error`` must be an ``UnknownOutcomeError`` if there are any.
+    """
+    stored = int((positions.offsets >= 0).sum())
+    if not stored or not isinstance(error, TidelogError):
+        return error
+    lost = len(positions) - stored - len(unknown)
+    fates = f"{stored} of {len(positions)} events are stored"
+    fates += f", {lost} are not" if lost else ""
+    fates += f", and of {len(unknown)} it is unknown" if unknown else ""
+    what = "append the remainder again" if lost else ""
+    what += " and " if lost and unknown else ""
+    what += "read back those that are unknown" if unknown else ""
+    partial = PartialAppendError(
+        f"append to `{positions.topic}`: {fates}: {error}: {advice or what}",
+        positions=[None if each.offset < 0 else each for each in positions],
+        unknown=list(unknown),
+    )
+    partial.__cause__ = error
+    return partial

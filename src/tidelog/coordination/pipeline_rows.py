@@ -1,0 +1,424 @@
+"""What the catalog knows of archives: their settings, source partitions, commits and manifests.
+
+An archive's *generation* is a pipeline of its own. It lists its source partitions, also those that
+their source no longer has. Its creation lists those that it sees, with their ends; one that is
+listed without an end appeared later.
+
+Old commits are merged (``pipeline.compact``): one row and one manifest stand for many ranges.
+``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
+by page only, so rows may be merged while it runs, and ranges be missing from what it returns. Each
+range begins where the one before it ends, and the newest rows are never merged, so a reader sees
+that, and continues in the merged row. A head that was read before may be older than the rows:
+``read_commits_to`` leaves out what was committed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, dropwhile, groupby
+from typing import NamedTuple
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.context import Context
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model import layout, limits
+from tidelog.model.archive import Archive, check_archive_name
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import (
+    Commit,
+    ErasedEvents,
+    Intent,
+    ListedPartition,
+    Manifest,
+    Progress,
+    read_manifest,
+)
+from tidelog.store.base import Store
+from tidelog.store.create import check_mark
+
+__all__ = [
+    "CommitRow",
+    "Manifests",
+    "change_archive",
+    "check_ours",
+    "check_outside",
+    "decode_archive",
+    "encode_archive",
+    "is_detached",
+    "is_outside",
+    "list_partitions",
+    "manifest_of_range",
+    "read_archive",
+    "read_commit_rows",
+    "read_commits",
+    "read_commits_to",
+    "read_erased",
+    "read_erased_row",
+    "read_intent",
+    "read_listed",
+    "read_manifests",
+    "read_partitions",
+    "read_progress",
+    "scan_archives",
+]
+
+_ATTEMPTS = 50  # of a write that others keep changing
+_OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
+
+
+def scan_archives(context: Context) -> Iterator[Archive]:
+    """All archives, by name."""
+    for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+        yield decode_archive(context, row)
+
+
+def read_archive(context: Context, name: str) -> Archive:
+    """The archive of a name. ``NotFoundError`` unless its creation has finished."""
+    return _read(context, name)[0]
+
+
+def change_archive(context: Context, name: str, edit: Callable[[Archive], Archive]) -> Archive:
+    """One conditional write of an archive's row, repeated until it holds; the row as it is then."""
+    for _ in range(_ATTEMPTS):
+        archive, version = _read(context, name)
+        wanted = edit(archive)
+        if wanted == archive:
+            return archive
+        change = Put(layout.archive_row(name), encode_archive(context, wanted), version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
+            return wanted
+    raise UnavailableError(f"archive `{name}`: others keep changing it: try again")
+
+
+def encode_archive(context: Context, archive: Archive) -> bytes:
+    """The bytes of an archive's row. A folder in the home's store is relative to the home."""
+    inside = archive.store == context.store.url
+    return encode_row(msgspec.structs.replace(archive, store=_OWN_STORE) if inside else archive)
+
+
+def decode_archive(context: Context, row: Row) -> Archive:
+    """An archive from its row, with the address that its store has in this home."""
+    found = decode_row(row.value, Archive, f"registry row `{row.row}`")
+    inside = found.store == _OWN_STORE
+    return msgspec.structs.replace(found, store=context.store.url) if inside else found
+
+
+def is_outside(context: Context, archive: Archive) -> bool:
+    """Whether an archive's folder is not in the home's own store."""
+    return archive.store != context.store.url
+
+
+def is_detached(context: Context, archive: Archive) -> bool:
+    """Whether an archive's folder belongs to the home that this one was copied from.
+
+    So after `home adopt`. Erasures, proofs and scribes pass it over and name it; what would write
+    to it on request is refused (``check_outside``). A copy that is not adopted refuses these too.
+    """
+    standing = context.standing
+    is_known = archive.home not in ("", standing.id)
+    return is_outside(context, archive) and not standing.copy_of and is_known
+
+
+def check_outside(context: Context, archive: Archive, store: Store) -> None:
+    """Raise ``InvalidError`` unless this home may write and delete in an archive's folder.
+
+    One that is not in the home belongs to the home that made it, and says so in ``_owner``.
+    """
+    if is_outside(context, archive):
+        what = check_ours(context, archive)
+        check_mark(store, archive.owner, archive.mark, what, archive.name)
+
+
+def check_ours(context: Context, archive: Archive) -> str:
+    """Raise ``InvalidError`` unless an archive outside is this home's; returns what it is."""
+    what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+    context.standing.check_own(
+        what,
+        archive.home,
+        f"its files are changed and deleted there; here, end it with `tidelog archive delete "
+        f"{archive.name}`, and create another archive, in a folder of its own, to go on",
+    )
+    return what
+
+
+def read_partitions(context: Context, pipeline: str) -> list[str]:
+    """Returns the source partitions that a pipeline knows, in order; not all have heads yet."""
+    return sorted(read_listed(context, pipeline))
+
+
+def read_listed(context: Context, pipeline: str) -> dict[str, ListedPartition]:
+    """Returns the source partitions that a pipeline knows, with the ends that its creation saw."""
+    where = layout.pipeline_shards(pipeline)
+    rows = context.catalog.scan(where, "partition/", "partition0")
+    listed = [decode_row(row.value, ListedPartition, f"row `{row.row}`") for row in rows]
+    return {each.partition: each for each in listed}
+
+
+def list_partitions(context: Context, pipeline: str, listed: Iterable[ListedPartition]) -> None:
+    """Put source partitions into a pipeline's list; one that is there keeps what it says."""
+    puts = [Put(layout.partition_row(each.partition), encode_row(each), ABSENT) for each in listed]
+    for first in range(0, len(puts), limits.CHANGES_MAX):
+        _put_absent(
+            context, layout.pipeline_shards(pipeline), puts[first : first + limits.CHANGES_MAX]
+        )
+
+
+def read_progress(context: Context, pipeline: str, partition: str) -> Progress | None:
+    """How far a pipeline has read a source partition; None where it has not begun."""
+    row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
+    head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
+    return head if head is not None and head.position else None  # without one it only fences
+
+
+def read_intent(context: Context, pipeline: str, partition: str) -> Intent | None:
+    """Returns the range of a source partition that is under way, if there is one."""
+    row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
+    return decode_row(row.value, Intent, f"intent of `{partition}`") if row else None
+
+
+def read_erased(context: Context, pipeline: str, partition: str) -> ErasedEvents:
+    """Returns how many events erasures took out of the files of a source partition."""
+    where = layout.pipeline_partition(pipeline, partition)
+    return read_erased_row(context.catalog.get(where, layout.ERASED))
+
+
+def read_erased_row(row: Row | None) -> ErasedEvents:
+    """Returns what the row of erased events says; zero events where there is no row."""
+    if row is None:
+        return ErasedEvents()
+    return decode_row(row.value, ErasedEvents, f"row `{row.row}`")
+
+
+class CommitRow(NamedTuple):
+    """A row of one range, or of some that were merged."""
+
+    name: str
+    version: str
+    ordinal: int  # of its first event
+    committed: Commit
+
+    def ranges(self) -> Iterator[tuple[int, Commit]]:
+        """Its ranges, each with the ordinal of its first event."""
+        ordinal = self.ordinal
+        for each in self.committed.parts:
+            yield ordinal, each
+            ordinal += each.events
+
+    def holds(self, start: str) -> bool:
+        """Whether one of its ranges begins at a position."""
+        return any(each.start == start for each in self.committed.parts)
+
+    @classmethod
+    def of(cls, row: Row) -> CommitRow:
+        committed = decode_row(row.value, Commit, f"commit `{row.row}`")
+        return cls(row.row, row.version, int(row.row.split("/")[1]), committed)
+
+
+def read_commits(
+    context: Context, pipeline: str, partition: str, ordinal: int = 0
+) -> Iterator[Commit]:
+    """The ranges that are done, in the order of the source; those from an ordinal on."""
+    after = ""
+    for row in read_commit_rows(context, pipeline, partition, ordinal):
+        is_known = row.holds(after)  # else it is the first, or rows are missing
+        for first, committed in row.ranges():
+            is_known = is_known and committed.start != after
+            if not is_known and first >= ordinal:
+                yield committed
+        after = row.committed.end
+
+
+def read_commits_to(
+    context: Context, pipeline: str, partition: str, position: str
+) -> Iterator[Commit]:
+    """The ranges up to a position that a head had: what was committed since is left out."""
+    end = ""
+    for committed in read_commits(context, pipeline, partition):
+        if position in (committed.start, end):
+            return
+        yield committed
+        end = committed.end
+
+
+def read_commit_rows(
+    context: Context, pipeline: str, partition: str, ordinal: int = 0
+) -> Iterator[CommitRow]:
+    """The rows of these ranges, in the order of the source.
+
+    The first may be those of ranges before the ordinal. One that was merged while they were read
+    may begin before the end of the row that came before it.
+    """
+    where = layout.pipeline_partition(pipeline, partition)
+    rows = _rows_from(context, where, ordinal)
+    last: CommitRow | None = None
+    while (row := next(rows, None)) is not None:
+        if last is not None and row.committed.start != last.committed.end:
+            merged = _rows_after(context, where, last)
+            if merged:  # else ranges are missing, and reading on shows where
+                rows = iter(merged)
+                row = next(rows)
+        yield row
+        last = row
+
+
+def read_manifests(
+    context: Context, pipeline: str, partition: str, ordinal: int = 0
+) -> Iterator[Manifest]:
+    """What those ranges produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest."""
+    manifests = Manifests(context, pipeline, partition)
+    for committed in read_commits(context, pipeline, partition, ordinal):
+        yield manifests.of(committed)
+
+
+class Manifests:
+    """The manifests of ranges of one source partition; a merged one is read once for neighbours."""
+
+    def __init__(self, context: Context, pipeline: str, partition: str) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._partition = partition
+        self._held: tuple[str, Manifest] | None = None
+
+    def of(self, committed: Commit) -> Manifest:
+        """What a range produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest.
+
+        An erasure or a merge may have given the range another manifest since its row was read, and
+        a sweep have deleted the one that it had.
+        """
+        while True:
+            try:
+                return self._read(committed)
+            except NotFoundError:
+                every = read_commits(self._context, self._pipeline, self._partition)
+                now = next((each for each in every if each.start == committed.start), committed)
+                if now.manifest == committed.manifest:
+                    raise
+                committed = now
+
+    def _read(self, committed: Commit) -> Manifest:
+        key, held = committed.manifest, self._held
+        if held is None or held[0] != key:
+            held = self._held = (key, read_manifest(self._context.store.get(key), key))
+        return manifest_of_range(held[1], committed)
+
+
+def manifest_of_range(found: Manifest, committed: Commit) -> Manifest:
+    """The manifest of a range, from what its row names. ``CorruptError`` if it is not in there."""
+    if not found.ranges:
+        return found
+    for each in found.ranges:
+        if each.start == committed.start:
+            return each
+    raise CorruptError(
+        f"manifest `{committed.manifest}`: has no range that begins at {committed.start}: keep it, "
+        "and restore it from a copy",
+        manifest=committed.manifest,
+    )
+
+
+def _put_absent(context: Context, where: str, puts: Sequence[Put]) -> None:
+    """Put rows that are not there; in one write, or one by one where some are."""
+    try:
+        context.catalog.write(where, *puts, write_id=context.ids.new())
+    except ConflictError:
+        for each in puts if len(puts) > 1 else ():
+            _put_absent(context, where, [each])
+
+
+def _read(context: Context, name: str) -> tuple[Archive, str]:
+    check_archive_name(name)
+    row = context.catalog.get(layout.REGISTRY, layout.archive_row(name))
+    archive = decode_archive(context, row) if row else None
+    if row is None or archive is None or archive.state != "ready":
+        raise NotFoundError(
+            f"archive `{name}`: not found: create it with `tidelog archive create {name}`"
+        )
+    return archive, row.version
+
+
+def _rows_after(context: Context, where: str, last: CommitRow) -> list[CommitRow]:
+    """The rows from where one has ended, as they are now; none where no range begins there.
+
+    Rows may be merged beside this, too: only the same rows twice show that none holds it.
+    """
+    after, ordinal = last.committed.end, last.ordinal + last.committed.events
+    seen: list[tuple[str, str]] | None = None
+    while True:
+        rows = list(_rows_from(context, where, ordinal))
+        found = list(dropwhile(lambda row: not row.holds(after), rows))
+        names = [(row.name, row.version) for row in rows if row.ordinal <= ordinal]
+        if found or names == seen:
+            return found
+        seen = names
+
+
+def _rows_from(context: Context, where: str, ordinal: int) -> Iterator[CommitRow]:
+    """Rows of ranges from an ordinal on, after those of the ordinal before that has any.
+
+    One of these may hold ranges from that ordinal on, if it is a merged one. And a reader that has
+    seen where they end notices what was merged before it came to the others.
+    """
+    while True:
+        before = _ordinal_before(context, where, ordinal)
+        found = map(CommitRow.of, context.catalog.scan(where, _border(before), "commit0"))
+        first = next(found, None)
+        if first is None:
+            return
+        if before in (ordinal, first.ordinal):
+            break  # else it was merged since it was found, into one before it
+    for number, same in groupby(chain([first], found), key=lambda row: row.ordinal):
+        yield from _chained(_untorn(context, where, number, list(same)))
+
+
+def _ordinal_before(context: Context, where: str, ordinal: int) -> int:
+    """The last ordinal with a row before an ordinal; the ordinal itself where there is none."""
+    rows = context.catalog.scan(where, "commit/", _border(ordinal), reverse=True) if ordinal else ()
+    row = next(iter(rows), None)
+    return ordinal if row is None else CommitRow.of(row).ordinal
+
+
+def _untorn(context: Context, where: str, ordinal: int, rows: list[CommitRow]) -> list[CommitRow]:
+    """The rows of one ordinal, read again while some were merged between two pages of a scan.
+
+    Two rows that others do not lead to show that; or damage, where they stay the same.
+    """
+    while len(_starts(rows)) > 1:
+        scan = context.catalog.scan(where, _border(ordinal), _border(ordinal + 1))
+        again = list(map(CommitRow.of, scan))
+        if again == rows or not again:
+            break
+        rows = again
+    return rows
+
+
+def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
+    """Ranges that begin at one ordinal, since all but the last hold no event: in their order.
+
+    Their rows are sorted by the text of a position, where 10 stands before 9.
+    """
+    left = {row.committed.start: row for row in rows}
+    for start in sorted(_starts(rows)):
+        at = start
+        while at in left:
+            yield left[at]
+            at = left.pop(at).committed.end
+
+
+def _starts(rows: Sequence[CommitRow]) -> set[str]:
+    """Where rows begin that do not go on from another one of them."""
+    return {row.committed.start for row in rows} - {row.committed.end for row in rows}
+
+
+def _border(ordinal: int) -> str:
+    """The name before all rows of an ordinal."""
+    return layout.commit_row(ordinal, "")

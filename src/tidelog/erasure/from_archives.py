@@ -1,0 +1,584 @@
+"""Erasing events that archives still hold and their topic does not: it was trimmed, or is gone.
+
+Of a topic that is there, in four steps; the scribe finishes what died:
+
+1. search the files of its archives for the ids or the key, below the
+   topic's start                                                       → dead: nothing
+2. an audit record with the places, as ``begun``: now it is decided    → dead: go on at 3
+3. ids and key into the ledger, and ``erasures`` up in the heads       → dead: go on at 3
+4. the record as ``done``                                              → dead: nothing is missing
+
+A restore may bring the events back into the topic between a delete's look at the topic and step 3:
+so a delete that found them here looks at the topic once more after step 3, and deletes what came.
+
+From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
+scribe write the archives' files again without them, as they do after any delete. A call that relies
+on a record of another one, since it leaves out what is deleted already, completes it first
+(``settled_offsets``): that other call may be between steps 2 and 3, or dead there.
+
+Of an archive whose topic is gone, or whose source is another system, there is no ledger: its own
+audit (``audit/<archive>``) has the record, step 3 writes its files and those of its copies again,
+and step 4 follows once no range is under way that may hold one of the events. The record says the
+incarnation of each source partition: a copy that holds another one keeps what is at these offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.archive.deletions import Deletions, Places, deleted_offsets, deletion_records
+from tidelog.archive.derived_archives import (
+    UNKNOWN_LINE,
+    Copy,
+    Line,
+    archives_of,
+    copies_of,
+    held_offsets,
+    is_line_of,
+    line_of,
+    partitions_of,
+    reachable_archives_of,
+    with_later_ones,
+)
+from tidelog.archive.read import ArchiveFiles, is_changing
+from tidelog.context import Context
+from tidelog.coordination.ages import latest_now_ms
+from tidelog.coordination.dead_letter_rows import counting_files
+from tidelog.coordination.outcome import Sent
+from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.erasure.matcher import ErasedEvents, own_column, time_ms_of
+from tidelog.erasure.origins import original_archives, other_sources
+from tidelog.erasure.proof_places import files_named_by_events
+from tidelog.erasure.reasons import owners_of, redact_reasons
+from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive, finish_rewrites
+from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.topic_copies import copies_of_archives
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.journal.amend.amend import Amender, AmendResult
+from tidelog.journal.audit import (
+    MARK_BYTES,
+    RECORD_BYTES_MAX,
+    AuditedEvent,
+    AuditedSource,
+    AuditRecord,
+    Why,
+    id_mark,
+    key_digest,
+    key_mark,
+    put_record,
+    read_audit,
+    read_records,
+)
+from tidelog.journal.lookup.lookup import can_be_id
+from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
+from tidelog.log.topics import list_topics, read_head
+from tidelog.model.archive import Archive
+from tidelog.model.event import check_utf8
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import Topic
+from tidelog.pipeline.endpoints import store_at
+
+__all__ = [
+    "DeleteResult",
+    "ErasedFromArchives",
+    "closed_offsets",
+    "complete_erasures",
+    "delete_events",
+    "delete_key",
+    "erase_archived",
+    "erase_trimmed",
+    "finish_archive",
+    "keep_deletions",
+    "settled_offsets",
+]
+
+_PLACE_BYTES = 24  # of an event in a record, beside its id
+_AGAIN = "delete again, which completes it"
+_SEARCHES = 20  # of a source partition whose files are changed meanwhile
+
+Place = tuple[Line, int]
+"""A source partition, with its incarnation, and an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedFromArchives:
+    """What was found in archives, and is erased from there."""
+
+    events: int = 0
+    ids: frozenset[str] = frozenset()  # of all that was found
+    found: int = 0  # also what was deleted already, which another call may just have decided
+    unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
+    archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
+    left: tuple[str, ...] = ()  # archives that hold them still, as they were made from these
+    out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
+    named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundEvents:
+    id: str | None
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """What a delete found, in the topic and in its archives."""
+
+    events: int = 0  # of the topic
+    archived: int = 0  # that archives alone held
+    missing: tuple[str, ...] = ()  # ids of which there was no event anywhere
+    unseen: tuple[str, ...] = ()  # files of archives that have no ids or keys to be searched for
+
+
+def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:
+    """Delete all events that have one of these ids, for good, also what archives alone hold.
+
+    Ids that no topic accepts, as an empty one, are looked for in archives, whose dead letters may
+    have them.
+    """
+    topic = amender.topic
+    sought = _sought(ids, None)  # refuses what nothing can hold before anything is deleted
+    wanted = [each for each in ids if can_be_id(each)]
+    odd = tuple(each for each in ids if not can_be_id(each))
+    amended = AmendResult(missing=odd)
+    if wanted:
+        held = amender.delete(wanted)
+        amended = AmendResult(held.events, (*held.missing, *odd))
+    events = amended.events
+    with _after(topic.name, amended) as sent:
+        trimmed = erase_trimmed(context, topic, amender.why, ids)
+        sent.something |= bool(trimmed.events)
+        if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
+            events += amender.delete(wanted).events
+        redact_reasons(context, owners_of(context, topic), sought.deletions)
+    missing = tuple(each for each in amended.missing if each not in trimmed.ids)
+    return DeleteResult(events, trimmed.events, missing, trimmed.unseen)
+
+
+def delete_key(
+    context: Context,
+    amender: Amender,
+    key: bytes,
+    progress: Callable[[int], None] = lambda done: None,
+) -> DeleteResult:
+    """Delete all events that have this key, for good, also what archives alone hold."""
+    topic = amender.topic
+    amended = amender.delete_key(key, progress)
+    events = amended.events
+    with _after(topic.name, amended) as sent:
+        trimmed = erase_trimmed(context, topic, amender.why, key=key)
+        sent.something |= bool(trimmed.events)
+        if trimmed.found:  # as above
+            events += amender.delete_key(key, progress).events
+        sought = _sought((), key)
+        redact_reasons(context, owners_of(context, topic), sought.deletions)
+    return DeleteResult(events, trimmed.events, unseen=trimmed.unseen)
+
+
+@contextmanager
+def _after(topic: str, amended: AmendResult) -> Iterator[Sent]:
+    """Runs what follows a delete in the topic: its errors never say that nothing was stored."""
+    sent = Sent()
+    sent.something = bool(amended.events)
+    with sent.told(f"delete in `{topic}`", _AGAIN):
+        yield sent
+
+
+def erase_trimmed(
+    context: Context, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
+) -> ErasedFromArchives:
+    """Erase what archives of a topic hold under ids or a key, and the topic has trimmed.
+
+    The bytes go from files with the next ``carry_out`` or turn of the scribe. Safe to repeat.
+    """
+    sought = _sought(ids, key)
+    found: dict[Place, _FoundEvents] = {}
+    unseen: list[str] = []
+    numbers: dict[Line, int] = {}
+    for archive, generation in reachable_archives_of(context, topic):
+        if archive.state_of(generation) == "removing":
+            continue  # all of it is deleted
+        own = partitions_of(context, archive.pipeline(generation), topic)
+        starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
+        some = _search(context, archive, generation, starts, (sought, unseen))
+        found |= {
+            (Line(line.partition, topic.incarnation), offset): each
+            for (line, offset), each in some.items()
+        }
+        numbers |= {Line(name, topic.incarnation): p for name, p in own.items()}
+    known = settled_offsets(context, topic)  # also if nothing is found: others may have erased it
+    new = {
+        place: each
+        for place, each in found.items()
+        if place[1] not in known.get(numbers[place[0]], ())
+    }
+    mark = "" if key is None else key_mark(key)
+    for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
+        of_topic = partial(is_line_of, topic=topic)
+        aside = _search_aside(context, archive, sought, len(found), of_topic)
+        found, new = found | aside, new | aside
+        numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
+    sent = Sent()
+    with sent.told(f"delete in `{topic.name}`", _AGAIN):
+        for events, until_ms in _lots(new, numbers):
+            record = _record(context, why, events, until_ms, mark)
+            version = put_record(sent.noting(context), topic, record)  # step 2
+            _enter(context, topic, record, version)
+    found_ids = frozenset(each.id for each in found.values() if each.id is not None)
+    return ErasedFromArchives(len(new), found_ids, len(found), tuple(unseen))
+
+
+def settled_offsets(context: Context, topic: Topic) -> Places:
+    """Every offset that was ever deleted, with steps 3 and 4 done of all records that say so."""
+    known = deleted_offsets(context, topic)
+    complete_erasures(context, topic)  # after the read: it covers all that was read
+    return known
+
+
+def closed_offsets(context: Context, topic: Topic) -> Places:
+    """The same of a topic whose heads are closed: what it returns is final.
+
+    No copy can bring an event back there, so heads need not say that the ledger has grown.
+    """
+    for record, _ in read_records(context, topic):
+        if record.archived and record.state == "begun":
+            _enter_ledger(context, topic, record)  # files that were set aside are erased by it
+    return deleted_offsets(context, topic)
+
+
+def keep_deletions(context: Context, topic: Topic) -> None:
+    """Put all deletes of a topic into the audits of its archives, before its own audit is removed.
+
+    A generation that is built later leaves these events out (``erased_before``). Safe to repeat:
+    a record keeps its time and id.
+    """
+    archives = {each.incarnation: each for each, _ in archives_of(context, topic)}
+    for record, events in deletion_records(context, topic) if archives else ():
+        numbers = sorted({event.partition for event in events})
+        places = {number: place for place, number in enumerate(numbers)}
+        kept = msgspec.structs.replace(
+            record,
+            events=tuple(AuditedEvent(e.id, places[e.partition], e.offset) for e in events),
+            sources=tuple(AuditedSource(f"{topic.name}/{n}", topic.incarnation) for n in numbers),
+            state="done",
+        )
+        for archive in archives.values() if events else ():
+            known = read_audit(context, archive, record.at_ms)
+            if not any(each.id == record.id for each in known if each.at_ms == record.at_ms):
+                with suppress(NotFoundError):  # another process was faster
+                    put_record(context, archive, kept)
+
+
+def complete_erasures(context: Context, topic: Topic) -> None:
+    """Steps 3 and 4 of records that a process left behind."""
+    for record, version in read_records(context, topic):
+        if record.archived and record.state == "begun":
+            _enter(context, topic, record, version)
+
+
+def _enter(context: Context, topic: Topic, record: AuditRecord, version: str) -> None:
+    """Steps 3 and 4."""
+    _enter_ledger(context, topic, record)
+    for partition in range(topic.partitions):
+        announce_erasure(context, topic, partition)
+    try:
+        put_record(context, topic, msgspec.structs.replace(record, state="done"), version)
+    except NotFoundError:
+        if not _is_done(context, topic, record):  # another call has completed it meanwhile
+            raise
+
+
+def _enter_ledger(context: Context, topic: Topic, record: AuditRecord) -> None:
+    until = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
+    keys = {key_digest(record.key): record.until_ms} if record.key else {}
+    enter_erased(context, topic, until, keys)
+
+
+def _is_done(context: Context, topic: Topic, record: AuditRecord) -> bool:
+    return any(
+        each.id == record.id and each.state == "done"
+        for each in read_audit(context, topic, record.at_ms)
+    )
+
+
+def erase_archived(
+    context: Context,
+    archive: Archive,
+    why: Why,
+    ids: Collection[str] = (),
+    key: bytes | None = None,
+) -> ErasedFromArchives:
+    """Erase what an archive holds under ids or a key, from its files and from its copies.
+
+    Archives that it was made of are searched, and keep the events: ``left`` names those that do.
+    ``named`` lists files whose folders have names that came from erased events.
+    ``InvalidError`` when such an event comes from a topic that is there: delete it in the topic.
+    Safe to repeat, and to kill: the scribe goes on.
+    """
+    finish_archive(context, archive)
+    sought = _sought(ids, key)
+    found: dict[Place, _FoundEvents] = {}
+    unseen: list[str] = []
+    for generation in archive.in_state("live", "building", "kept"):
+        known = read_partitions(context, archive.pipeline(generation))
+        found |= _search(context, archive, generation, dict.fromkeys(known), (sought, unseen))
+    for copy in copies_of(context, archive):
+        found |= _search_aside(context, copy.archive, sought, len(found))
+    for topic in list_topics(context):
+        if _are_of(context, archive, topic, found):
+            raise InvalidError(
+                f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
+                f"{topic.name} ID`, which erases from its archives too"
+            )
+    lines = sorted({line for line, _ in found})
+    sources = tuple(AuditedSource(line.partition, line.incarnation) for line in lines)
+    numbers = {line: number for number, line in enumerate(lines)}
+    mark = "" if key is None else key_mark(key)
+    sent = Sent()
+    context = sent.noting(context)
+    with sent.told(f"erase from archive `{archive.name}`", "erase again"):
+        for events, until_ms in _lots(found, numbers):
+            record = _record(context, why, events, until_ms, mark)
+            put_record(context, archive, msgspec.structs.replace(record, sources=sources))
+        done = tuple(finish_archive(context, archive))
+        left = tuple(_left(context, archive, sought))
+        covered = [copy.archive for copy in copies_of(context, archive)]
+        copied = copies_of_archives(context, {each.name for each in covered})
+        redact_reasons(context, covered, sought.deletions)
+    return ErasedFromArchives(
+        events=len(found),
+        ids=frozenset(each.id for each in found.values() if each.id is not None),
+        found=len(found),
+        unseen=tuple(unseen),
+        archives=done,
+        left=left,
+        out_of_reach=(*other_sources(context, archive), *copied),
+        named=tuple(name for each in covered for name in files_named_by_events(context, each)),
+    )
+
+
+def _left(context: Context, archive: Archive, sought: ErasedEvents) -> Iterator[str]:
+    """Messages about archives that an archive was made of, and that hold what is sought."""
+    for each in original_archives(context, archive):
+        held: set[Place] = set()
+        for generation in each.in_state("live", "building", "kept"):
+            known = dict.fromkeys(read_partitions(context, each.pipeline(generation)))
+            held |= _search(context, each, generation, known, (sought, [])).keys()
+        if held:
+            yield (
+                f"archive `{each.name}`: `{archive.name}` was made of it, and it holds {len(held)} "
+                f"of these events: run `tidelog archive erase {each.name}`, which erases from its "
+                "copies too"
+            )
+
+
+def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
+    """Steps 3 and 4 of all records of an archive that are not done."""
+    reports: list[ArchiveErasure] = []
+    for record, version in list(read_records(context, archive)):
+        if record.state == "done":
+            continue
+        wanted: dict[Line, list[int]] = {}
+        lines: set[Line] = set()
+        for event in record.events:
+            source = record.sources[event.partition]
+            line = Line(source.partition, source.incarnation)
+            lines.add(line)
+            if event.offset >= 0:  # others are those of files that were set aside
+                wanted.setdefault(line, []).append(event.offset)
+        done = [
+            erase_from_archive(context, each, generation, offsets)
+            for each, generation, offsets in _holding(context, archive, wanted)
+        ]
+        erased = partial(_erased, record)
+        for copy in copies_of(context, archive):
+            done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
+            erase_aside(context, copy.archive, erased, partial(_is_one_of, lines), done[-1])
+        reports += done
+        for error in (error for each in done for error in each.failed.values()):
+            raise error
+        if not any(each.waiting for each in done):
+            put_record(context, archive, msgspec.structs.replace(record, state="done"), version)
+    return reports
+
+
+def _holding(
+    context: Context, archive: Archive, wanted: Mapping[Line, Collection[int]]
+) -> Iterator[tuple[Archive, int, Mapping[str, Sequence[int]]]]:
+    """The generations of an archive and of its copies, and where each has the wanted events."""
+    copies: dict[str, Copy] = {}
+
+    def look() -> list[tuple[Archive, int]]:
+        found = copies_of(context, archive)
+        copies.update({each.archive.name: each for each in found})
+        return [(each.archive, number) for each in found for number in each.archive.from_live]
+
+    for each, generation in with_later_ones(look):
+        # Read when its turn comes: its driver may have begun a source partition since.
+        yield each, generation, held_offsets(context, copies[each.name], generation, wanted)
+
+
+def _are_of(context: Context, archive: Archive, topic: Topic, found: Iterable[Place]) -> bool:
+    """Whether some of the events of an archive are of a topic that is there."""
+    lines = {line for line, _ in found if line.partition.rpartition("/")[0] == topic.name}
+    return any(line.may_be(Line(line.partition, topic.incarnation)) for line in lines) and any(
+        each.incarnation == archive.incarnation for each, _ in archives_of(context, topic)
+    )
+
+
+def _search(
+    context: Context,
+    archive: Archive,
+    generation: int,
+    ends: Mapping[str, int | None],
+    search: tuple[ErasedEvents, list[str]],
+) -> dict[Place, _FoundEvents]:
+    """Step 1 in one generation: what is below the end of each source partition.
+
+    ``search`` is what is sought, and a list that files are put on which do not show it.
+    """
+    found: dict[Place, _FoundEvents] = {}
+    for partition, end in ends.items():
+        own = line_of(context, archive.pipeline(generation), partition)
+        if own is not None and end != 0:
+            places = _search_again(context, archive, generation, partition, end, search)
+            found |= {(own[0], offset): each for offset, each in places.items()}
+    return found
+
+
+def _search_again(
+    context: Context,
+    archive: Archive,
+    generation: int,
+    partition: str,
+    end: int | None,
+    search: tuple[ErasedEvents, list[str]],
+) -> dict[int, _FoundEvents]:
+    """What is sought in one source partition, by offset; again where files are changed beside."""
+    reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
+    pipeline = archive.pipeline(generation)
+    for attempt in range(_SEARCHES):
+        found: dict[int, _FoundEvents] = {}
+        for manifest, file in counting_files(context, pipeline, partition):
+            if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
+                continue
+            try:
+                found |= _search_file(reader, manifest, file, search)
+            except CorruptError:
+                is_last = attempt == _SEARCHES - 1
+                if is_last or not is_changing(context, archive, generation, partition, file):
+                    raise
+                finish_rewrites(context, archive, generation)  # of one that died half-way
+                context.clock.sleep(context.random.random() * 0.05)
+                break
+        else:
+            break
+    return {offset: each for offset, each in found.items() if end is None or offset < end}
+
+
+def _search_file(
+    reader: ArchiveFiles,
+    manifest: Manifest,
+    file: FileEntry,
+    search: tuple[ErasedEvents, list[str]],
+) -> dict[int, _FoundEvents]:
+    sought, unseen = search
+    found: dict[int, _FoundEvents] = {}
+    for batch in reader.batches(manifest, file):
+        if sought.hidden(batch) and file.target not in unseen:
+            unseen.append(file.target)
+        offsets = reader.offsets(batch, file).cast(pa.int64())
+        for row in sought.rows(batch):
+            found[offsets[row].as_py()] = _FoundEvents(_id(batch, row), time_ms_of(batch, row))
+    return found
+
+
+def _search_aside(
+    context: Context,
+    archive: Archive,
+    sought: ErasedEvents,
+    number: int,
+    is_wanted: Callable[[Line], bool] = lambda _: True,
+) -> dict[Place, _FoundEvents]:
+    """The same in files that were set aside; negative offsets, as theirs are of other events."""
+    found: dict[Place, _FoundEvents] = {}
+    lines = aside_lines(context, archive)
+
+    def holds(key: str) -> bool:
+        return is_wanted(lines.get(key, UNKNOWN_LINE))
+
+    for key, batch in AsideFiles(store_at(context, archive.store), archive, holds).batches():
+        for row in sought.rows(batch):
+            place = (lines.get(key, UNKNOWN_LINE), -1 - number - len(found))
+            found[place] = _FoundEvents(_id(batch, row), time_ms_of(batch, row))
+    return found
+
+
+def _is_one_of(lines: Collection[Line], own: Line) -> bool:
+    """Whether a file that was set aside may hold events of one of these lines."""
+    unknown = own == UNKNOWN_LINE or UNKNOWN_LINE in lines
+    return unknown or any(line.may_be(own) for line in lines)
+
+
+def _erased(record: AuditRecord) -> ErasedIds:
+    """What a record of an archive says of ids and keys."""
+    if record.key:
+        return ErasedIds(keys={key_digest(record.key): record.until_ms})
+    ids = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
+    return ErasedIds(ids)
+
+
+def _id(batch: pa.RecordBatch, row: int) -> str | None:
+    column = own_column(batch, "id")
+    value = None if column is None else column[row].as_py()
+    return None if value is None else str(value)
+
+
+def _sought(ids: Collection[str], key: bytes | None) -> ErasedEvents:
+    if bool(ids) == (key is not None):
+        raise InvalidError("erase: give ids, or one key")
+    for each in ids:
+        check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
+    keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
+    return ErasedEvents(Deletions(by_id={each: {} for each in ids}, by_key=keys))
+
+
+def _lots(
+    found: Mapping[Place, _FoundEvents], numbers: Mapping[Line, int]
+) -> Iterator[tuple[tuple[AuditedEvent, ...], int]]:
+    """As many events as one audit record can name, and the latest of their times."""
+    some: list[AuditedEvent] = []
+    size = latest = 0
+    for (line, offset), each in sorted(found.items()):
+        own = MARK_BYTES + _PLACE_BYTES
+        if some and size + own > RECORD_BYTES_MAX:
+            yield tuple(some), latest
+            some, size, latest = [], 0, 0
+        mark = None if each.id is None else id_mark(each.id)
+        some.append(AuditedEvent(mark, numbers[line], offset))
+        size, latest = size + own, max(latest, each.time_ms)
+    if some:
+        yield tuple(some), latest
+
+
+def _record(
+    context: Context, why: Why, events: Iterable[AuditedEvent], until_ms: int, key: str
+) -> AuditRecord:
+    now_ms = context.clock.now_ms()
+    return AuditRecord(
+        id=context.ids.new(),
+        op="delete",
+        who=why.who,
+        at_ms=now_ms,
+        why=why.why,
+        events=tuple(events),
+        key=key,
+        archived=True,
+        until_ms=max(now_ms, until_ms, latest_now_ms(context)),
+    )

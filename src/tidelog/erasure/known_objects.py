@@ -1,0 +1,422 @@
+"""Objects beside an archive's files of which every field is known: what of them may be an event's.
+
+A proof that searched their text would never be clean for an id such as ``parquet`` or ``WRITE``,
+which each Delta log holds. So the fields that only settings fill are left out: names of columns
+and tables, formats, operations, counts. What is left is searched: statistics, tags, settings of
+users, and names of folders. A folder in which there is a file with events has its name from these.
+Iceberg's metadata is in ``known_iceberg``.
+An object, an action or a field that is not known here is searched as a whole.
+
+Iceberg's metadata, of which every field is known: what of it may be an event's.
+
+A table has three kinds of objects: its metadata in JSON, a manifest list for each snapshot, and
+manifests, both in Avro. Left out is what only settings, counts and clocks fill: else no proof would
+be clean for a key such as ``1`` or an id such as ``append``. Searched are the names of folders in
+paths of data files, values of partitions, bounds of columns, properties that are not ours, and all
+fields that are not known here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from tidelog.codec.formats.avro_container import AvroContainer
+from tidelog.codec.formats.raw_columns import read_rows
+from tidelog.codec.formats.streams import open_data
+from tidelog.erasure.matcher import folder_names
+from tidelog.model.archive import Success
+
+__all__ = [
+    "ICEBERG",
+    "event_values",
+    "folder_values",
+    "iceberg_values",
+]
+
+_parse_json = msgspec.json.Decoder().decode
+
+_DELTA = "/_delta_log/"
+_NOT_KNOWN = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    AttributeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OSError,
+)
+_FILE = frozenset(
+    {
+        "size",
+        "modificationTime",
+        "deletionTimestamp",
+        "dataChange",
+        "extendedFileMetadata",
+        "baseRowId",
+        "defaultRowCommitVersion",
+        "clusteringProvider",
+    }
+)
+_SETTINGS = {  # of each action: the fields that no event fills
+    "add": _FILE,
+    "remove": _FILE,
+    "protocol": frozenset(
+        {"minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"}
+    ),
+    "metaData": frozenset(
+        {"id", "name", "format", "schemaString", "partitionColumns", "createdTime"}
+    ),
+    "txn": frozenset({"appId", "version", "lastUpdated"}),
+    "commitInfo": frozenset(
+        {
+            "timestamp",
+            "operation",
+            "engineInfo",
+            "clientVersion",
+            "isolationLevel",
+            "isBlindAppend",
+            "readVersion",
+            "operationMetrics",
+        }
+    ),
+}
+_PARAMETERS = frozenset({"partitionBy", "mode", "location", "protocol", "metadata"})
+_STATS = frozenset({"numRecords", "minValues", "maxValues", "nullCount", "tightBounds"})
+_CHECKPOINT = frozenset({"version", "size", "sizeInBytes", "numOfAddFiles", "parts", "checksum"})
+
+
+def event_values(
+    key: str, data: bytes, living: Collection[str], everywhere: Collection[str] = ()
+) -> list[Any] | None:
+    """The values of an object that an event may have filled; None for an object that is not known.
+
+    ``living`` are the folders of an archive's generation that have files with events;
+    ``everywhere`` are those of all generations, as the beginning of keys.
+    """
+    folder, _, name = key.rpartition("/")
+    try:
+        if ICEBERG in key:
+            return iceberg_values(key, data, everywhere)
+        if name == "_SUCCESS":
+            return _of_marker(_parse_json(data), living)
+        if f"{folder}/".endswith(_DELTA):
+            return _of_log(name, data, living)
+    except _NOT_KNOWN:
+        pass  # not what its name says
+    return None
+
+
+def _of_marker(marker: dict[str, Any], living: Collection[str]) -> list[Any] | None:
+    if marker.keys() != set(Success.__struct_fields__):
+        return None
+    return list(folder_values(str(marker["folder"]), living))
+
+
+def _of_log(name: str, data: bytes, living: Collection[str]) -> list[Any] | None:
+    """Of an object of a Delta log."""
+    if name == "_last_checkpoint":
+        return [] if _parse_json(data).keys() <= _CHECKPOINT else None
+    lines: list[dict[str, Any]] = []
+    if name.endswith(".json"):
+        lines = [_parse_json(line) for line in data.splitlines() if line.strip()]
+    elif name.endswith(".checkpoint.parquet"):
+        batches = read_rows("parquet", io.BytesIO(data))
+        lines = [row for batch in batches for row in batch.to_pylist()]
+    else:
+        return None
+    return [value for line in lines for value in _of_actions(line, living)]
+
+
+def folder_values(folder: str, living: Collection[str]) -> Iterator[str]:
+    """The names in a folder's path, and what follows ``=`` in them; none of a living folder.
+
+    The first name is that of the topic.
+    """
+    if folder not in living:
+        yield from folder_names(folder.partition("/")[2])
+
+
+def _of_actions(line: dict[str, Any], living: Collection[str]) -> Iterator[Any]:
+    """The values of a line, which has one action, or of a row, which has columns for all."""
+    for action, body in line.items():
+        settings = _SETTINGS.get(action)
+        if body is None:
+            continue
+        if settings is None or not isinstance(body, dict):
+            yield {action: body}
+            continue
+        folder = unquote(str(body.get("path") or "")).rpartition("/")[0]
+        for field, value in body.items():
+            if field in settings or value is None:
+                continue
+            if action in ("add", "remove") and field in ("path", "partitionValues"):
+                yield from folder_values(folder, living)
+                yield from () if folder in living else _values(_as_dict(value))
+            elif field == "stats":
+                yield from _of_stats(value)
+            elif (action, field) == ("commitInfo", "operationParameters"):
+                yield {
+                    name: each for name, each in _as_dict(value).items() if name not in _PARAMETERS
+                }
+            else:
+                yield value
+
+
+def _of_stats(text: Any) -> Iterator[Any]:
+    """The values of statistics; the names are those of columns."""
+    try:
+        stats = _parse_json(text)
+    except (msgspec.MsgspecError, TypeError):
+        stats = None
+    if not isinstance(stats, dict) or not stats.keys() <= _STATS:
+        yield text
+        return
+    yield from _values(stats)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """All values at any depth, without the names of fields."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _values(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _values(each)
+    else:
+        yield value
+
+
+def _as_dict(value: Any) -> Any:
+    """A map of a Parquet file, which comes as pairs, as a dict; everything else as it is."""
+    is_pairs = isinstance(value, list) and all(isinstance(each, tuple) for each in value)
+    return dict(value) if is_pairs else value
+
+
+ICEBERG = "/_iceberg/"
+
+_METADATA = frozenset(
+    {
+        "format-version",
+        "table-uuid",
+        "location",
+        "last-sequence-number",
+        "last-updated-ms",
+        "last-column-id",
+        "last-partition-id",
+        "schema",
+        "schemas",
+        "current-schema-id",
+        "partition-spec",
+        "partition-specs",
+        "default-spec-id",
+        "sort-orders",
+        "default-sort-order-id",
+        "current-snapshot-id",
+        "snapshot-log",
+        "metadata-log",
+        "next-row-id",
+    }
+)
+_SNAPSHOT = frozenset(
+    {
+        "snapshot-id",
+        "parent-snapshot-id",
+        "sequence-number",
+        "timestamp-ms",
+        "manifest-list",
+        "schema-id",
+        "first-row-id",
+        "added-rows",
+    }
+)
+_COUNTED = (
+    "data-files",
+    "delete-files",
+    "equality-deletes",
+    "equality-delete-files",
+    "position-deletes",
+    "position-delete-files",
+    "files-size",
+    "records",
+)
+_SUMMARY = frozenset(
+    {
+        "operation",
+        "changed-partition-count",
+        "tidelog.through",
+        *(
+            f"{verb}-{each}"
+            for verb in ("added", "removed", "deleted", "total")
+            for each in _COUNTED
+        ),
+    }
+)
+_PROPERTIES = frozenset({"tidelog.through", "schema.name-mapping.default"})
+_REFERENCE = frozenset(
+    {
+        "snapshot-id",
+        "type",
+        "min-snapshots-to-keep",
+        "max-snapshot-age-ms",
+        "max-ref-age-ms",
+    }
+)
+_LISTED = frozenset(  # of a manifest, in a manifest list
+    {
+        "manifest_path",
+        "manifest_length",
+        "partition_spec_id",
+        "content",
+        "sequence_number",
+        "min_sequence_number",
+        "added_snapshot_id",
+        "added_files_count",
+        "existing_files_count",
+        "deleted_files_count",
+        "added_data_files_count",
+        "existing_data_files_count",
+        "deleted_data_files_count",
+        "added_rows_count",
+        "existing_rows_count",
+        "deleted_rows_count",
+        "first_row_id",
+    }
+)
+_ENTRY = frozenset({"status", "snapshot_id", "sequence_number", "file_sequence_number"})
+_ICEBERG_FILE = frozenset(
+    {
+        "content",
+        "file_format",
+        "record_count",
+        "file_size_in_bytes",
+        "block_size_in_bytes",
+        "column_sizes",
+        "value_counts",
+        "null_value_counts",
+        "nan_value_counts",
+        "distinct_counts",
+        "split_offsets",
+        "equality_ids",
+        "sort_order_id",
+        "spec_id",
+        "first_row_id",
+    }
+)
+
+
+def iceberg_values(key: str, data: bytes, living: Collection[str]) -> list[Any] | None:
+    """Returns the values of an object of a table that an event may have filled.
+
+    None for one that is not known. ``living`` are the folders that have files with events, of all
+    generations, as the beginning of keys. An error says that the object cannot be decoded.
+    """
+    root, _, name = key.partition(ICEBERG)
+    if name.endswith(".metadata.json"):
+        return list(_of_metadata(_parse_json(data)))
+    if not name.endswith(".avro"):
+        return None
+    paths = _Paths(root, living)
+    container = AvroContainer(open_data(io.BytesIO(data)))
+    found: list[Any] = []
+    for records in container.records():
+        for record in records:
+            if "manifest_path" in record:
+                found += paths.of_listed(record)
+            elif "data_file" in record:
+                found += paths.of_entry(record)
+            else:
+                found.append(record)
+    return found
+
+
+def _of_metadata(table: Mapping[str, Any]) -> Iterator[Any]:
+    for name, value in table.items():
+        if name in _METADATA:
+            continue
+        if name == "snapshots":
+            for snapshot in value:
+                yield from _without(snapshot, _SNAPSHOT | {"summary"})
+                yield from _without(snapshot.get("summary") or {}, _SUMMARY)
+        elif name == "properties":
+            yield from _without(value, _PROPERTIES)
+        elif name == "refs":
+            for reference, body in value.items():
+                yield from () if reference == "main" else (reference,)
+                yield from _without(body, _REFERENCE)
+        elif value:
+            yield {name: value}
+
+
+class _Paths:
+    """Values of objects that name data files of an archive."""
+
+    def __init__(self, root: str, living: Collection[str]) -> None:
+        self._root = root
+        self._living = living
+        self._names = {name for each in living for name in folder_names(_below(each, root))}
+
+    def of_listed(self, record: dict[str, Any]) -> Iterator[Any]:
+        """Of a manifest in a manifest list: the bounds of its partitions."""
+        yield from _without(record, _LISTED | {"partitions"})
+        for bounds in record.get("partitions") or ():
+            yield from _without(bounds, frozenset({"contains_null", "contains_nan"}), self._names)
+
+    def of_entry(self, record: dict[str, Any]) -> Iterator[Any]:
+        """Of a data file in a manifest."""
+        yield from _without(record, _ENTRY | {"data_file"})
+        file = record["data_file"]
+        yield from _without(
+            file, _ICEBERG_FILE | {"file_path", "partition", "lower_bounds", "upper_bounds"}
+        )
+        for bounds in (file.get("lower_bounds"), file.get("upper_bounds")):
+            yield from (value for each in bounds or () for value in _texts(each["value"]))
+        path = unquote(str(file.get("file_path") or ""))
+        folder = path.rpartition("/")[0]
+        if self._is_living(folder):
+            return
+        yield from folder_names(_below(folder, self._root))
+        partition = file.get("partition")
+        yield from (partition or {}).values()
+
+    def _is_living(self, folder: str) -> bool:
+        """Whether a folder has a file with events."""
+        _, found, below = folder.partition(f"/{self._root}/")
+        return bool(found) and f"{self._root}/{below}" in self._living
+
+
+def _below(folder: str, root: str) -> str:
+    """The part of a folder after the topic's name, which no event fills."""
+    _, found, below = f"/{folder}".partition(f"/{root}/")
+    return "/".join(below.split("/")[2:]) if found else folder
+
+
+def _without(
+    body: Mapping[str, Any], settings: Collection[str], names: Collection[str] = ()
+) -> Iterator[Any]:
+    """The values of fields that are not settings; with their names, if these are not known."""
+    for name, value in body.items():
+        if name in settings or value is None:
+            continue
+        if name in ("lower_bound", "upper_bound"):
+            yield from (each for each in _texts(value) if each not in names)
+        elif name != "key_metadata":
+            yield from folder_names(name)
+            yield value
+        else:
+            yield value
+
+
+def _texts(value: Any) -> Iterator[Any]:
+    """A bound as it is, and as the text that it may be."""
+    yield value
+    if isinstance(value, bytes):
+        try:
+            yield value.decode()
+        except UnicodeDecodeError:
+            return

@@ -1,0 +1,272 @@
+"""What a proof looks for, and how it is known: in columns of any file, and in lines of text.
+
+Names in paths: a folder may be named by a field of the events in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.archive.deletions import Deletions, Places
+from tidelog.codec.formats.jsonlines import is_text
+from tidelog.codec.formats.raw_columns import plain_rows, read_rows
+from tidelog.codec.formats.schema import PREFIX
+from tidelog.errors import InvalidError
+from tidelog.model.depth import is_deep_json
+
+__all__ = [
+    "ErasedEvents",
+    "folder_names",
+    "has_columns",
+    "is_event_lines",
+    "is_plain_text",
+    "names_of",
+    "own_column",
+    "rows_of",
+    "time_ms_of",
+]
+
+_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+_KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
+_OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is one
+_parse_json = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True)
+class ErasedEvents:
+    """Ids and keys, and the places where events that had them were deleted."""
+
+    deletions: Deletions
+
+    def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
+        """The rows of a batch that have one of the ids or keys; where those were deleted.
+
+        Without ``later``, none that came after the erasure by the ledger's time, as copies decide
+        it. That holds for events that a delete finds: the ledger's time is never before theirs.
+        ``InvalidError`` for a column that cannot be compared.
+        """
+        found: dict[int, list[Places]] = {}
+        for name, kind, wanted in (
+            ("id", pa.string(), self.deletions.by_id),
+            ("key", pa.binary(), self.deletions.by_key),
+        ):
+            column = own_column(batch, name) if wanted else None
+            if column is not None:
+                for row, value in _matches(column, kind, wanted):
+                    ledger, time_ms = self.deletions.ledger, time_ms_of(batch, row)
+                    if later or not ledger.is_later(name, value, time_ms):
+                        found.setdefault(row, []).append(wanted[value])
+        return found
+
+    def hidden(self, batch: pa.RecordBatch) -> list[str]:
+        """The columns that rows would be known by, and that a batch does not have."""
+        sought = (("id", self.deletions.by_id), ("key", self.deletions.by_key))
+        return [name for name, wanted in sought if wanted and own_column(batch, name) is None]
+
+    def in_values(self, batch: pa.RecordBatch) -> int:
+        """How many rows hold one of them in any column, at any depth, or in JSON there.
+
+        For files that have no columns of ours: metadata of tables, and files of others.
+        """
+        return sum(map(self.is_in, plain_rows(batch, lambda count, _: count)))
+
+    def is_in(self, value: Any) -> bool:
+        """Whether a value is one of them, or holds one at any depth, or in JSON there."""
+        return any(map(self._is_one, _leaves(value)))
+
+    def _is_one(self, value: Any) -> bool:
+        if isinstance(value, str):
+            keys = self.deletions.by_key
+            is_one = value in self.deletions.by_id or value.encode() in keys
+            return is_one or self._is_json(value) or ("/" in value and self._is_in_path(value))
+        return isinstance(value, bytes) and (value in self.deletions.by_key or self.in_text(value))
+
+    def _is_in_path(self, path: str) -> bool:
+        """Whether a path has a folder that is named by one of them."""
+        names = list(names_of(path))
+        keys = self.deletions.by_key
+        return any(name in self.deletions.by_id or name.encode() in keys for name in names)
+
+    def _is_json(self, value: str) -> bool:
+        return '"' in value and self.in_text(value.encode())
+
+    def state(
+        self, partition: int, offset: int, places: list[Places]
+    ) -> Literal["deleted", "another", "alive"]:
+        """What an event is that has one of the ids or keys.
+
+        ``places`` are those of ids and keys that it is not later than: without any it is another
+        one. Its time is the producer's, and may be wrong. So it is another one, too, if it is above
+        all that was deleted of the same in its partition.
+        """
+        if offset in self.deletions.all.get(partition, ()):
+            return "deleted"
+        gone = [each.get(partition) for each in places]
+        return "another" if all(each and offset > max(each) for each in gone) else "alive"
+
+    def offsets(self, partition: int) -> set[int]:
+        """Where events that had one of them were deleted."""
+        every = [*self.deletions.by_id.values(), *self.deletions.by_key.values()]
+        return set().union(*(each.get(partition, set()) for each in every))
+
+    def in_text(self, data: bytes) -> bool:
+        """Whether text, perhaps compressed, holds one of them as JSON writes it."""
+        content = _plain(data)
+        if not self._is_written(content):
+            return False
+        if not is_event_lines(data):
+            return True
+        # Names of an event's fields are in every line: they do not count.
+        lines = [_parse_json(line) for line in content.splitlines() if line]
+        return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
+
+    def in_any_text(self, data: bytes) -> bool:
+        """The same, and for text that is not JSON: whether it has one of them as a word."""
+        return self.in_text(data) or (not _is_json(_plain(data)) and self._is_word(_plain(data)))
+
+    def _is_word(self, text: bytes) -> bool:
+        words = {*map(str.encode, self.deletions.by_id), *self.deletions.by_key} - {b""}
+        forms = b"|".join(map(re.escape, words))
+        return (
+            bool(words) and re.search(rb"(?<![\w.-])(?:" + forms + rb")(?![\w-])", text) is not None
+        )
+
+    def _is_written(self, text: bytes) -> bool:
+        return any(form in text for form in self._written)
+
+    @cached_property
+    def _written(self) -> frozenset[bytes]:
+        """All ways in which JSON may write one of them."""
+        keys = self.deletions.by_key
+        texts = [*self.deletions.by_id, *(key.decode() for key in keys if is_text(key))]
+        texts += [base64.b64encode(key).decode() for key in keys if not is_text(key)]
+        forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
+        return frozenset(map(str.encode, forms)) | frozenset(map(msgspec.json.encode, texts))
+
+
+def own_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """The column of ours, also where a field of the payload has taken its name."""
+    names = batch.schema.names
+    own = f"{PREFIX}{name}" if f"{PREFIX}{name}" in names else name
+    return batch.column(own) if own in names else None
+
+
+def time_ms_of(batch: pa.RecordBatch, row: int) -> int:
+    """The time of an event; 0 where its file does not tell, since the delete is later then."""
+    column = own_column(batch, "timestamp")
+    if column is None or not pa.types.is_timestamp(column.type):
+        return 0
+    value = column.slice(row, 1).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())[0].as_py()
+    return value or 0
+
+
+def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of any format with columns, told by its first bytes.
+
+    ``InvalidError`` for what has none.
+    """
+    if data.startswith(b"ARROW1"):
+        file = pa.ipc.open_file(pa.BufferReader(data))
+        for number in range(file.num_record_batches):
+            yield file.get_batch(number)
+        return
+    kind = next((name for magic, name in _KINDS.items() if data.startswith(magic)), None)
+    if kind is None:
+        raise InvalidError("no columns")
+    yield from read_rows(kind, io.BytesIO(data))
+
+
+def has_columns(data: bytes) -> bool:
+    """Whether the first bytes say that a file has columns, which :func:`rows_of` returns."""
+    return data.startswith((b"ARROW1", *_KINDS))
+
+
+def is_plain_text(data: bytes) -> bool:
+    """Whether data is text, perhaps compressed in a way that is known here."""
+    content = _plain(data)
+    return is_text(content) and b"\0" not in content
+
+
+def is_event_lines(data: bytes) -> bool:
+    """Whether each line is a whole event, so that its id and its key are in the text."""
+    lines = _plain(data).splitlines()
+    try:
+        return not any(map(is_deep_json, lines)) and all(
+            _parse_json(line).keys() >= _OF_EVENT for line in lines if line
+        )
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
+        return False
+
+
+def _matches(
+    column: pa.Array, kind: pa.DataType, wanted: Mapping[Any, Places]
+) -> Iterator[tuple[int, Any]]:
+    try:
+        values = column.cast(kind)
+    except pa.ArrowException as exc:
+        raise InvalidError(f"a column of {column.type} is compared with {kind}") from exc
+    for row in pc.indices_nonzero(pc.is_in(values, pa.array(list(wanted), kind))).to_pylist():
+        yield row, values[row].as_py()
+
+
+def _is_json(text: bytes) -> bool:
+    """Whether text is a document in JSON, or each line is one."""
+    for parts in ([text], text.splitlines()):
+        try:
+            if not any(map(is_deep_json, parts)):
+                return all(_parse_json(part) is not None for part in parts if part.strip())
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return False
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All that stands in a value, at any depth, names of fields too."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+        else:
+            yield one
+
+
+def _plain(data: bytes) -> bytes:
+    """Bytes as they are, or as they were before they were compressed."""
+    codec = next((name for magic, name in _CODECS.items() if data.startswith(magic)), None)
+    if codec is None:
+        return data
+    try:
+        return bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read())
+    except OSError:
+        return data
+
+
+def folder_names(folder: str) -> Iterator[str]:
+    """The names in a folder's path, without escapes too, and what follows ``=`` in them."""
+    for part in folder.split("/"):
+        for name in {part, unquote(part)} - {""}:
+            yield name
+            if "=" in name:
+                yield name.partition("=")[2]
+
+
+def names_of(key: str) -> Iterator[str]:
+    """The names in an object's key: without escapes, what follows ``=``, and without a suffix."""
+    for part in key.split("/"):
+        for name in {part, unquote(part)}:
+            yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}

@@ -1,0 +1,188 @@
+"""Names that are made of events: of folders, of files, and in the manifests that list them.
+
+A parser such as ``split:user`` names a folder by a field of the events in it. A folder that still
+has a file with events has its name from these. One whose events were all erased is named by an
+erased event; so are the manifests that list its files, those before the erasure too. Which parts of
+a folder's name are no times is in the entry of each file (``FileEntry.named``): the parser of the
+archive does not say it, since a replay may have had another one.
+
+Catalog rows for a proof: which of them may quote an event.
+
+Rows hold no ids, keys or values (the audit and the ledger have hashes), with one exception: errors
+that are shown to people, which may quote the value that a parser refused. They are kept while
+something fails: in ``failure`` rows of pipelines, and in the rows of running keepers.
+
+Uploads for a proof: what stores hold beside the objects that a listing shows.
+
+An upload that is under way becomes an object, or is removed by its writer. So a proof lists uploads
+before objects, and waits a little for those that may end: what ended is then in a listing. A
+process that has not begun its upload yet holds the bytes in memory only, which no proof can see;
+the protocols (``erase.is_under_way``) cover what it may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from tidelog.archive.derived_archives import archives_of
+from tidelog.clock import Clock
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import counting_files, replay_pipeline
+from tidelog.coordination.pipeline_rows import read_commit_rows, read_partitions
+from tidelog.coordination.supervisors import Keeper
+from tidelog.erasure.known_objects import folder_values
+from tidelog.erasure.matcher import ErasedEvents
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import decode_row
+from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
+from tidelog.model.topic import Topic
+from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.store.base import Store, Upload
+
+__all__ = [
+    "WAIT_S",
+    "ManifestNames",
+    "erases",
+    "files_named_by_events",
+    "is_named_by_events",
+    "lasting_uploads",
+    "quoted_errors",
+]
+
+_MANIFESTS = "pipelines/"
+
+
+class ManifestNames:
+    """Looks for what is sought in the names that manifests list."""
+
+    def __init__(self, context: Context, sought: ErasedEvents) -> None:
+        self._context = context
+        self._sought = sought
+        self._living: dict[str, tuple[str, frozenset[str]]] = {}  # by pipeline: folder, living
+        self._needed: set[str] = set()
+
+    def note(self, archive: Archive, generation: int, living: Collection[str]) -> None:
+        """Note a generation that was searched, and its folders that have events."""
+        pipeline = archive.pipeline(generation)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            self._living[each] = (f"{archive.folder(generation)}/", frozenset(living))
+            for partition in read_partitions(self._context, each):
+                for row in read_commit_rows(self._context, each, partition):
+                    self._needed.add(row.committed.manifest)
+
+    def is_needed(self, key: str) -> bool:
+        """Whether a commit names a manifest."""
+        return key in self._needed
+
+    def names_in(self, store: Store, key: str) -> bool | None:
+        """Whether a manifest lists a file in a folder that is named by what is sought.
+
+        None for an object that is not a manifest.
+        """
+        if not key.startswith(_MANIFESTS):
+            return None
+        try:
+            manifest = read_manifest(store.get(key), key)
+        except NotFoundError:
+            return False
+        except CorruptError:
+            return None
+        root, living = self._living.get(key.split("/")[1], ("", frozenset()))
+        return any(
+            self._sought.is_in(value)
+            for part in manifest.parts
+            for file in part.files
+            for value in folder_values(_folder(file.target, root), living)
+        )
+
+
+def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
+    """Whether some of these offsets were taken out of a file."""
+    taken = np.intersect1d(np.array(manifest.erased, np.int64), np.array(offsets, np.int64))
+    return bool(((taken >= file.first_offset) & (taken <= file.last_offset)).any())
+
+
+def is_named_by_events(folder: str, named: int, living: Collection[str]) -> bool:
+    """Whether a part of a folder's name is a value of events that were all erased.
+
+    ``named`` parts after the topic's are values of events, whatever parser has filled them. Each is
+    such a value if no folder with events has it and all parts before it.
+    """
+    parts = folder.split("/")
+    starts = ["/".join([*parts[: depth + 1], ""]) for depth in range(1, named + 1)]
+    return any(not any(f"{each}/".startswith(own) for each in living) for own in starts)
+
+
+def files_named_by_events(context: Context, archive: Archive) -> Iterator[str]:
+    """Yields empty files of an archive whose folders were named by events that were all erased."""
+    for generation in archive.in_state("live", "building", "kept"):
+        pipeline, root = archive.pipeline(generation), f"{archive.folder(generation)}/"
+        files = [
+            file
+            for partition in read_partitions(context, pipeline)
+            for _, file in counting_files(context, pipeline, partition)
+            if file.kind == "data"
+        ]
+        living = {_folder(file.target, root) for file in files if file.events}
+        for file in files:
+            is_empty = file.erased and not file.events
+            if is_empty and is_named_by_events(_folder(file.target, root), file.named, living):
+                yield file.target
+
+
+def _folder(target: str, root: str) -> str:
+    """The folder of a file below its generation's; dead letters have none that events name."""
+    return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""
+
+
+_FAILURE = (
+    "fix what fails and let its driver run until it commits there, which removes the row; of a "
+    "generation that is kept: `tidelog archive drop`"
+)
+_KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
+
+
+def quoted_errors(context: Context, topic: Topic) -> Iterator[tuple[str, str, str]]:
+    """Yields errors that rows quote: where, the text, and what removes it.
+
+    Of the topic's archives, of pipelines, and of keepers, which may run any of them.
+    """
+    pipelines = [
+        each
+        for archive, generation in archives_of(context, topic)
+        for each in (archive.pipeline(generation), replay_pipeline(archive.pipeline(generation)))
+    ]
+    pipelines += [named.incarnation for named in list_pipelines(context)]
+    for pipeline in pipelines:
+        for partition, failure in read_failures(context, pipeline).items():
+            where = f"{layout.pipeline_shards(pipeline)} · {layout.failure_row(partition)}"
+            yield where, failure.message, _FAILURE
+    for row in context.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
+        keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
+        for part in keeper.parts:
+            yield f"{layout.KEEPERS} · {row.row}", part.error, _KEEPER
+
+
+WAIT_S = 10.0  # for uploads that are under way
+_LOOK_S = 0.1
+
+
+def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
+    """Yields the uploads that died, and those that do not end within ``WAIT_S``."""
+    under_way: dict[tuple[str, int], Upload] = {}
+    for upload in store.uploads():
+        if upload.may_end:
+            under_way[upload.name, upload.began_ms] = upload
+        else:
+            yield upload
+    until_s = clock.monotonic_s() + WAIT_S
+    while under_way and clock.monotonic_s() < until_s:
+        clock.sleep(_LOOK_S)
+        names = {upload.name for upload in store.uploads()}
+        under_way = {key: each for key, each in under_way.items() if each.name in names}
+    yield from under_way.values()

@@ -1,0 +1,530 @@
+"""Erasing events from archives: the files that hold them are written anew, at their own names.
+
+An archive is told to forget offsets of its source partitions. Each committed range whose files hold
+some of them goes through these steps; the row is the range's ``commit``:
+
+1. intend: the key of a manifest to be into the row; no
+   sweep touches what is staged under its epoch from now on → dead: the next erasure goes on at 2
+2. decide: stage every file without those events, then put
+   that manifest, create-only: contents are decided         → dead: the next one goes on at 3
+3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
+4. commit, in one write: the row names the new manifest,
+   and ``erased`` counts the events                         → dead: tables list the old files
+5. delete what was staged                                   → the same
+6. correct the entries of every table that lists the files,
+   be it kept up to date or not                             → dead: the next one corrects them
+7. done: clear the erasure in the row
+
+A file keeps its name, so a reader that lists the folder sees each event once at every moment; a
+file that loses all its events stays, empty, so that no late copy of a driver can bring it back.
+Between steps 3 and 4 the bytes of a file are not those that its manifest says: a reader of the
+manifest gets an error, and reads again. A table that cannot be reached does not stop the erasure:
+the row stays at step 6, a later erasure from the same range begins at step 1 all the same, and the
+error is raised at the end. If a staged copy was deleted before a file was replaced, the range
+begins again at step 1, with another key. A file of dead letters that a replay has replaced is
+removed at any step, and counts as done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.archive.derived_archives import (
+    UNKNOWN_LINE,
+    Line,
+    is_line_of,
+    partitions_of,
+    reachable_archives_of,
+    with_later_ones,
+)
+from tidelog.archive.generations import finish_removals
+from tidelog.archive.tables.registration import correct_entries
+from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.connectors.archive.staging import Uploads, discard_files
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import (
+    read_commit_rows,
+    read_erased_row,
+    read_intent,
+    read_partitions,
+    read_progress,
+)
+from tidelog.erasure.rewrite_file import AsideFiles, FileRewriter, RewrittenFile, aside_lines
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+    contained,
+)
+from tidelog.log.ledger import ErasedIds, read_ledger
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.decoding import seal_json
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest, read_manifest
+from tidelog.model.topic import Topic
+from tidelog.pipeline.endpoints import files_at
+from tidelog.store.base import Store
+
+__all__ = [
+    "ArchiveErasure",
+    "erase_aside",
+    "erase_from_archive",
+    "erase_from_archives",
+    "finish_rewrites",
+    "is_under_way",
+]
+
+_ATTEMPTS = 50  # at one range that others change
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ArchiveErasure:
+    """What was erased from one generation of an archive."""
+
+    archive: str
+    generation: int
+    files: int = 0
+    events: int = 0
+    ranges: int = 0
+    waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
+    failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
+
+    def add(self, later: ArchiveErasure) -> None:
+        """Count what another look at the same generation has found."""
+        self.files += later.files
+        self.events += later.events
+        self.ranges += later.ranges
+        self.waiting = later.waiting
+
+
+def erase_from_archives(
+    context: Context,
+    topic: Topic,
+    deleted: Mapping[int, Collection[int]],
+    tell: Callable[[TidelogError], None] | None = None,
+) -> list[ArchiveErasure]:
+    """Take deleted events of a topic out of every archive that was made of it.
+
+    ``deleted`` has offsets by partition; those that no archive has come to are left out by the
+    archive itself, as it reads the topic. Idempotent, and safe to kill and to run twice at once.
+    An archive with an error does not stop the others: it goes to ``tell``, or is raised at the end.
+    """
+    reports: list[ArchiveErasure] = []
+    errors: list[TidelogError] = []
+
+    def look() -> list[tuple[Archive, int]]:
+        return reachable_archives_of(context, topic) if deleted else []
+
+    for archive, generation in with_later_ones(look):
+        with contained(f"archive `{archive.name}`", errors.append):
+            own = partitions_of(context, archive.pipeline(generation), topic)
+            offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
+            report = erase_from_archive(context, archive, generation, offsets)
+            if archive.name not in [each.archive for each in reports]:  # once for all generations
+                ledger = partial(read_ledger, context, topic)
+                erase_aside(context, archive, ledger, partial(is_line_of, topic=topic), report)
+            reports.append(report)
+            errors += report.failed.values()
+    for error in errors:
+        if tell is None:
+            raise error
+        tell(error)
+    return reports
+
+
+def erase_from_archive(
+    context: Context, archive: Archive, generation: int, offsets: Mapping[str, Sequence[int]]
+) -> ArchiveErasure:
+    """Take events out of one generation, by source partition and offset; dead letters too.
+
+    Tables that could not be corrected are in ``failed`` of what it returns.
+    """
+    report = ArchiveErasure(archive.name, generation)
+    if archive.state_of(generation) == "removing":
+        finish_removals(context, archive)  # all of it is deleted
+        return report
+    store = files_at(context, archive)
+    own = archive.pipeline(generation)
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(context, pipeline):
+            wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
+            if len(wanted):
+                lane = _EraseLane(context, store, archive, generation, pipeline, partition)
+                # Before the rows are read, on purpose.
+                report.waiting += is_under_way(context, pipeline, partition, wanted)
+                for row in lane.rows(wanted):
+                    lane.settle(row, wanted, report)
+    return report
+
+
+def finish_rewrites(context: Context, archive: Archive, generation: int) -> ArchiveErasure:
+    """Finish erasures of a generation that died half-way, of all events.
+
+    Their topic may be deleted since; then no later erasure would finish these ranges.
+    """
+    report = ArchiveErasure(archive.name, generation)
+    store = files_at(context, archive)
+    own, nothing = archive.pipeline(generation), np.array([], np.int64)
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(context, pipeline):
+            lane = _EraseLane(context, store, archive, generation, pipeline, partition)
+            for row in lane.rows(nothing):
+                lane.settle(row, nothing, report)
+    return report
+
+
+def erase_aside(
+    context: Context,
+    archive: Archive,
+    erased: Callable[[], ErasedIds],
+    is_wanted: Callable[[Line], bool],
+    report: ArchiveErasure,
+) -> None:
+    """Take events out of the files of an archive that were set aside after a restore.
+
+    Files of source partitions that are not wanted, or of other incarnations of them, are left.
+    """
+    store = files_at(context, archive)
+    if next(iter(store.list(layout.aside_folder(archive.root))), None) is not None:
+        lines = aside_lines(context, archive)
+        aside = AsideFiles(store, archive, lambda key: is_wanted(lines.get(key, UNKNOWN_LINE)))
+        files, events = aside.erase(erased())
+        report.files += files
+        report.events += events
+
+
+def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offsets) -> bool:
+    """Whether a range of a source partition that holds some of the offsets is being done now."""
+    intent = read_intent(context, pipeline, partition)
+    return intent is not None and _between(intent.start, intent.limit, wanted)
+
+
+class _EraseLane:
+    """The committed ranges of one source partition."""
+
+    def __init__(
+        self,
+        context: Context,
+        store: Store,
+        archive: Archive,
+        generation: int,
+        pipeline: str,
+        partition: str,
+    ) -> None:
+        self._context = context
+        self._context = context
+        self._store = store
+        self._archive = archive
+        self._generation = generation
+        self._pipeline = pipeline
+        self._partition = partition
+        self._where = layout.pipeline_partition(pipeline, partition)
+        self._lessener = FileRewriter(store, archive.making(generation))
+
+    def rows(self, wanted: Offsets) -> Iterator[str]:
+        """The commits that may hold some of these offsets."""
+        for row in list(read_commit_rows(self._context, self._pipeline, self._partition)):
+            if row.committed.rewrite or (len(wanted) and _may_hold(row.committed, wanted)):
+                yield row.name
+
+    def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:
+        """All steps for one range, whoever has begun them, until nothing is left to erase."""
+        for _ in range(_ATTEMPTS):
+            row = self._row(row_name)
+            if row is None:
+                return  # the generation was dropped
+            committed = self._decode(row)
+            try:
+                if not committed.rewrite:
+                    if not self._holds_some(committed, wanted):
+                        return
+                    self._intend(row, committed)
+                elif committed.rewrite != committed.manifest:
+                    self._carry_out(row, committed, wanted, report)
+                elif not self._correct_tables(row, committed, report):
+                    if not self._holds_some(committed, wanted):
+                        return
+                    self._intend(row, committed)
+            except (ConflictError, UnknownOutcomeError):
+                self._context.clock.sleep(self._context.random.random() * 0.05)
+            except (CorruptError, NotFoundError):
+                if not self._has_moved(row):
+                    raise
+        raise UnavailableError(
+            f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
+            "ranges: erase again"
+        )
+
+    def _row(self, name: str) -> Row | None:
+        """The row of a commit, or the one that it was merged into since its name was read."""
+        row = self._context.catalog.get(self._where, name)
+        if row is not None:
+            return row
+        _, ordinal, start = name.split("/", 2)
+        for each in read_commit_rows(self._context, self._pipeline, self._partition, int(ordinal)):
+            if each.holds(start):
+                return self._context.catalog.get(self._where, each.name)
+        return None
+
+    def _holds_some(self, committed: Commit, wanted: Offsets) -> bool:
+        for manifest in self._manifest(committed.manifest).parts:
+            left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
+            if any(
+                self._without(manifest, file, left) is not None
+                for file in self._files_with(manifest, left)
+            ):
+                return True
+        return False
+
+    def _has_moved(self, row: Row) -> bool:
+        """Whether another erasure has written the row since: then the files are others too."""
+        found = self._context.catalog.get(self._where, row.row)
+        return found is None or found.version != row.version
+
+    def _intend(self, row: Row, committed: Commit) -> None:
+        """Step 1."""
+        head = read_progress(self._context, self._pipeline, self._partition)
+        epoch = head.epoch if head else 0
+        key = layout.manifest(self._pipeline, epoch, self._partition, self._context.ids.new())
+        self._write(row, msgspec.structs.replace(committed, rewrite=key))
+
+    def _carry_out(
+        self, row: Row, committed: Commit, wanted: Offsets, report: ArchiveErasure
+    ) -> None:
+        """Steps 2 to 4."""
+        old = self._manifest(committed.manifest)
+        new = self._decided(committed, old, wanted)
+        changed = [
+            (before, after)
+            for before, after in zip(_files(old), _files(new), strict=True)
+            if before.crc != after.crc or before.size != after.size
+        ]
+        if self._is_lost([each for each in changed if self._is_there(each[1])]):
+            self._intend(row, committed)
+            return
+        for before, after in changed:
+            try:
+                self._replace(before, after)
+            except NotFoundError:
+                if self._is_there(after):
+                    raise
+        done = msgspec.structs.replace(committed, manifest=committed.rewrite)
+        self._write(row, done, *self._counted(changed))
+        report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
+        report.files += sum(after.kind != "sidecar" for _, after in changed)
+        report.events += sum(after.erased - before.erased for before, after in changed)
+
+    def _counted(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
+        """In step 4: the row that counts what was erased from this source partition."""
+        more = {"data": 0, "dead": 0}
+        for before, after in changed:
+            if after.kind in more:
+                more[after.kind] += after.erased - before.erased
+        if not any(more.values()):
+            return []
+        row = self._context.catalog.get(self._where, layout.ERASED)
+        known = read_erased_row(row)
+        total = ErasedEvents(known.data + more["data"], known.dead + more["dead"])
+        return [Put(layout.ERASED, encode_row(total), row.version if row else ABSENT)]
+
+    def _decided(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
+        with contextlib.suppress(NotFoundError):
+            return self._manifest(committed.rewrite)
+        try:
+            return self._decide(committed, old, wanted)
+        except CorruptError:  # it may be that another one has decided, and replaces files by now
+            with contextlib.suppress(NotFoundError):
+                return self._manifest(committed.rewrite)
+            raise
+
+    def _decide(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
+        """Step 2; the manifest that counts, be it ours or that of another who was faster."""
+        staging = layout.staging(
+            self._pipeline, layout.manifest_epoch(committed.rewrite), self._context.ids.new()
+        )
+        uploads = Uploads(self._store, staging)
+        for part in old.parts:
+            left = np.setdiff1d(wanted, np.array(part.erased, np.int64))
+            for file in self._files_with(part, left):
+                lessened = self._without(part, file, left)
+                if lessened is not None:
+                    self._stage(uploads, list(part.files), file, lessened)
+        staged = {entry.target: entry for entry in uploads.close()}
+        parts = tuple(_lessened(part, staged, wanted) for part in old.parts)
+        new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
+        try:
+            self._context.store.put(committed.rewrite, seal_json(new))
+        except AlreadyExistsError:
+            discard_files(self._store, list(staged.values()))
+            return self._manifest(committed.rewrite)
+        return new
+
+    def _stage(
+        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: RewrittenFile
+    ) -> None:
+        def entry(before: FileEntry, events: int, erased: int) -> None:
+            data = lessened.data if before.kind != "sidecar" else lessened.sidecar or b""
+            uploads.add(
+                data,
+                lambda staged, size, crc: msgspec.structs.replace(
+                    before,
+                    staged=staged,
+                    size=size,
+                    crc=crc,
+                    events=events,
+                    erased=before.erased + erased,
+                ),
+            )
+
+        entry(file, lessened.events, lessened.erased)
+        if lessened.sidecar is not None:
+            beside = self._lessener.sidecar_name(file.target)
+            entry(next(each for each in files if each.target == beside), 0, 0)
+
+    def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
+        """Whether a staged copy is gone that is still needed, so that all must begin anew.
+
+        ``CorruptError`` when it cannot, as some files were replaced.
+        """
+        gone = [(before, after) for before, after in changed if not self._exists(after.staged)]
+        needed = [after for before, after in gone if self._holds(before)]
+        if not needed:
+            return False
+        if any(self._holds(after) for _, after in changed):
+            raise CorruptError(
+                f"archive file `{needed[0].target}`: the copy without erased events "
+                f"`{needed[0].staged}` is gone, and other files of its range were replaced: "
+                "restore that copy",
+                file=needed[0].target,
+            )
+        return True
+
+    def _holds(self, entry: FileEntry) -> bool:
+        return _is_as_told(self._store.get(entry.target), entry)
+
+    def _replace(self, before: FileEntry, after: FileEntry) -> None:
+        """Step 3 for one file: idempotent, and settled by what the file holds."""
+        for _ in range(_ATTEMPTS):
+            info = self._store.head(after.target)
+            found = self._store.get(after.target)
+            if _is_as_told(found, after):
+                return
+            if not _is_as_told(found, before):
+                raise CorruptError(
+                    f"archive file `{after.target}`: is neither what its manifest says nor what an "
+                    "erasure has made of it: keep it, and run `tidelog archive verify`",
+                    file=after.target,
+                )
+            # A staged copy goes when another erasure is done: then the next look at the file ends.
+            with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
+                self._store.replace(after.target, self._store.get(after.staged), info.etag)
+        raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
+
+    def _correct_tables(self, row: Row, committed: Commit, report: ArchiveErasure) -> bool:
+        """Steps 5 to 7; whether every table could be corrected."""
+        files = _files(self._manifest(committed.manifest))
+        discard_files(self._store, files)
+        correct_entries(self._context, self._archive, self._generation, files, report.failed)
+        if report.failed:
+            return False
+        self._write(row, msgspec.structs.replace(committed, rewrite=""))
+        return True
+
+    def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
+        """The files between whose ends some of the offsets lie."""
+        return [
+            file
+            for file in manifest.files
+            if file.kind in ("data", "dead")
+            and file.events
+            and np.searchsorted(offsets, file.first_offset)
+            < np.searchsorted(offsets, file.last_offset, side="right")
+            and self._is_there(file)
+        ]
+
+    def _without(
+        self, manifest: Manifest, file: FileEntry, offsets: Offsets
+    ) -> RewrittenFile | None:
+        """A file without some offsets; None if it has none, or a replay removes it meanwhile."""
+        try:
+            return self._lessener.without(manifest, file, offsets)
+        except (CorruptError, NotFoundError):
+            if self._is_there(file):
+                raise
+            return None
+
+    def _is_there(self, file: FileEntry) -> bool:
+        """Files of dead letters go when a replay has replaced them; data files never do.
+
+        That may be at any step of an erasure, and nothing is left to replace then.
+        """
+        return file.kind != "dead" or self._exists(file.target)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._store.head(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def _write(self, row: Row, committed: Commit, *more: Put) -> None:
+        change = Put(row.row, encode_row(committed), expect=row.version)
+        self._context.catalog.write(self._where, change, *more, write_id=self._context.ids.new())
+
+    def _manifest(self, key: str) -> Manifest:
+        return read_manifest(self._context.store.get(key), key)
+
+    def _decode(self, row: Row) -> Commit:
+        return decode_row(row.value, Commit, f"commit `{row.row}`")
+
+
+def _files(manifest: Manifest) -> list[FileEntry]:
+    """The files of all its ranges."""
+    return [file for part in manifest.parts for file in part.files]
+
+
+def _lessened(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
+    """The manifest of a range whose files were staged without the wanted offsets."""
+    gone = np.array(old.erased, np.int64)
+    left = np.setdiff1d(wanted, gone)
+    first = min((f.first_offset for f in old.files), default=0)
+    last = max((f.last_offset for f in old.files), default=-1)
+    here = left[(left >= first) & (left <= last)]
+    return msgspec.structs.replace(
+        old,
+        files=tuple(staged.get(entry.target, entry) for entry in old.files),
+        erased=tuple(int(each) for each in np.union1d(gone, here)),
+    )
+
+
+def _is_as_told(data: bytes, entry: FileEntry) -> bool:
+    return (len(data), crc32c.crc32c(data)) == (entry.size, entry.crc)
+
+
+def _may_hold(committed: Commit, wanted: Offsets) -> bool:
+    """Whether some of the offsets lie in a range that has files."""
+    return committed.files > 0 and _between(committed.start, committed.end, wanted)
+
+
+def _between(start: str, end: str, wanted: Offsets) -> bool:
+    """Whether some of the offsets lie between two positions; where these are none, they may."""
+    if not all(text.isascii() and text.isdecimal() for text in (start, end)):
+        return True
+    first, after = (int(np.searchsorted(wanted, int(text))) for text in (start, end))
+    return first < after

@@ -1,0 +1,368 @@
+"""A file of an archive without some of its events: the same format, columns and settings.
+
+Erasing events from files that were set aside after a restore (``pipeline.forgotten``).
+
+No commit names these files, and their offsets may be those of other events by now. So events are
+known by their ids and keys, and by the times up to which these were erased, as in copies.
+
+A row says which source partition a file was read of, and which incarnation of it (``aside_lines``):
+an erasure changes no file of another topic, be it one that had the same name. A file whose row was
+lost may be of any.
+
+A file keeps its name, since a driver that died may copy it there again, create-only. A file by
+itself is replaced by its etag, in one step. One with a sidecar takes four:
+
+1. put ``<file>.erasing-<checksum>`` with both contents        → dead: the next erasure resumes at 2
+2. replace the file by its etag                                → dead: the next one resumes at 3
+3. replace the sidecar by its etag                             → dead: the next one resumes at 4
+4. delete the object of step 1
+
+Of two erasures at once one wins step 2, and the other one's object of step 1, whose checksums no
+longer fit, is deleted without effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidelog.archive.derived_archives import Line
+from tidelog.archive.read import ArchiveFiles
+from tidelog.codec.formats import Format, open_format, settings_of
+from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
+from tidelog.connectors.archive.staging import Spool
+from tidelog.context import Context
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.erasure.matcher import own_column
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.ledger import ErasedIds
+from tidelog.model import layout
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import AsideErasure, FileEntry, Manifest, ReplacedFile
+from tidelog.pipeline.aside import read_aside
+from tidelog.store.base import Store
+
+__all__ = [
+    "AsideFile",
+    "AsideFiles",
+    "FileRewriter",
+    "RewrittenFile",
+    "aside_lines",
+]
+
+
+class RewrittenFile:
+    """The bytes of a file, and of its sidecar where it has one, and how many events are gone."""
+
+    def __init__(self, data: bytes, sidecar: bytes | None, events: int, erased: int) -> None:
+        self.data = data
+        self.sidecar = sidecar
+        self.events = events
+        self.erased = erased
+
+
+class FileRewriter:
+    """Takes events out of files of one generation, by their offsets."""
+
+    def __init__(self, store: Store, making: ArchiveFormat) -> None:
+        self._files = ArchiveFiles(store, making)
+        settings = settings_of(making.format_settings)
+        self._format: Format = open_format(making.format, making.codec or None, settings)
+
+    def sidecar_name(self, target: str) -> str | None:
+        """What the sidecar of a data file is called."""
+        return self._format.sidecar_name(target)
+
+    def without(
+        self, manifest: Manifest, file: FileEntry, offsets: np.ndarray[Any, Any]
+    ) -> RewrittenFile | None:
+        """The file without these offsets; None when it has none of them.
+
+        ``CorruptError`` unless it is as the manifest says.
+        """
+        gone = pa.array(offsets, pa.int64())
+
+        def is_gone(batch: pa.RecordBatch) -> pa.Array:
+            return pc.is_in(self._files.offsets(batch, file).cast(pa.int64()), gone)
+
+        return self.without_rows(manifest, file, is_gone)
+
+    def without_rows(
+        self, manifest: Manifest, file: FileEntry, is_gone: Callable[[pa.RecordBatch], pa.Array]
+    ) -> RewrittenFile | None:
+        """The same, for the rows of each batch that ``is_gone`` says."""
+        kept: list[pa.RecordBatch] = []
+        erased = 0
+        for batch in self._files.batches(manifest, file):
+            part = batch.filter(pc.invert(is_gone(batch)))
+            erased += batch.num_rows - part.num_rows
+            kept.append(part)
+        if not erased:
+            return None
+        events = sum(part.num_rows for part in kept)
+        if file.kind == "dead":
+            return RewrittenFile(_dead_letters(kept), None, events, erased)
+        if not self._files.restorable:
+            return RewrittenFile(self._own_columns(kept), None, events, erased)
+        return RewrittenFile(*self._of_events(kept), events, erased)
+
+    def _of_events(self, kept: list[pa.RecordBatch]) -> tuple[bytes, bytes | None]:
+        data = Spool()
+        sidecar = Spool() if self._format.sidecar_name("x") else None
+        writer = self._format.writer(data, sidecar)
+        for batch in kept:
+            misfits = writer.write(batch) if batch.num_rows else None
+            if misfits is not None and misfits.num_rows:
+                raise InternalError("a file's own events do not fit its schema any more")
+        writer.close()
+        return data.take(), sidecar.take() if sidecar else None
+
+    def _own_columns(self, kept: list[pa.RecordBatch]) -> bytes:
+        """Typed columns without the raw value: rows are copied as they are."""
+        if isinstance(self._format, OwnColumns):
+            file = Spool()
+            self._format.write_columns(file, kept)
+            return file.take()
+        table = pa.Table.from_batches(kept)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression=self._format.codec, write_page_checksum=True)
+        return bytes(sink.getvalue().to_pybytes())
+
+
+def _dead_letters(kept: list[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches(kept, MISFIT_SCHEMA), sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())
+
+
+T = TypeVar("T")
+
+_ATTEMPTS = 50  # at one file that others change
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    manifest: Manifest  # of the file and its sidecar, as they are now
+    entry: FileEntry
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsideFile:
+    """A file that was set aside: the objects that it consists of, and what they hold."""
+
+    parts: tuple[FileEntry, ...]
+    batches: list[pa.RecordBatch]
+
+
+class AsideFiles:
+    """The files of an archive that were set aside, in the store that holds them."""
+
+    def __init__(
+        self, store: Store, archive: Archive, holds: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """``holds`` tells by its key whether a file may hold what is sought."""
+        self._store = store
+        self._archive = archive
+        self._holds = holds
+
+    def batches(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yields the events of all files, except of generations that the archive dropped."""
+        for key in self.names():
+            read = self._settled(key, self._with_events)
+            yield from ((key, batch) for batch in (() if read is None else read.batches))
+
+    def read(self, key: str) -> AsideFile | None:
+        """Returns a file with its events; None for one of a generation that is dropped.
+
+        ``CorruptError`` also while an erasure of the file is under way. Changes nothing.
+        """
+        file = self._read(key)
+        return None if file is None else self._with_events(file)
+
+    def _with_events(self, file: _File) -> AsideFile:
+        making = self._archive.making(file.generation)
+        batches = ArchiveFiles(self._store, making).batches(file.manifest, file.entry)
+        return AsideFile(file.manifest.files, list(batches))
+
+    def _settled(self, key: str, call: Callable[[_File], T]) -> T | None:
+        """What a call makes of a file; again where an erasure has changed it meanwhile."""
+        for _ in range(_ATTEMPTS):
+            file = self._read(key)
+            if file is None:
+                return None
+            try:
+                return call(file)
+            except CorruptError:
+                if self._finish() == 0 and self._read(key) == file:
+                    raise
+        raise _busy(key)
+
+    def erase(self, erased: ErasedIds) -> tuple[int, int]:
+        """Take out what was erased; returns how many files changed, and how many events."""
+        self._finish()
+        files = events = 0
+        for key in self.names():
+            gone = self._erase(key, erased)
+            files, events = files + bool(gone), events + gone
+        return files, events
+
+    def names(self) -> list[str]:
+        """The files of events and dead letters that may hold what is sought: no sidecars."""
+        keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
+        beside: set[str | None] = set()
+        for generation in self._archive.makings:
+            lessener = FileRewriter(self._store, self._archive.making(generation))
+            beside |= {lessener.sidecar_name(key) for key in keys}
+        files = [key for key in keys if key not in beside and layout.ERASING not in key]
+        return [key for key in files if self._holds(key)]
+
+    def _generation(self, key: str) -> int | None:
+        """The generation whose settings made a file; None for one that is dropped."""
+        folder = layout.aside_folder(self._archive.root)
+        path = key.removeprefix(folder).partition("/")[2]
+        if path.startswith(f"{self._archive.dead}/"):
+            return self._archive.generation  # dead letters are the same in all of them
+        number = path.partition("/")[0].removeprefix("g")
+        found = int(number) if number.isdecimal() else 0
+        return found if found in self._archive.makings else None
+
+    def _read(self, key: str) -> _File | None:
+        """A file as it is now; None for one that is missing, or that nothing can read."""
+        generation = self._generation(key)
+        if generation is None:
+            return None
+        is_dead = f"/{self._archive.dead}/" in key
+        lessener = FileRewriter(self._store, self._archive.making(generation))
+        beside = None if is_dead else lessener.sidecar_name(key)
+        entries = []
+        for name, kind in ((key, "dead" if is_dead else "data"), (beside, "sidecar")):
+            if name is not None:
+                try:
+                    entries.append(_entry(name, self._store.get(name), kind))
+                except NotFoundError:
+                    return None
+        manifest = Manifest("", "", "", "", 0, 0, 0, files=tuple(entries))
+        return _File(manifest, entries[0], generation)
+
+    def _erase(self, key: str, erased: ErasedIds) -> int:
+        for _ in range(_ATTEMPTS):
+            found = self._settled(key, lambda file: self._without(file, erased))
+            if found is None:
+                return 0
+            count, wanted = found
+            if self._replace(key, wanted):
+                return count
+        raise _busy(key)
+
+    def _without(self, file: _File, erased: ErasedIds) -> tuple[int, AsideErasure] | None:
+        """How many events of a file were erased, and the file without them."""
+        lessener = FileRewriter(self._store, self._archive.making(file.generation))
+        lessened = lessener.without_rows(
+            file.manifest, file.entry, lambda batch: _is_erased(batch, erased)
+        )
+        if lessened is None:
+            return None
+        contents = [lessened.data] + ([] if lessened.sidecar is None else [lessened.sidecar])
+        parts = zip(file.manifest.files, contents, strict=True)
+        return lessened.erased, AsideErasure(
+            tuple(ReplacedFile(each.target, each.size, each.crc, data) for each, data in parts)
+        )
+
+    def _replace(self, key: str, wanted: AsideErasure) -> bool:
+        """Whether all parts are replaced; else another erasure was faster."""
+        if len(wanted.parts) == 1:
+            return self._carry_out(wanted)
+        data = encode_row(wanted)
+        decision = f"{key}{layout.ERASING}{crc32c.crc32c(data):08x}"
+        with contextlib.suppress(AlreadyExistsError):  # an attempt before has put the same
+            self._store.put(decision, data)
+        done = self._carry_out(wanted)
+        self._store.delete([decision])
+        return done
+
+    def _finish(self) -> int:
+        """Steps 2 to 4 of what is after step 1, perhaps since it died; how many there were."""
+        count = 0
+        for info in list(self._store.list(layout.aside_folder(self._archive.root))):
+            if layout.ERASING in info.key:
+                count += 1
+                with contextlib.suppress(NotFoundError):
+                    data = self._store.get(info.key)
+                    self._carry_out(decode_row(data, AsideErasure, f"object `{info.key}`"))
+                    self._store.delete([info.key])
+        return count
+
+    def _carry_out(self, wanted: AsideErasure) -> bool:
+        """Steps 2 and 3. False where a part is neither what it was nor what it shall be."""
+        for part in wanted.parts:
+            for _ in range(_ATTEMPTS):
+                info, found = self._store.head(part.key), self._store.get(part.key)
+                if found == part.data:
+                    break
+                if (len(found), crc32c.crc32c(found)) != (part.size, part.crc):
+                    return False
+                with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                    self._store.replace(part.key, part.data, info.etag)
+            else:
+                raise _busy(part.key)
+        return True
+
+
+def aside_lines(context: Context, archive: Archive) -> dict[str, Line]:
+    """Returns what the files of an archive that were set aside were read of, by their keys."""
+    own = [archive.pipeline(generation) for generation in archive.makings]
+    return {
+        key: Line(record.partition, record.incarnation)
+        for pipeline in (*own, *map(replay_pipeline, own))
+        for record in read_aside(context, pipeline)
+        for key in record.files
+    }
+
+
+def _busy(key: str) -> UnavailableError:
+    return UnavailableError(f"file `{key}`: others keep changing it: erase again")
+
+
+def _entry(key: str, data: bytes, kind: str) -> FileEntry:
+    return FileEntry("", key, len(data), crc32c.crc32c(data), 0, 0, 0, 0, 0, kind)
+
+
+def _is_erased(batch: pa.RecordBatch, erased: ErasedIds) -> pa.Array:
+    """Which rows were erased, by id and by key; a row without a time was before any delete."""
+    columns: dict[str, pa.Array] = {}
+    for name, kind in (("id", pa.string()), ("key", pa.binary()), ("timestamp", pa.int64())):
+        column = own_column(batch, name)
+        if column is not None and name == "timestamp":
+            is_time = pa.types.is_timestamp(column.type)
+            column = column.cast(pa.timestamp("ms"), safe=False) if is_time else None
+        if column is None:
+            zeros = name == "timestamp"
+            column = pa.array([0] * batch.num_rows) if zeros else pa.nulls(batch.num_rows, kind)
+        try:
+            columns[name] = (
+                column.cast(kind).fill_null(0) if name == "timestamp" else column.cast(kind)
+            )
+        except pa.ArrowException as exc:
+            raise CorruptError(f"column `{name}`: {column.type} is not {kind}") from exc
+    kept = erased.kept(pa.RecordBatch.from_pydict(columns))
+    if kept is None:
+        return pa.array([False] * batch.num_rows, pa.bool_())
+    return pa.array(~kept)

@@ -1,0 +1,185 @@
+"""Where pumps, restores and playbacks with a name copied the events of a topic.
+
+The catalog records each of them with its source and its sink. A pipeline that was deleted is known
+by its producers in the topic that it wrote to, whose rows are kept: they name source partitions. A
+proof of an erasure searches these topics, with their archives, and lists the other sinks. A
+playback without a name, one that was forgotten, and a consumer that produces leave no such record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.archive.deletions import Deletions, read_deletions
+from tidelog.archive.derived_archives import archives_of, partitions_of
+from tidelog.context import Context
+from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.rewrite import is_under_way
+from tidelog.log.ledger import ErasedIds
+from tidelog.log.topics import list_topics
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.producer_names import pipeline_of
+from tidelog.model.topic import Topic
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.playback.session import list_playbacks
+
+__all__ = [
+    "Copies",
+    "TopicCopy",
+    "copies_of_archives",
+    "copies_of_topic",
+    "copy_deletions",
+    "copying_under_way",
+]
+
+
+class TopicCopy(NamedTuple):
+    """A topic that may hold events of another one."""
+
+    topic: Topic
+    how: str  # the events came there
+
+
+@dataclass(slots=True)
+class Copies:
+    """Where events were copied to, also by way of other topics."""
+
+    topics: list[TopicCopy] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)  # messages about all other sinks
+
+
+class _Step(NamedTuple):
+    how: str
+    sink: str  # URL
+    target: str  # incarnation of a topic; empty for other sinks
+
+
+def copies_of_topic(context: Context, topic: Topic) -> Copies:
+    """Returns where events of a topic were copied to."""
+    found = Copies()
+    _follow(context, found, [topic])
+    return found
+
+
+def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
+    """Returns messages about topics and other places that events of archives were copied to."""
+    messages = []
+    for step in _of_pipelines(_pipelines_from(context, None, names)):
+        address = parse_address(step.sink)
+        if address.scheme == "topic":
+            do = f"delete these events there too, with `tidelog delete {address.path}`"
+            messages.append(f"topic `{address.path}`: {step.how}: was not searched: {do}")
+        else:
+            messages.append(_outside(step))
+    return messages
+
+
+def copying_under_way(
+    context: Context, topic: Topic, sought: ErasedEvents
+) -> Iterator[tuple[str, str]]:
+    """Yields what is under way and may hold what was deleted: the place of its row, and what it is.
+
+    A driver or a playback may have read an event before it was deleted, and append it later.
+    """
+    for pipeline in _pipelines_from(context, topic.name, _archives(context, topic)):
+        for name, number in partitions_of(context, pipeline.incarnation, topic).items():
+            wanted = np.array(sorted(sought.offsets(number)), np.int64)
+            if len(wanted) and is_under_way(context, pipeline.incarnation, name, wanted):
+                place = layout.pipeline_partition(pipeline.incarnation, name)
+                yield place, f"a range of pipeline `{pipeline.name}` is under way there"
+    for playback in list_playbacks(context):
+        is_of_topic = playback.pinned.pin.incarnation == topic.incarnation
+        is_active = playback.is_played and not playback.state.finished_ms
+        if is_of_topic and is_active and playback.pinned.target:
+            place = layout.playback_partition(playback.name)
+            yield place, f"playback `{playback.name}` of the topic is under way"
+
+
+def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deletions:
+    """Returns what was deleted from a copy, by the same ids and keys.
+
+    The ledger has the later time of both topics: events that came after an erasure in either of
+    them are new ones.
+    """
+    own = read_deletions(context, copy, original.by_id, original.by_key)
+    ids, keys = dict(original.ledger.ids), dict(original.ledger.keys)
+    for times, more in ((ids, own.ledger.ids), (keys, own.ledger.keys)):
+        for digest, until_ms in more.items():
+            times[digest] = max(until_ms, times.get(digest, until_ms))
+    return Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
+
+
+def _follow(context: Context, found: Copies, left: list[Topic]) -> None:
+    """Add the copies of some topics, and the copies of those."""
+    topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
+    known = {each.incarnation for each in left}
+    deleted = list(_deleted_pipelines(context, topics.values()))
+    while left:
+        topic = left.pop()
+        by_deleted = (step for source, step in deleted if source == topic.name)
+        for step in (*_steps(context, topic), *by_deleted):
+            if not step.target:
+                found.outside += [_outside(step)]
+            elif step.target in topics and step.target not in known:
+                known.add(step.target)
+                found.topics.append(TopicCopy(topics[step.target], step.how))
+                left.append(topics[step.target])
+
+
+def _steps(context: Context, topic: Topic) -> Iterator[_Step]:
+    """What copied events out of a topic, or out of an archive of it."""
+    yield from _of_pipelines(_pipelines_from(context, topic.name, _archives(context, topic)))
+    for playback in list_playbacks(context):
+        pinned = playback.pinned
+        if pinned.pin.incarnation == topic.incarnation:
+            how = f"playback `{playback.name}` copied events of `{topic.name}` to it"
+            yield _Step(how, pinned.sink, pinned.target)
+
+
+def _deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
+    """Yields what deleted pipelines copied into topics, each with the name of its source's topic.
+
+    That may have been a topic of another system: only a search tells.
+    """
+    known = {each.incarnation for each in list_pipelines(context)}
+    for topic in topics:
+        for partition in range(topic.partitions):
+            where = layout.topic_partition(topic.incarnation, partition)
+            for row in context.catalog.scan(where, *layout.producer_rows()):
+                producer = layout.producer_of(row.row)
+                pipeline = pipeline_of(producer)
+                if pipeline is not None and pipeline not in known:
+                    source = producer.partition(f"{pipeline}:")[2].rpartition("/")[0]
+                    how = f"a pipeline that was deleted copied events of `{source}` to it"
+                    yield source, _Step(how, f"topic:{topic.name}", topic.incarnation)
+
+
+def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
+    for each in pipelines:
+        inside = parse_address(each.sink).scheme == "topic"
+        how = f"pipeline `{each.name}` copied events of `{each.source}` to it"
+        yield _Step(how, each.sink, each.target if inside else "")
+
+
+def _pipelines_from(
+    context: Context, topic: str | None, archives: Collection[str]
+) -> Iterator[NamedPipeline]:
+    for each in list_pipelines(context):
+        source = parse_address(each.source)
+        is_topic = source.scheme == "topic" and source.path == topic
+        if is_topic or (source.scheme == "archive" and source.path in archives):
+            yield each
+
+
+def _archives(context: Context, topic: Topic) -> set[str]:
+    return {archive.name for archive, _ in archives_of(context, topic)}
+
+
+def _outside(step: _Step) -> str:
+    return f"`{step.sink}`: {step.how}: was not searched: delete these events there too"

@@ -1,0 +1,154 @@
+"""What a topic consists of, for readers without Tidelog: its journals and runs, and their places.
+
+A journal is a Parquet object. A run is a piece of an Arrow file: the bytes of ``schema`` and then
+those of its own range are an Arrow stream. Events of offsets that were amended since are named, so
+that nobody trusts what was deleted or has another value now; compile takes them in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tidelog.codec.segment import SCHEMA_RANGE
+from tidelog.context import Context
+from tidelog.errors import UnavailableError
+from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.event import to_iso
+from tidelog.model.partition_rows import Amendment, Run, decode_row
+from tidelog.model.playback import TimeRange
+from tidelog.model.topic import Topic
+
+__all__ = ["JournalEntry", "list_journals"]
+
+_LOOKS = 20  # at rows that are compiled again and again meanwhile
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A journal or a run of a topic, as others need it to read it."""
+
+    topic: str
+    partition: int
+    base: int  # offsets from here
+    end: int  # to here, exclusive
+    start: int  # leave out what is below: it was trimmed, or listed before
+    events: int
+    first: str  # least and greatest event time
+    last: str
+    format: str  # parquet or arrow
+    object: str
+    byte_start: int
+    byte_end: int
+    crc32c: int  # of these bytes
+    schema: tuple[int, int] | None  # bytes of the object to put in front; None for Parquet
+    deleted: tuple[int, ...]  # offsets of it that are to be left out
+    updated: tuple[int, ...]  # offsets of it that have another value now
+    url: str | None = None
+
+
+def list_journals(
+    context: Context,
+    topic: Topic,
+    times: TimeRange | None = None,
+    after: tuple[int, int] = (0, 0),
+    expires_s: int | None = None,
+) -> Iterator[JournalEntry]:
+    """Those that hold events of a range of times, by partition and offset, as they are now.
+
+    It begins at a partition and an offset. With ``expires_s`` each has a URL by which anybody can
+    get the object for so long. Lazy.
+    """
+    for partition in range(after[0], topic.partitions):
+        head, _ = read_head(context, topic, partition)
+        at = max(head.start, after[1] if partition == after[0] else 0)
+        while at < head.next:
+            runs, amended = _page(context, topic, partition, at)
+            if not runs:
+                break
+            for run in runs:
+                if run.events and _overlaps(run, times):
+                    url = (
+                        None if expires_s is None else context.store.presign(run.object, expires_s)
+                    )
+                    yield _entry(topic, partition, (run, max(at, run.base)), amended.of(run), url)
+                at = run.end
+
+
+class _AmendedOffsets:
+    """Which offsets were amended, and how."""
+
+    def __init__(self, rows: Sequence[tuple[int, int, str]]) -> None:
+        self._rows = rows  # offset, sequence, kind; by offset
+
+    def of(self, run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Deleted and updated offsets that a run does not show as they are."""
+        applied = 0 if run.journal is None else run.journal.applied
+        first, last = (bisect_left(self._rows, (at,)) for at in (run.base, run.end))
+        here = [
+            (offset, kind)
+            for offset, sequence, kind in self._rows[first:last]
+            if sequence > applied
+        ]
+        deleted = tuple(offset for offset, kind in here if kind == "delete")
+        return deleted, tuple(offset for offset, kind in here if kind == "update")
+
+
+def _page(
+    context: Context, topic: Topic, partition: int, at: int
+) -> tuple[list[Run], _AmendedOffsets]:
+    """Some runs, and what was amended in them, both of one time: no swap came in between."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    for attempt in range(_LOOKS):
+        before, _ = read_head(context, topic, partition)
+        runs = Reader(context, topic, partition).runs(max(at, before.start))
+        rows: list[tuple[int, int, str]] = []
+        if runs and before.amended is not None:
+            first, end = layout.amend_row(runs[0].base), layout.amend_row(runs[-1].end)
+            for row in context.catalog.scan(where, first, end):
+                found = decode_row(row.value, Amendment, f"row `{row.row}` of `{topic.name}`")
+                rows.append((layout.amend_offset(row.row), found.sequence, found.kind))
+        after, _ = read_head(context, topic, partition)
+        if after.compiled == before.compiled:
+            return runs, _AmendedOffsets(rows)
+        context.clock.sleep(0.01 * attempt)
+    raise UnavailableError(
+        f"partition `{topic.name}/{partition}`: is compiled again and again: try again"
+    )
+
+
+def _overlaps(run: Run, times: TimeRange | None) -> bool:
+    return times is None or (run.first_ms < times.end_ms and run.last_ms >= times.start_ms)
+
+
+def _entry(
+    topic: Topic,
+    partition: int,
+    part: tuple[Run, int],
+    amended: tuple[tuple[int, ...], tuple[int, ...]],
+    url: str | None,
+) -> JournalEntry:
+    run, start = part
+    is_piece = run.journal is None
+    return JournalEntry(
+        topic=topic.name,
+        partition=partition,
+        base=run.base,
+        end=run.end,
+        start=start,
+        events=run.events,
+        first=to_iso(run.first_ms),
+        last=to_iso(run.last_ms),
+        format="arrow" if is_piece else "parquet",
+        object=run.object,
+        byte_start=run.byte_start,
+        byte_end=run.byte_end,
+        crc32c=run.crc,
+        schema=SCHEMA_RANGE if is_piece else None,
+        deleted=amended[0],
+        updated=amended[1],
+        url=url,
+    )

@@ -1,0 +1,247 @@
+"""Topics whose registry row was lost: objects of an incarnation that the registry does not know.
+
+A person gives such an incarnation a name, and it is a topic again. What rows the catalog still has
+of it count as before: events with their offsets, cursors, deletes. A partition of which it has no
+row at all begins empty, and all its objects are strays, whose events ``recover`` appends again. One
+that has rows and no head is refused: a new head would hide its events and give their offsets again.
+
+The topic is created by the steps of ``log.topics``, under the incarnation that its objects have: a
+call that dies is finished by the next one. Nothing is deleted or changed before that. What must
+never recur, or only grow, is established from all that is there:
+
+- the incarnation belongs to one name: the write that adds the name expects the registry as it was
+  when no other topic had the incarnation, and no delete of it
+- the generation is not below any floor of a head, nor that of any object that is stored or named
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+
+import msgspec
+
+from tidelog.catalog.base import Catalog, Change, Row
+from tidelog.codec.segment import read_known
+from tidelog.context import Context
+from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
+from tidelog.log.maintenance.incarnations import is_deleted
+from tidelog.log.maintenance.leftovers import decode_run
+from tidelog.log.maintenance.references import read_references
+from tidelog.log.topics import create_topic, find_partition, find_topic, list_topics
+from tidelog.model import layout
+from tidelog.model.partition_rows import Head, encode_row
+from tidelog.model.times import journal_slots, slots_of
+from tidelog.model.topic import Topic, check_topic_name
+from tidelog.store.base import ObjectInfo
+
+__all__ = ["LostTopic"]
+
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
+_LOOK_AHEAD = 100  # partitions above the last that is known, which may have rows
+
+
+class LostTopic:
+    """An incarnation that has objects or rows, and that no registry row explains.
+
+    ``InvalidError`` for one that was deleted, or is a topic of another name, ``AlreadyExistsError``
+    where another topic has the name.
+    """
+
+    def __init__(self, context: Context, name: str, incarnation: str) -> None:
+        check_topic_name(name)
+        self._context = context
+        self._name = name
+        self._incarnation = incarnation
+        self._what = f"topic of incarnation `{incarnation[:80]}`"
+        self.is_registered = False  # under this name, by an earlier call
+        if not _INCARNATION.fullmatch(incarnation):
+            raise InvalidError(f"{self._what}: give one that `tidelog verify` names")
+        self._check_registry()
+
+    def _check_registry(self) -> None:
+        """Refuse an incarnation or a name that the registry has otherwise."""
+        for topic in list_topics(self._context):
+            is_same = topic.incarnation == self._incarnation
+            if is_same and topic.name != self._name:
+                raise InvalidError(
+                    f"{self._what}: is topic `{topic.name}`: run `tidelog topic recover "
+                    f"{topic.name}`"
+                )
+            if not is_same and topic.name == self._name:
+                raise AlreadyExistsError(
+                    f"topic `{self._name}`: exists already: give a name that no topic has"
+                )
+            self.is_registered |= is_same and topic.state == "ready"
+        if is_deleted(self._context, self._incarnation):
+            raise InvalidError(f"{self._what}: was deleted: nothing is left to recover")
+
+    def register(self, partitions: int | None, slot_ms: int) -> Topic:
+        """Make it a topic, or find the one that it is.
+
+        ``InvalidError`` for settings that do not fit to what is there.
+        """
+        if self.is_registered:
+            topic = find_topic(self._context, self._name)
+        else:
+            topic = create_topic(
+                self._context, self._wanted(partitions, slot_ms)[0], self._check_registry
+            )
+        if partitions not in (None, topic.partitions):
+            raise InvalidError(
+                f"topic `{topic.name}`: was made again with {topic.partitions} partitions: leave "
+                "out --partitions"
+            )
+        return topic
+
+    def as_if(self, partitions: int | None, slot_ms: int) -> tuple[Context, Topic]:
+        """The topic that it would be, and a log in which it is that: for reading."""
+        wanted, heads = self._wanted(partitions, slot_ms)
+        missing = set(range(wanted.partitions)) - set(heads)
+        new = [layout.topic_partition(self._incarnation, each) for each in missing]
+        catalog = _WithHeads(self._context.catalog, frozenset(new))
+        return replace(self._context, catalog=catalog), wanted
+
+    def _wanted(self, partitions: int | None, slot_ms: int) -> tuple[Topic, Mapping[int, Head]]:
+        """The topic, and the heads that are there."""
+        shown = self._partitions()
+        heads = self._heads(max(shown, partitions or 0))
+        needed = max(shown, *(each + 1 for each in heads), 0)
+        if not needed:
+            raise NotFoundError(f"{self._what}: has no events here: give one that `verify` names")
+        if partitions is not None and partitions < needed:
+            raise InvalidError(
+                f"{self._what}: has events of {needed} partitions: give --partitions {needed} or "
+                "more"
+            )
+        topic = Topic(
+            name=self._name,
+            incarnation=self._incarnation,
+            partitions=partitions or needed,
+            created_ms=self._context.clock.now_ms(),
+            slot_ms=slot_ms,
+            home=self._context.standing.id,
+        )
+        for partition in heads:
+            self._check_slots(topic, partition)
+        generation = self._generation(topic, heads)
+        return msgspec.structs.replace(topic, generation=generation), heads
+
+    def _heads(self, at_least: int) -> Mapping[int, Head]:
+        """The heads that the catalog has, by partition.
+
+        ``InvalidError`` for closed ones, ``CorruptError`` for a partition that has lost its head.
+        """
+        found: dict[int, Head] = {}
+        end = at_least + _LOOK_AHEAD
+        for partition in count():
+            if partition >= end:
+                break
+            head = find_partition(
+                self._context, Topic(self._name, self._incarnation, 1, 0), partition
+            )
+            if head is None:
+                continue
+            if head.closed:
+                raise InvalidError(f"{self._what}: its delete had begun: nothing is recovered")
+            found[partition] = head
+            end = max(end, partition + 1 + _LOOK_AHEAD)
+        return found
+
+    def _generation(self, topic: Topic, heads: Mapping[int, Head]) -> int:
+        """The highest that a head, a row or an object has."""
+        highest = max((head.floor for head in heads.values()), default=0)
+        keys = [
+            info.key
+            for folder in (layout.segments, layout.amendments)
+            for info in self._context.store.list(folder(self._incarnation))
+        ]
+        for partition, head in heads.items():
+            rows = read_references(self._context, topic, partition, head)
+            keys += [*rows.objects, *rows.leftovers]
+        for key in keys:
+            if not key.startswith(layout.journals(self._incarnation)):
+                with contextlib.suppress(ValueError, IndexError):  # recovery names it
+                    highest = max(highest, layout.segment_generation(key))
+        return highest
+
+    def _check_slots(self, topic: Topic, partition: int) -> None:
+        """Refuse a resolution that the index by time does not have: reads would miss events."""
+        where = layout.topic_partition(topic.incarnation, partition)
+        for kind, end in (("run/", "run0"), ("journal/", "journal0")):
+            for row in self._context.catalog.scan(where, kind, end):
+                run = decode_run(row, topic, partition)
+                if kind == "journal/":
+                    names = list(journal_slots(run, topic.slot_ms))
+                else:
+                    level, starts = slots_of(run.first_ms, run.last_ms, topic.slot_ms)
+                    names = [layout.slot_row(level, each, run.base, "") for each in starts]
+                if not all(self._begins(where, name) for name in names):
+                    raise InvalidError(
+                        f"{self._what}: its index by time has another resolution than "
+                        f"{topic.slot_ms} ms: give --slot as the topic was created with"
+                    )
+
+    def _begins(self, where: str, name: str) -> bool:
+        """Whether a row begins with a name."""
+        rows = self._context.catalog.scan(where, name, name + "\U0010ffff", limit=1)
+        return next(iter(rows), None) is not None
+
+    def _partitions(self) -> int:
+        """How many partitions its objects have events of, counted from 0."""
+        highest = -1
+        for folder in (layout.segments, layout.journals):
+            for info in self._context.store.list(folder(self._incarnation)):
+                try:
+                    highest = max(highest, *self._partitions_of(info))
+                except NotFoundError:
+                    continue  # a sweep has deleted it meanwhile
+                except (CorruptError, ValueError):
+                    continue  # recovery names it
+        return highest + 1
+
+    def _partitions_of(self, info: ObjectInfo) -> list[int]:
+        if info.key.startswith(layout.journals(self._incarnation)):
+            return [layout.journal_place(info.key)[0], -1]
+        data = self._context.store.get(info.key)
+        return [-1, *(each.partition for each in read_known(data, f"segment `{info.key}`"))]
+
+
+class _WithHeads:
+    """A catalog with new heads in partitions that have no rows: for reading."""
+
+    def __init__(self, inner: Catalog, new: frozenset[str]) -> None:
+        self._inner = inner
+        self._new = new
+        self._head = Row("head", encode_row(Head()), "new")
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        if partition in self._new:
+            return self._head if row == "head" else None
+        return self._inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        if partition not in self._new:
+            return self._inner.scan(partition, start, end, limit, reverse)
+        is_asked = start <= "head" and (end is None or end > "head") and limit != 0
+        return iter([self._head] if is_asked else [])
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        raise InvalidError(f"write to `{partition}`: this only counts, and changes nothing")
+
+    def close(self) -> None:
+        """Leaves the catalog open, which is another's."""

@@ -1,0 +1,542 @@
+"""Consumers: named readers whose members share a topic's partitions.
+
+A member joins at its first poll. A thread of its own sends heartbeats and takes leases, so that a
+slow handler keeps them (up to the maximum poll interval); it gives none back: a lease that the
+member should release is released in ``poll``, when what it delivered has been committed. Exactly
+the events after the last commit come again after a crash.
+
+What was read belongs to the lease under which it was read (its epoch). When a lease is lost and
+taken again, reading resumes at the lease's cursor; positions, seeks and errors of the old epoch are
+dropped, and ``commit`` or ``poll`` raises ``FencedError`` for a commit or a seek that went with it.
+
+A quiet partition is read about once a second, whatever the time-outs of polls are (``pace``).
+Events that this process commits are seen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from tidelog.codec.event_batch import EVENT_SCHEMA
+from tidelog.context import Context
+from tidelog.coordination.outcome import Sent
+from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
+from tidelog.log.consumer.fetcher import Intake
+from tidelog.log.consumer.handler import HandlerOptions, dead_letter_of, run
+from tidelog.log.consumer.leases import Membership, Start, check_start
+from tidelog.log.reader.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
+from tidelog.log.status import Lag, consumer_lag
+from tidelog.log.topics import read_head
+from tidelog.model import limits
+from tidelog.model.event import Event, check_timestamp, check_utf8
+from tidelog.model.topic import Topic
+from tidelog.process import ProcessGuard, RefusingLock
+
+__all__ = ["Consumer"]
+
+Append = Callable[[str, list[Event]], object]
+"""Appends events to a topic: where dead letters go."""
+
+_LOOK_S = 0.4  # how soon a member sees that another has come or gone
+_LOOK_SETTLED_S = 1.0  # the same, while it holds its share and no member comes or goes
+_WAIT_MIN_S = 0.005  # between looks for a look that became due meanwhile
+
+
+class Consumer:
+    """One member. Its calls come from one thread at a time; close it, or use a ``with``."""
+
+    def __init__(
+        self,
+        context: Context,
+        topic: Topic,
+        name: str,
+        start: Start = "earliest",
+        pool: Executor | None = None,
+        append: Append | None = None,
+    ) -> None:
+        check_utf8("consumer name", name)
+        if not 1 <= len(name) <= limits.CONSUMER_NAME_MAX or "/" in name:
+            raise InvalidError(
+                f"consumer name `{name[:80]}`: give 1 to {limits.CONSUMER_NAME_MAX} characters, "
+                "without `/`"
+            )
+        check_start(start)
+        self.name = name
+        self.context = context
+        self._topic = topic
+        self._pool = pool
+        self._append = append
+        self._membership = Membership(context, topic, name, start)
+        self._intakes: dict[int, Intake] = {}
+        self._next = 0  # the partition to look at first in the next poll
+        self._excess = 0  # how many leases to give back
+        self._lock = threading.RLock()  # guards the membership; intakes are the poller's own
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._polled_s = 0.0
+        self._trouble: tuple[BaseException, Intake | None] | None = None  # and where it was met
+        self._living: list[str] = []  # the members when we last looked
+        self._is_settled = False  # they were the same as at the look before
+        self._guard = ProcessGuard(f"consumer `{name}`", self._leave_to_parent)
+
+    # Reading.
+
+    def poll(self, max_events: int = 500, timeout_s: float = 1.0) -> list[Event]:
+        """Events, in order within each partition; none after ``timeout_s`` without any."""
+        with self._all_or_nothing():
+            stretches = self._poll(max_events, timeout_s)
+            return [event for stretch in stretches for event in stretch.events()]
+
+    def poll_arrow(self, max_events: int = 50_000, timeout_s: float = 1.0) -> pa.Table:
+        """The same as an Arrow table in event columns."""
+        with self._all_or_nothing():
+            stretches = self._poll(max_events, timeout_s)
+            return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
+
+    def commit(self) -> None:
+        """Store how far everything was delivered. ``FencedError`` for leases that were lost.
+
+        Cursors move back only where :meth:`seek` asked for it. ``UnavailableError`` when none has
+        moved, ``UnknownOutcomeError`` when some have or may have.
+        """
+        lost: FencedError | None = None
+        sent = Sent()
+        with sent.told(f"commit of consumer `{self.name}`", "commit again"):
+            for partition, intake in list(self._intakes.items()):
+                try:
+                    with self._lock:
+                        sent.something |= self._commit(partition, intake)
+                except FencedError as exc:
+                    self._intakes.pop(partition, None)
+                    lost = exc
+        if lost is not None:
+            raise lost
+
+    def seek(self, partition: int, to: int | datetime) -> None:
+        """Go on from an offset, or from a time, in one partition; forward or back."""
+        self._topic.check_partition(partition)
+        if isinstance(to, datetime):
+            to = find_offset(self.context, self._topic, partition, check_timestamp(to))
+        head, _ = read_head(self.context, self._topic, partition)
+        if not head.start <= to <= head.next:
+            raise InvalidError(
+                f"seek in `{self._topic.name}/{partition}`: offset {to} is outside of "
+                f"[{head.start}, {head.next}]: give one inside"
+            )
+        self._ensure_joined()
+        self._trouble = None  # of the old place; a poll raises anything else
+        before = self._intakes.get(partition)
+        if before is not None and not self._is_current(partition, before):
+            del self._intakes[partition]
+        self._intake_of(partition).seek(to)
+
+    def skip_to_end(self) -> None:
+        """Leave out all that is there now, in the partitions that this member holds, and commit."""
+        self._ensure_joined()
+        for partition in self.partitions():
+            head, _ = read_head(self.context, self._topic, partition)
+            self._intake_of(partition).seek(head.next)
+        self.commit()
+
+    def lag(self) -> list[Lag]:
+        """How far this consumer is behind, in every partition, whichever member holds it."""
+        lags = consumer_lag(self.context, self._topic, self.name)
+        for lag in lags:
+            intake = self._intakes.get(lag.partition)
+            if intake is not None and lag.end > intake.position:
+                intake.pace.hurry()  # the next poll need not wait to find out
+        return lags
+
+    def partitions(self) -> list[int]:
+        """The partitions that this member holds now."""
+        with self._lock:
+            return sorted(self._membership.held)
+
+    def uncommitted(self) -> bool:
+        """Whether something was delivered since the last commit."""
+        return any(self._is_ahead(partition) for partition in self._intakes)
+
+    def rewind(self, partition: int, offset: int) -> None:
+        """Deliver again from ``offset`` on; the cursor stays. For a handler that failed.
+
+        Does nothing for a partition whose lease was lost since: its next owner begins at the
+        cursor.
+        """
+        intake = self._intakes.get(partition)
+        if intake is not None and self._is_current(partition, intake):
+            intake.rewind(offset)
+
+    def caught_up(self) -> bool:
+        """Whether all that the topic holds now was delivered here, or handled by other members."""
+        self._ensure_joined()
+        for lag in self.lag():
+            intake = self._intakes.get(lag.partition)
+            done = lag.start if lag.cursor is None else lag.cursor
+            if intake is not None and self._is_current(lag.partition, intake):
+                done = max(done, intake.position)
+            if done < lag.end:
+                return False
+        return True
+
+    def touch(self) -> None:
+        """Say that the handler is alive, as each poll does."""
+        self._polled_s = self.context.clock.monotonic_s()
+
+    def run(
+        self, handler: Callable[[Any], object], *, dead_letter: str | None = None, **how: Any
+    ) -> int:
+        """Poll, handle, commit, again and again; how many events were handled.
+
+        ``how`` are the fields of :class:`HandlerOptions`: ``on_error``, ``retries``, ``types``,
+        ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"`` events that a handler
+        could not take go to the topic ``dead_letter``, with the reason.
+        """
+        if dead_letter is not None:
+            how["dead_letter"] = functools.partial(self._bury, dead_letter)
+        return run(self, handler, HandlerOptions(**how))
+
+    def read_once(
+        self,
+        partition: int,
+        max_events: int = 20,
+        handler: Callable[[Event], object] | None = None,
+        *,
+        wait_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """Read a bounded number of events from one partition, for functions that were woken.
+
+        ``{"events_read": n, "done": …}``: not done means that more is there, or that another reader
+        has the partition (``busy``); call again. The cursor moves after each handled event.
+
+        A reader that died on another machine is replaced once this consumer has seen no sign of it
+        for 1.5 times ``lease_ttl_ms``. Keep the consumer between calls, or let a process that makes
+        one call only wait that long: ``wait_s``.
+        """
+        self._topic.check_partition(partition)
+        if not self._take_once(partition, wait_s):
+            return {"events_read": 0, "done": False, "busy": True}
+        intake = self._intake_of(partition)
+        read = 0
+        sent = Sent()  # the handler's own errors stay what they are
+        told = functools.partial(
+            sent.told, f"read of `{self._topic.name}/{partition}`", "read again"
+        )
+        try:
+            while read < max_events:
+                with told():
+                    stretch = intake.take(max_events - read)
+                if stretch is None:
+                    break
+                for event in stretch.events():
+                    if handler is not None:
+                        handler(event)
+                    with told():
+                        self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
+                    sent.something = True
+                    read += 1
+            held = self._membership.held.get(partition)
+            if held and held.lease.cursor != intake.position:
+                with told():  # over erased ones
+                    self._membership.commit(partition, intake.position, intake.epoch)
+        finally:
+            self._intakes.pop(partition, None)
+            held = self._membership.held.get(partition)
+            cursor = held.lease.cursor if held else -1
+            if held:
+                self._membership.release(partition)
+        head, _ = read_head(self.context, self._topic, partition)
+        return {"events_read": read, "done": cursor >= head.next, "busy": False}
+
+    def close(self) -> None:
+        """Release all leases at their cursors, so that others can go on at once."""
+        self._guard.check()
+        self._stop.set()
+        self._wake.set()
+        if self._keeper is not None:
+            self._keeper.join()
+            self._keeper = None
+            with self._lock, contextlib.suppress(UnavailableError):
+                self._membership.leave()
+                self._intakes.clear()
+        self.context.wakeups.forget(self._topic.incarnation, self._wake)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._guard.is_foreign:  # a forked child that ends leaves its leases to the parent
+            self.close()
+
+    # Inside.
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: leases and cursors are the parent's to write."""
+        self._lock = RefusingLock(self._guard)  # type: ignore[assignment]
+
+    def _bury(self, topic: str, events: list[Event], error: BaseException) -> None:
+        if self._append is None:
+            raise InvalidError("dead letters: this consumer cannot append: open it from a home")
+        self._append(topic, [dead_letter_of(event, error, self.name) for event in events])
+
+    def _poll(self, max_events: int, timeout_s: float) -> list[OffsetEvents]:
+        if max_events < 1:
+            raise InvalidError(f"poll: max_events is {max_events}: give 1 or more")
+        clock = self.context.clock
+        end_s = clock.monotonic_s() + timeout_s
+        while True:
+            self._ensure_joined()
+            self._polled_s = clock.monotonic_s()
+            self._raise_trouble()
+            self._release_excess()
+            found = self._collect(max_events)
+            if found:
+                return found
+            now_s = clock.monotonic_s()
+            if now_s >= end_s or self._stop.is_set():
+                return []
+            self._wait(min(end_s - now_s, self._quiet_s(now_s)))
+
+    def _wait(self, seconds: float) -> None:
+        """Until something may be new, by the pace or by a commit of this process."""
+        self._wake.wait(max(_WAIT_MIN_S, seconds))
+        self._wake.clear()
+
+    def _quiet_s(self, now_s: float) -> float:
+        """How long until a partition is looked at again, or a new one may be ours."""
+        waits = [LAST_S]
+        for partition in self.partitions():
+            intake = self._intakes.get(partition)
+            waits.append(0.0 if intake is None else intake.pace.wait_s(now_s))
+        return min(waits)
+
+    def _collect(self, max_events: int) -> list[OffsetEvents]:
+        """What the held partitions have, each getting its turn to be first."""
+        held = self.partitions()
+        found: list[OffsetEvents] = []
+        trouble: tuple[Exception, Intake | None] | None = None
+        room = max_events
+        self._next += 1
+        for step in range(len(held)):
+            partition = held[(self._next + step) % len(held)]
+            intake: Intake | None = None
+            try:
+                intake = self._current(partition)
+                if intake is not None:
+                    for stretch in self._take(partition, intake, room):
+                        found.append(stretch)
+                        room -= stretch.batch.num_rows
+            except Exception as exc:  # noqa: BLE001 - what was found must be returned first
+                trouble = exc, intake
+            if room == 0:
+                break
+        if trouble is not None and not found:
+            raise trouble[0]
+        if trouble is not None and not isinstance(trouble[0], UnavailableError):
+            self._trouble = self._trouble or trouble  # it will not pass: the next poll raises it
+        return found
+
+    def _take(self, partition: int, intake: Intake, room: int) -> Iterator[OffsetEvents]:
+        """What one partition has, up to ``room`` events, if a look is due."""
+        told = self.context.wakeups.newest(self._topic.incarnation, partition)
+        clock, pace = self.context.clock, intake.pace
+        if not intake.is_reading() and not pace.is_due(clock.monotonic_s(), told):
+            return
+        pace.looked(told)
+        taken = False
+        try:
+            intake.refresh()
+            while room > 0 and (stretch := intake.take(room)) is not None:
+                taken = True
+                room -= stretch.batch.num_rows
+                yield stretch
+        except NotFoundError as exc:
+            if "start" not in exc.context:
+                raise
+            start = exc.context["start"]
+            raise NotFoundError(
+                f"consumer `{self.name}` on `{self._topic.name}/{partition}`: its cursor is at "
+                f"{intake.position}, but what is below {start} was trimmed: "
+                f"seek to {start} to accept the loss, or give `tidelog consume` --accept-loss",
+                partition=partition,
+                cursor=intake.position,
+                start=start,
+            ) from exc
+        if taken:
+            pace.found()
+        else:
+            pace.missed(clock.monotonic_s())
+
+    def _raise_trouble(self) -> None:
+        """Raise what went wrong since the last poll, unless its lease was lost since."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is None:
+            return
+        error, intake = trouble
+        if intake is None or any(
+            each is intake and self._is_current(partition, each)
+            for partition, each in self._intakes.items()
+        ):
+            raise error
+
+    def _current(self, partition: int) -> Intake | None:
+        """The intake of the lease that we hold now, or None where we hold none.
+
+        One of an earlier epoch is dropped: reading resumes at the lease's cursor. ``FencedError``
+        where a seek goes with it.
+        """
+        held = self._membership.held.get(partition)
+        if held is None:
+            return None
+        intake = self._intakes.get(partition)
+        if intake is not None and intake.epoch == held.lease.epoch:
+            return intake
+        reader = Reader(self.context, self._topic, partition, self._pool)
+        self._intakes[partition] = Intake(reader, held.lease.cursor, held.lease.epoch)
+        if intake is not None and intake.moved:
+            raise FencedError(
+                f"lease on `{self._topic.name}/{partition}`: was lost before the seek to "
+                f"{intake.delivered} was committed, and is at {held.lease.cursor} now: seek again",
+                partition=partition,
+            )
+        return self._intakes[partition]
+
+    def _intake_of(self, partition: int) -> Intake:
+        intake = self._current(partition)
+        if intake is None:
+            raise InvalidError(
+                f"consumer `{self.name}`: does not hold partition {partition} of "
+                f"`{self._topic.name}` now: poll first, or close the other members"
+            )
+        return intake
+
+    def _is_current(self, partition: int, intake: Intake) -> bool:
+        """Whether we still hold the lease under which an intake reads."""
+        held = self._membership.held.get(partition)
+        return held is not None and held.lease.epoch == intake.epoch
+
+    def _is_ahead(self, partition: int) -> bool:
+        """Whether something that was read under the lease that we hold waits for a commit."""
+        held = self._membership.held.get(partition)
+        intake = self._intakes.get(partition)
+        if held is None or intake is None or held.lease.epoch != intake.epoch:
+            return False
+        return intake.moved or intake.delivered > held.lease.cursor
+
+    def _commit(self, partition: int, intake: Intake) -> bool:
+        """Move one cursor to what was delivered; whether it had to move.
+
+        ``FencedError`` when the lease is another one.
+        """
+        held = self._membership.held.get(partition)
+        if held is not None and held.lease.epoch == intake.epoch:
+            cursor = held.lease.cursor
+            if intake.position < cursor and not intake.moved:
+                return False  # events before the cursor are delivered again: it stays
+            if intake.position == cursor and held.is_known and not intake.moved:
+                intake.committed()  # a seek is stored even so: the lease may be another's by now
+                return False
+        self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
+        intake.committed()
+        return True
+
+    def _take_once(self, partition: int, wait_s: float) -> bool:
+        """Take a partition for a one-shot read, watching its owner for up to ``wait_s``."""
+        clock = self.context.clock
+        end_s = clock.monotonic_s() + wait_s
+        while True:
+            is_last = clock.monotonic_s() >= end_s  # before the look, so that a stall costs no look
+            with self._lock:
+                if self._membership.take_once(partition):
+                    return True
+            if is_last:
+                return False
+            clock.sleep(min(_LOOK_S, max(0.0, end_s - clock.monotonic_s())))
+
+    def _release_excess(self) -> None:
+        """Give back what is more than our share, where nothing is waiting for a commit."""
+        for partition in reversed(self.partitions()):
+            with self._lock:
+                if self._excess <= 0:
+                    return
+                if partition in self._membership.held and not self._is_ahead(partition):
+                    self._intakes.pop(partition, None)
+                    self._membership.release(partition)
+                    self._excess -= 1
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What a poll has taken but could not give out, for whatever reason, comes again."""
+        before = {partition: (each, each.mark()) for partition, each in self._intakes.items()}
+        try:
+            yield
+        except BaseException:
+            for partition, intake in list(self._intakes.items()):
+                known, mark = before.get(partition, (None, (0, 0, False)))
+                if known is intake:
+                    intake.restore(mark)
+                else:  # of another epoch, or new: begins at its lease's cursor again
+                    del self._intakes[partition]
+            raise
+
+    def _ensure_joined(self) -> None:
+        if self._stop.is_set():
+            raise InvalidError(f"consumer `{self.name}`: is closed: open another")
+        self._guard.check()
+        if self._keeper is None:
+            self._polled_s = self.context.clock.monotonic_s()
+            with self._lock:
+                self._membership.join()
+                self._look_around()
+            self.context.wakeups.wait_on(self._topic.incarnation, self._wake)
+            self._keeper = threading.Thread(target=self._keep, daemon=True)
+            self._keeper.start()
+
+    def _keep(self) -> None:
+        """The keeper's thread: heartbeats, and a look around more often than that."""
+        beat_s = self.context.settings.lease_ttl_ms / 3000
+        beaten_s = self.context.clock.monotonic_s()
+        while not self._stop.wait(min(beat_s, self._look_s())):
+            now_s = self.context.clock.monotonic_s()
+            if now_s - self._polled_s > self.context.settings.max_poll_interval_ms / 1000:
+                continue  # the handler hangs: let others take over
+            try:
+                with self._lock:
+                    if now_s - beaten_s >= beat_s:
+                        self._membership.beat()
+                        self._membership.check_held()
+                        beaten_s = now_s
+                    if self._look_around():
+                        self._wake.set()
+            except UnavailableError:
+                continue  # nothing is lost: commits are fenced, and the next beat may come through
+            except Exception as exc:  # noqa: BLE001 - raised by the next poll
+                self._trouble = exc, None
+
+    def _look_s(self) -> float:
+        """How long until the next look around: less while members come and go."""
+        held, share = len(self._membership.held), self._membership.fair_share(self._living)
+        return _LOOK_SETTLED_S if self._is_settled and held == share else _LOOK_S
+
+    def _look_around(self) -> bool:
+        """Take what we should have; whether something is new."""
+        living = self._membership.alive()
+        self._is_settled = living == self._living
+        self._living = living
+        taken = self._membership.take_some(living)
+        self._excess = len(self._membership.held) - self._membership.fair_share(living)
+        return bool(taken)

@@ -1,0 +1,330 @@
+"""Deleting a consumer: its cursors and members, so that trims need not wait for it any more.
+
+1. check that no member is alive, unless forced; one
+   puts ``ready`` back, where a call that died has left
+   ``deleting``                                         → nothing
+2. registry row as ``deleting``, by its version, also
+   over that of another call: the version is ours alone.
+   Not that of a consumer which has got the name since 1 → takes no new member; delete it again
+3. check again, without waiting: a member that joined
+   since 1 puts the row back to ``ready``               → the same
+4. registry row as ``ending``, by the version of 2: from
+   here on the delete never goes back, and later calls
+   go on with 5 without a look                          → delete it again
+5. write every lease as ``deleted``, also one that is
+   not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
+6. change the ``fence`` of the members                  → no heartbeat of theirs comes; the same
+7. delete the ``member`` rows, by their versions        → the same
+8. registry row as ``deleted``, by the version of 4     → the name is free, trims do not wait
+
+Every write of 5 to 7 is bound to the decision of 4: the row is read, then the registry must still
+have the version of 4, then the row is written by the version that was read. A call that finds
+another version there stops. So one that stalls, however long, changes no row that was written
+since another call took over: that call writes every lease, and then this one's version is over.
+
+Any call may put ``ready`` back in 1 or 3, also over another's ``deleting``: that one's version is
+over then, so it has not come to 4 and never will. After 4 no call looks for members: the first one
+has, and cursors may be gone. So a consumer stays in ``deleting`` or ``ending`` only until the next
+call has ended, with or without living members.
+
+Which consumer has the name is told by the fence, which counts: 6 comes before the name is free, and
+after the decision. A question reads the fence before the registry row, so that it never names a
+later consumer. Step 2 reads the row, then the fence, and writes the row by its version: so it never
+marks a consumer that began after the question, or after the call.
+
+Rows of the registry, leases and fences stay, some bytes each, until the topic is deleted. So a
+delayed repeat of an old write, which expects no row or an older version, brings nothing back, and
+epochs only grow: what a member read before the delete is never committed after it. A member reads
+the lease, or the fence, before it looks at the registry. So one that saw ``ready`` there fails at
+its take after 5, and at its heartbeat after 6: no row of it is left when the name is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tidelog.catalog.base import Change, Delete, Row
+from tidelog.context import Context
+from tidelog.coordination.ownership import put_held
+from tidelog.coordination.registry import check_shown
+from tidelog.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.consumer.leases import (
+    Fence,
+    Lease,
+    Member,
+    RegisteredConsumer,
+    decode_registered,
+    read_lease_row,
+)
+from tidelog.log.heads import RACE
+from tidelog.log.status import consumer_names
+from tidelog.model import layout, limits
+from tidelog.model.address import nearest
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["consumer_version", "delete_consumer"]
+
+_State = Literal["ready", "deleting", "ending", "deleted"]
+_LOOK_S = 0.2  # between two looks for a heartbeat
+_PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-shot reader
+
+
+def consumer_version(context: Context, topic: Topic, name: str) -> str:
+    """Returns what tells a consumer from a later one of its name. ``NotFoundError``."""
+    return _Deletion(context, topic, name).look()[0]
+
+
+def delete_consumer(
+    context: Context, topic: Topic, name: str, *, force: bool = False, shown: str = ""
+) -> None:
+    """Delete a consumer with its cursors. ``NotFoundError``, also for one that was deleted.
+
+    ``InvalidError`` while a member is alive, unless ``force``. That is known at once of members
+    that were closed and of processes of this machine; else it takes 1.5 times ``lease_ttl_ms``.
+    ``shown`` is the ``consumer_version`` that a person was asked about (``check_shown``).
+    """
+    _Deletion(context, topic, name).run(force, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """A row that a living reader changes again and again."""
+
+    version: str
+    who: str
+
+
+class _OvertakenError(Exception):
+    """The registry row is no longer as step 4 wrote it."""
+
+
+class _Deletion:
+    """The steps for one consumer."""
+
+    def __init__(self, context: Context, topic: Topic, name: str) -> None:
+        self._context = context
+        self._topic = topic
+        self._name = name
+        self._what = f"consumer `{name[:80]}` of `{topic.name}`"
+        self._row = layout.consumer_row(topic.incarnation, name)
+        self._members = layout.consumer_members(topic.incarnation, name)
+
+    def look(self) -> tuple[str, RegisteredConsumer, Row]:
+        """Which consumer has the name, and its row.
+
+        The fence is read first: it may be that of an earlier consumer then, never of a later one.
+        What is decided to end is none that a later one could be taken for.
+        """
+        which = self._which()
+        found, row = self._found()
+        return (f"{which}/ending" if found.state == "ending" else which), found, row
+
+    def run(self, force: bool, shown: str) -> None:
+        """Steps 1 to 8."""
+        wanted, found, row = self.look()
+        silent: Mapping[str, _Sign] = {}
+        if found.state != "ending":
+            check_shown(self._what, shown, wanted)
+            if not force:
+                with self._ready_if_alive(row.version, found.state == "deleting"):
+                    silent = self._wait_for_silence()
+        state, version = self._begin(wanted)
+        if state == "deleting":
+            if not force:
+                with self._ready_if_alive(version):
+                    self._refuse_new(silent, self._signs())
+            decided = self._put("ending", version)
+            if decided is None:
+                self._check_deleted("deleting", "ending", "ready")
+                return
+            version = decided
+        try:
+            for partition in range(self._topic.partitions):
+                self._end_lease(partition, version)
+            self._raise_fence(version)
+            self._remove_members(version)
+        except _OvertakenError:
+            self._check_deleted("ending")
+            return
+        if self._put("deleted", version) is None:
+            self._check_deleted("ending")
+
+    def _found(self) -> tuple[RegisteredConsumer, Row]:
+        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        found = None if row is None else decode_registered(row)
+        if row is None or found is None or found.state == "deleted":
+            like = nearest(self._name, consumer_names(self._context, self._topic))
+            raise NotFoundError(f"{self._what}: not found{like}: see `tidelog lag`")
+        return found, row
+
+    def _which(self) -> str:
+        """How often the name was free, or nearly so: a delete raises the fence before it is."""
+        row = self._context.catalog.get(self._members, layout.FENCE_ROW)
+        what = f"fence of {self._what}"
+        deletes = 0 if row is None else decode_row(row.value, Fence, what).deletes
+        return f"{self._topic.incarnation}/{deletes}"
+
+    def _begin(self, wanted: str) -> tuple[_State, str]:
+        """Step 2: ``deleting``, or ``ending`` where that is decided; and the row's version.
+
+        ``NotFoundError`` where another consumer than the one that is wanted has the name by now.
+        What is decided is finished, no matter which one it is.
+        """
+        for delay_s in RACE.delays_s(self._context.random):
+            found, row = self._found()  # perhaps ``deleting``, by one that died or is beside us
+            state: _State = "ending" if found.state == "ending" else "deleting"
+            if state == "deleting" and self._which() != wanted:  # the fence is read last here
+                raise NotFoundError(
+                    f"{self._what}: was deleted and made again meanwhile: nothing was deleted by "
+                    "this call: look at it, then delete again"
+                )
+            version = self._put(state, row.version)
+            if version is not None:
+                return state, version
+            self._context.clock.sleep(delay_s)
+        raise self._busy()
+
+    @contextlib.contextmanager
+    def _ready_if_alive(self, version: str, is_deleting: bool = True) -> Iterator[None]:
+        """Put ``ready`` back where a member is found to be alive: then nothing is deleted."""
+        try:
+            yield
+        except InvalidError:
+            if is_deleting:
+                self._put("ready", version)
+            raise
+
+    def _put(self, state: _State, version: str) -> str | None:
+        """Change the registry row by its version; the new one, or None if another was first."""
+        wanted = encode_row(RegisteredConsumer(self._name, state))
+        return put_held(self._context, layout.REGISTRY, self._row, wanted, version, self._what)
+
+    def _check_deleted(self, *unfinished: _State) -> None:
+        """Return if another call has finished the delete, or a delete of the topic has.
+
+        Not where the row is in one of the ``unfinished`` states. After step 4 that is ``ending``
+        alone: it changes to ``deleted``, after which the name may be in use again.
+        """
+        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        if row is not None and decode_registered(row).state in unfinished:
+            raise UnavailableError(f"{self._what}: another call deletes it too: delete it again")
+
+    def _check_ours(self, version: str) -> None:
+        """Raise when another call has changed the registry row since step 4.
+
+        What is written after this must expect a version that was read before it.
+        """
+        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        if row is None or row.version != version:
+            raise _OvertakenError
+
+    def _wait_for_silence(self) -> Mapping[str, _Sign]:
+        """Step 1: the rows that have not changed for long enough."""
+        clock = self._context.clock
+        first = self._signs()
+        began_s = clock.monotonic_s()
+        patience_s = _PATIENCE * self._context.settings.lease_ttl_ms / 1000
+        while True:
+            looked_s = clock.monotonic_s()  # before the look: a slow one does not count as silence
+            signs = self._signs()
+            self._refuse_new(first, signs)
+            if not signs or looked_s - began_s > patience_s:
+                return first
+            clock.sleep(_LOOK_S)
+
+    def _refuse_new(self, silent: Mapping[str, _Sign], signs: Mapping[str, _Sign]) -> None:
+        for key, sign in signs.items():
+            if silent.get(key) != sign:
+                raise InvalidError(
+                    f"{self._what}: {sign.who} is alive: stop it first, or delete with --force",
+                    member=sign.who,
+                )
+
+    def _signs(self) -> dict[str, _Sign]:
+        """What a living reader would change: members' rows, and leases of one-shot readers."""
+        signs = {}
+        for row in self._context.catalog.scan(self._members, "member/", "member0"):
+            member = decode_row(row.value, Member, f"member row `{row.row}`")
+            if not self._context.processes.is_dead(member.mark):
+                signs[row.row] = _Sign(row.version, f"member {_shown(row.row[7:], member.mark)}")
+        for partition in range(self._topic.partitions):
+            found = read_lease_row(self._context, self._topic, self._name, partition)
+            if found is None or not found[0].once or not found[0].owner:
+                continue
+            lease, version = found
+            if not self._context.processes.is_dead(lease.mark):
+                who = f"a reader of partition {partition} {_shown(lease.owner, lease.mark)}"
+                signs[f"lease/{partition}"] = _Sign(version, who)
+        return signs
+
+    def _end_lease(self, partition: int, version: str) -> None:
+        """Step 5 for one partition.
+
+        Also one that an earlier delete has ended: a member may have seen it so, and the consumer
+        in the registry, before this delete began.
+        """
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        what = f"lease on `{self._topic.name}/{partition}`"
+        for delay_s in RACE.delays_s(self._context.random):
+            found = read_lease_row(self._context, self._topic, self._name, partition)
+            self._check_ours(version)
+            epoch, read = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            ended = encode_row(Lease("", epoch, 0, deleted=True))
+            if put_held(self._context, where, "lease", ended, read, what) is not None:
+                return
+            self._context.clock.sleep(delay_s)
+        raise self._busy()
+
+    def _raise_fence(self, version: str) -> None:
+        """Step 6: heartbeats of all members that have joined so far fail from now on."""
+        for delay_s in RACE.delays_s(self._context.random):
+            row = self._context.catalog.get(self._members, layout.FENCE_ROW)
+            self._check_ours(version)
+            what = f"fence of {self._what}"
+            before = 0 if row is None else decode_row(row.value, Fence, what).deletes
+            read = None if row is None else row.version
+            raised = encode_row(Fence(before + 1))
+            if (
+                put_held(self._context, self._members, layout.FENCE_ROW, raised, read, what)
+                is not None
+            ):
+                return
+            self._context.clock.sleep(delay_s)
+        raise self._busy()
+
+    def _remove_members(self, version: str) -> None:
+        """Step 7; a row that a member removes meanwhile is read again."""
+        for delay_s in RACE.delays_s(self._context.random):
+            rows = list(self._context.catalog.scan(self._members, "member/", "member0"))
+            self._check_ours(version)
+            try:
+                for first in range(0, len(rows), limits.CHANGES_MAX):
+                    some = rows[first : first + limits.CHANGES_MAX]
+                    gone: list[Change] = [Delete(each.row, each.version) for each in some]
+                    self._context.catalog.write(
+                        self._members, *gone, write_id=self._context.ids.new()
+                    )
+            except (ConflictError, UnknownOutcomeError):
+                self._context.clock.sleep(delay_s)
+            else:
+                return
+        raise self._busy()
+
+    def _busy(self) -> UnavailableError:
+        return UnavailableError(f"{self._what}: too many writers at once: delete it again")
+
+
+def _shown(member_id: str, mark: str) -> str:
+    """Who a member is, and where, if its process is known."""
+    host, process = mark.partition("/")[0], mark.partition("|")[2].partition("|")[0]
+    return f"`{member_id}` ({host}, process {process})" if process else f"`{member_id}`"

@@ -1,0 +1,237 @@
+"""Running a handler over a consumer: retries, then stop, skip, or dead letters.
+
+A handler gets one event at a time, or lists of them; partitions may be handled side by side, each
+in its order. The cursor moves past an event only when it was handled, skipped, or stored as a dead
+letter; a handler that fails under ``stop`` leaves it where it was.
+
+Which events a handler gets, and when: by type, by share, and not before they are old enough.
+
+A share is one of n consumers that each take a part of the events, with a cursor of its own: for
+handlers that must run side by side on keys of one partition. Members of one consumer share
+partitions instead, and need nothing of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidelog.errors import FencedError, InvalidError
+from tidelog.model import limits
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import Event, Headers
+from tidelog.pool import Pool
+
+if TYPE_CHECKING:
+    from tidelog.log.consumer.consumer import Consumer
+
+__all__ = [
+    "HandlerOptions",
+    "Share",
+    "dead_letter_of",
+    "run",
+    "until_young",
+]
+
+_WAIT_S = 1.0  # of a poll
+_CAUGHT_UP_FIRST_S = 0.05  # of the first poll before a look whether all is handled; it doubles
+_REASON_BYTES = 4_000  # of an error that a dead letter carries
+_HEADERS = ("tidelog-position", "tidelog-consumer", "tidelog-error")  # of a dead letter
+
+
+class _HandlerStopped(BaseException):
+    """The run was told to stop while an event was being retried."""
+
+
+@dataclass
+class HandlerOptions:
+    """How a consumer runs its handler."""
+
+    on_error: Literal["stop", "skip", "dead-letter"] = "stop"
+    retries: int = 3  # after the first failure, with growing waits
+    retry_base_ms: int = 100
+    batch: bool = False  # whether the handler takes lists
+    max_events: int = 500  # in one poll, and so in one list
+    workers: int = 1  # partitions handled side by side
+    until_caught_up: bool = False  # end when all that is there was handled
+    types: Collection[str] | None = None  # only events of these; the others are passed over
+    share: Share | None = None  # only events that fall to it
+    lag_ms: int = 0  # an event is not handed over before it is so old
+    dead_letter: Callable[[list[Event], BaseException], object] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("stop", "skip", "dead-letter"):
+            raise InvalidError(f"on_error is `{self.on_error}`: give stop, skip or dead-letter")
+        if (self.on_error == "dead-letter") != (self.dead_letter is not None):
+            raise InvalidError("on_error dead-letter and dead_letter belong together: give both")
+        if self.workers < 1 or self.retries < 0:
+            raise InvalidError("workers must be 1 or more, and retries 0 or more")
+        if isinstance(self.types, str) or self.lag_ms < 0:
+            raise InvalidError("types must be a list of types, and lag_ms 0 or more")
+
+    def wants(self, event: Event) -> bool:
+        """Whether the handler gets an event."""
+        of_type = self.types is None or event.type in self.types
+        return of_type and (self.share is None or self.share.has(event))
+
+
+def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions) -> int:
+    """Poll, handle, commit, until told to stop; how many events were handled."""
+    handled = 0
+    wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
+    with Pool(how.workers, "tidelog-handler") as pool:
+        while not how.stop.is_set():
+            events = consumer.poll(how.max_events, wait_s)
+            if not events:
+                with contextlib.suppress(FencedError):
+                    consumer.commit()  # what was erased is passed over
+                if how.until_caught_up and consumer.caught_up():
+                    break
+                wait_s = min(_WAIT_S, 2 * wait_s)  # each look at the lag reads every partition
+                continue
+            wait_s = first_s
+            if how.lag_ms:
+                old_ms = consumer.context.clock.now_ms() - how.lag_ms
+                events, wait_s = until_young(events, old_ms, consumer.rewind)
+                how.stop.wait(wait_s)
+            groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
+            work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
+            done = [each.result() for each in work]
+            failures = [error for _, error in done if error is not None]
+            handled += sum(count for count, _ in done)
+            with contextlib.suppress(FencedError):  # another member has that partition now
+                consumer.commit()
+            if failures:
+                raise failures[0]
+    return handled
+
+
+def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
+    """The event as it was, with headers that say where it stood, who could not take it, and why.
+
+    They fit into the room that Tidelog's own additions have, so an event at every limit becomes a
+    dead letter too. A dead letter of dead letters keeps their headers as long as there is room.
+    """
+    reason = f"{type(error).__name__}: {error}"
+    values = (str(event.position).encode(), consumer.encode(), _cut(reason))
+    headers: Headers = event.headers
+    if len(headers) + len(_HEADERS) > limits.HEADERS_MAX + limits.OWN_HEADERS_MAX:
+        headers = tuple(header for header in headers if header[0] not in _HEADERS)
+    headers = (*headers, *zip(_HEADERS, values, strict=True))
+    return Event(event.value, event.key, event.id, event.timestamp, event.type, headers)
+
+
+def _cut(text: str) -> bytes:
+    """The first bytes of a text, as UTF-8 without a broken character at the end."""
+    data = text.encode("utf-8", "replace")[:_REASON_BYTES]
+    return data.decode("utf-8", "ignore").encode()
+
+
+def _handle(
+    consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions, events: list[Event]
+) -> tuple[int, BaseException | None]:
+    """One partition's events, in order; how many went well, and what stopped it."""
+    events = [event for event in events if how.wants(event)]
+    if not events:
+        return 0, None
+    units = [events] if how.batch else [[event] for event in events]
+    for number, unit in enumerate(units):
+        consumer.touch()
+        try:
+            error = _try(consumer, handler, how, unit)
+            if error is not None and how.on_error == "dead-letter" and how.dead_letter is not None:
+                how.dead_letter(unit, error)
+                error = None
+            if error is None or how.on_error == "skip":
+                continue
+        except BaseException as exc:  # noqa: BLE001 - raised by run, when the rest is committed
+            error = None if isinstance(exc, _HandlerStopped) else exc
+        consumer.rewind(unit[0].partition or 0, unit[0].offset or 0)
+        return (0 if how.batch else number), error
+    return len(events), None
+
+
+def _try(
+    consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions, unit: list[Event]
+) -> BaseException | None:
+    argument = unit if how.batch else unit[0]
+    backoff = Backoff(how.retries + 1, how.retry_base_ms, max(how.retry_base_ms, 30_000))
+    delays = backoff.delays_s(consumer.context.random)
+    while True:
+        try:
+            handler(argument)
+        except Exception as exc:
+            delay_s = next(delays, None)
+            if delay_s is None:
+                return exc
+            if how.stop.wait(delay_s):
+                raise _HandlerStopped from exc  # not given up: it comes again
+        else:
+            return None
+
+
+_FNV_BASE = 0x811C9DC5
+_FNV_PRIME = 0x01000193
+_WAIT_S_MAX = 1.0  # other partitions may have older ones by then
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Share ``number`` of ``of``, counted from 0: events whose hash falls to it."""
+
+    number: int
+    of: int
+    by: Literal["key", "id", "type"] = "key"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.of:
+            raise InvalidError(f"share {self.number} of {self.of}: give 0 to {self.of - 1}")
+        if self.by not in ("key", "id", "type"):
+            raise InvalidError(f"share by `{self.by}`: give key, id or type")
+
+    def has(self, event: Event) -> bool:
+        """Whether an event falls to this share; one without a key, id or type to the first."""
+        value = getattr(event, self.by)
+        if value is None:
+            return self.number == 0
+        return fnv1(value if isinstance(value, bytes) else value.encode()) % self.of == self.number
+
+    def name(self, base: str) -> str:
+        """What this share's consumer is called, so that each has a cursor: ``base_1_of_3``."""
+        return f"{base}_{self.number + 1}_of_{self.of}"
+
+
+def fnv1(data: bytes) -> int:
+    """The 32-bit hash by which reflex shares events out."""
+    found = _FNV_BASE
+    for byte in data:
+        found = (found * _FNV_PRIME & 0xFFFFFFFF) ^ byte
+    return found
+
+
+def until_young(
+    events: Sequence[Event], old_ms: int, rewind: Callable[[int, int], None]
+) -> tuple[list[Event], float]:
+    """Those up to the first of each partition that is younger; the rest is rewound to.
+
+    Where none is old enough, also for how many seconds to wait before looking again.
+    """
+    young: dict[int, int] = {}
+    old: list[Event] = []
+    for event in events:
+        partition, time_ms = event.partition or 0, event.timestamp
+        if partition in young:
+            continue
+        if isinstance(time_ms, int) and time_ms > old_ms:
+            young[partition] = time_ms
+            rewind(partition, event.offset or 0)
+        else:
+            old.append(event)
+    if old or not young:
+        return old, 0.0
+    return old, min(_WAIT_S_MAX, (min(young.values()) - old_ms) / 1000)

@@ -1,0 +1,475 @@
+"""Leases: how the members of a consumer share a topic's partitions. No threads here.
+
+Each member keeps a ``member`` row alive by writing it again and again (its heartbeat). Each
+partition has one ``lease`` row with its owner, epoch and cursor. Liveness is the member's,
+ownership and progress are the lease's:
+
+1. join: read the ``fence`` row of the members, then the
+   registry; put the ``member`` row if the fence is the
+   same                                                 → dead: seen to be silent, and ignored
+2. take a lease that is free, or whose owner is dead:
+   owner and epoch + 1, by the version that was read    → dead: taken over after the time to live
+3. read, handle, and commit: the cursor, by the version
+   of the lease                                         → dead: events after the cursor come again
+4. release: owner empty, by the version                 → free, at the cursor
+5. leave: delete the ``member`` row                     → nothing
+
+Every heartbeat expects the ``fence`` as it was when the member joined. A delete of the consumer
+changes it (``consumers``), so a member that has seen the consumer before, however long it stalls,
+leaves no row behind: it joins again, or finds that the consumer is being deleted.
+
+A commit expects the lease exactly as this member last wrote it. A member that was taken for dead
+while it was only slow finds another version there, and gets ``FencedError``. What was read under
+one epoch is committed under that epoch or not at all, also by the same member. A commit moves the
+cursor forward; back only where the caller asks for it. After a commit whose outcome is unknown, the
+cursor that this member remembers may not be the stored one: until a write has landed or the row was
+read, no commit is left out for being the same.
+
+Clocks decide only when to try a takeover, and only one clock counts: an owner is taken for dead
+when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
+its process is known to have ended. No wall time of another host is compared with ours. The row of a
+member is its ``member`` row. A one-shot reader (:meth:`Membership.take_once`) has none: its lease
+row is watched itself, which each of its commits changes. A member that holds more than its fair
+share releases by itself; no lease is taken from a living owner.
+
+Where a consumer begins, the first time that anybody takes its lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
+from tidelog.context import Context
+from tidelog.coordination.ownership import put_held
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.heads import RACE
+from tidelog.log.reader.partition_reader import find_offset
+from tidelog.log.topics import check_exists, read_head
+from tidelog.model import layout
+from tidelog.model.decoding import Persisted
+from tidelog.model.event import check_timestamp, from_iso
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import Topic
+from tidelog.process import ProcessGuard
+
+__all__ = [
+    "Fence",
+    "HeldLease",
+    "Lease",
+    "Member",
+    "Membership",
+    "RegisteredConsumer",
+    "Start",
+    "check_start",
+    "decode_registered",
+    "read_lease",
+    "read_lease_row",
+    "resolve_start",
+]
+
+
+class RegisteredConsumer(Persisted, frozen=True):
+    """A consumer in the registry. The row stays when the consumer is deleted (``consumers``)."""
+
+    name: str
+    # ``deleting``: a delete looks for members. ``ending``: it is decided, and does not go back.
+    state: Literal["ready", "deleting", "ending", "deleted"] = "ready"
+
+
+class Fence(Persisted, frozen=True):
+    """How often a consumer was deleted; heartbeats expect the row as it is."""
+
+    deletes: int
+
+
+class Member(Persisted, frozen=True):
+    """A member's heartbeat."""
+
+    beat: int
+    mark: str  # of its process
+    seen_ms: int  # by its own wall clock; only shown to people, never compared
+
+
+class Lease(Persisted, frozen=True):
+    """Who works on a partition, under which epoch, and how far it has come."""
+
+    owner: str  # a member's id, or empty
+    epoch: int
+    cursor: int  # the next offset to handle
+    once: bool = False  # the owner is a one-shot reader, which has no heartbeat
+    mark: str = ""  # of a one-shot owner's process
+    deleted: bool = False  # of a deleted consumer: the cursor does not count, the epoch does
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A lease that is ours, as we last wrote it."""
+
+    partition: int
+    lease: Lease
+    version: str
+    is_known: bool = True  # no write was sent since of which the outcome may be unknown
+
+
+class Membership:
+    """One member's view of a consumer: who is alive, and which leases it holds."""
+
+    def __init__(self, context: Context, topic: Topic, name: str, start: Start) -> None:
+        self.id = context.ids.new()
+        self.held: dict[int, HeldLease] = {}
+        self._context = context
+        self._topic = topic
+        self._name = name
+        self._start = start
+        self._members = layout.consumer_members(topic.incarnation, name)
+        self._beats = 0
+        self._fence: str | Absent = ABSENT  # the version of that row when we joined
+        self._guard = ProcessGuard(f"consumer `{name}`")  # leases are its process's to write
+        self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
+        self._leases: dict[int, tuple[str, float]] = {}  # the same of one-shot readers' leases
+
+    def join(self) -> None:
+        """Step 1; also registers the consumer, so that it can be listed."""
+        for delay_s in RACE.delays_s(self._context.random):
+            # The fence is read before the registry: a delete that begins after the look at the
+            # registry changes it, and then the heartbeat fails.
+            fence = self._context.catalog.get(self._members, layout.FENCE_ROW)
+            self._register()
+            self._fence = ABSENT if fence is None else fence.version  # not if that failed
+            if self._beat():
+                return
+            self._context.clock.sleep(delay_s)
+        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
+
+    def beat(self) -> None:
+        """Say that we are alive; join again after a delete. ``NotFoundError`` during one."""
+        if not self._beat():
+            self.join()
+
+    def _beat(self) -> bool:
+        """Whether the heartbeat was written: not if the consumer was deleted since we joined."""
+        self._guard.check()
+        self._beats += 1
+        member = Member(self._beats, self._context.processes.mark(), self._context.clock.now_ms())
+        change = Put(layout.member_row(self.id), encode_row(member))
+        fence = Check(layout.FENCE_ROW, self._fence)
+        with contextlib.suppress(UnknownOutcomeError):  # the next beat tells
+            try:
+                self._context.catalog.write(
+                    self._members, change, fence, write_id=self._context.ids.new()
+                )
+            except ConflictError:
+                return False
+        return True
+
+    def alive(self) -> list[str]:
+        """The ids of all living members, in order; rows of those long dead are removed."""
+        clock = self._context.clock
+        began_s = clock.monotonic_s()  # and rows are seen after it: a slow scan is no silence
+        ttl_s = self._context.settings.lease_ttl_ms / 1000
+        living: list[str] = []
+        seen: dict[str, tuple[str, float]] = {}
+        for row in self._context.catalog.scan(self._members, "member/", "member0"):
+            member_id = row.row.removeprefix("member/")
+            version, since_s = self._seen.get(row.row, ("", 0.0))
+            is_new = version != row.version
+            seen[row.row] = (row.version, clock.monotonic_s() if is_new else since_s)
+            silent = began_s - seen[row.row][1] > ttl_s
+            member = decode_row(row.value, Member, f"member `{member_id}`")
+            if member_id == self.id or not (silent or self._context.processes.is_dead(member.mark)):
+                living.append(member_id)
+            elif self._owns_nothing(member_id):
+                self._remove(row)
+        self._seen = seen
+        return living
+
+    def check_held(self) -> None:
+        """Let go of leases that others have taken while we slept, or that were written twice."""
+        for partition, held in list(self.held.items()):
+            found = read_lease(self._context, self._topic, self._name, partition)
+            if found is not None and found[1] == held.version:
+                continue
+            del self.held[partition]
+
+    def fair_share(self, living: list[str]) -> int:
+        """How many partitions this member should hold."""
+        if self.id not in living:
+            return 0
+        count = len(living)
+        extra = self._topic.partitions % count
+        return self._topic.partitions // count + (living.index(self.id) < extra)
+
+    def take_some(self, living: list[str]) -> list[int]:
+        """Step 2, until our share is full; the partitions that are new."""
+        taken: list[int] = []
+        share = self.fair_share(living)
+        offset = living.index(self.id) if self.id in living else 0
+        for step in range(self._topic.partitions):
+            if len(self.held) >= share:
+                break
+            # Members begin at different places, so that they seldom want the same lease.
+            partition = (offset * share + step) % self._topic.partitions
+            if partition not in self.held and self.take(partition, living):
+                taken.append(partition)
+        return taken
+
+    def take(self, partition: int, living: list[str]) -> bool:
+        """Step 2 for one partition; False when a living member has it."""
+        return self._take(partition, Lease(self.id, 1, 0), living)
+
+    def take_once(self, partition: int) -> bool:
+        """Take a lease for a short while, without being a member.
+
+        The lease of a silent owner is taken once this object has seen it unchanged for the time to
+        live and a half: call again, or keep the object.
+        """
+        return self._take(
+            partition, Lease(self.id, 1, 0, once=True, mark=self._context.processes.mark()), []
+        )
+
+    def commit(
+        self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
+    ) -> None:
+        """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours.
+
+        ``UnavailableError`` when it has not moved, ``UnknownOutcomeError`` when it may have.
+
+        With ``epoch``, also when it is ours again under another one: what was read under the old
+        one no longer counts. ``InvalidError`` for a cursor that would move back without ``back``.
+        """
+        held = self.held.get(partition)
+        if held is None or epoch not in (None, held.lease.epoch):
+            raise FencedError(
+                f"lease on `{self._topic.name}/{partition}`: not held by consumer "
+                f"`{self._name}`: stop working on it",
+                partition=partition,
+            )
+        if cursor < held.lease.cursor and not back:
+            raise InvalidError(
+                f"lease on `{self._topic.name}/{partition}`: its cursor is at {held.lease.cursor} "
+                f"and would move back to {cursor}: seek to move it back"
+            )
+        if self._put(partition, msgspec.structs.replace(held.lease, cursor=cursor), held.version):
+            return
+        # Only we write a lease that is ours, under our epoch: its version may be that of an earlier
+        # commit of which the outcome was not known.
+        found = read_lease(self._context, self._topic, self._name, partition)
+        if found is None or (found[0].owner, found[0].epoch) != (self.id, held.lease.epoch):
+            self._lost(partition, held)
+            return
+        lease, version = found
+        if cursor <= lease.cursor and not back:
+            self.held[partition] = HeldLease(partition, lease, version)
+            return  # that earlier commit landed: the cursor stays
+        if not self._put(partition, msgspec.structs.replace(lease, cursor=cursor), version):
+            self._lost(partition, held)
+
+    def release(self, partition: int) -> None:
+        """Step 4. One that was lost meanwhile needs no release; a forked child has none."""
+        if self._guard.is_foreign:
+            return
+        held = self.held.pop(partition, None)
+        if held is None:
+            return
+        free = Lease("", held.lease.epoch, held.lease.cursor)
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        change = Put("lease", encode_row(free), expect=held.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            self._context.catalog.write(where, change, write_id=self._context.ids.new())
+
+    def leave(self) -> None:
+        """Steps 4 and 5 for all."""
+        self._guard.check()
+        for partition in list(self.held):
+            self.release(partition)
+        change = Delete(layout.member_row(self.id))
+        with contextlib.suppress(UnknownOutcomeError):
+            self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
+
+    def _register(self) -> None:
+        """Let the consumer be listed, in one write with a check that its topic is still there.
+
+        ``NotFoundError`` for a topic that was deleted: else the row would stay behind. Also while
+        the consumer is being deleted.
+        """
+        row = layout.consumer_row(self._topic.incarnation, self._name)
+        for delay_s in RACE.delays_s(self._context.random):
+            found = self._context.catalog.get(layout.REGISTRY, row)
+            state = None if found is None else decode_registered(found).state
+            if state == "ready":
+                return
+            if state in ("deleting", "ending"):
+                raise NotFoundError(
+                    f"consumer `{self._name}` of `{self._topic.name}`: is being deleted: delete it "
+                    "again to finish"
+                )
+            topic = check_exists(self._context, self._topic)
+            wanted = encode_row(RegisteredConsumer(self._name))
+            version = ABSENT if found is None else found.version
+            changes = Put(row, wanted, version), Check(topic.row, topic.version)
+            try:
+                self._context.catalog.write(
+                    layout.REGISTRY, *changes, write_id=self._context.ids.new()
+                )
+            except (ConflictError, UnknownOutcomeError):
+                self._context.clock.sleep(delay_s)
+            else:
+                return
+        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
+
+    def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
+        """Write our lease by the version that we know; False when somebody else was first."""
+        self._guard.check()
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        what = f"lease on `{self._topic.name}/{partition}`"
+        if partition in self.held:
+            self.held[partition].is_known = False  # until an answer tells what the row holds
+        mine = put_held(self._context, where, "lease", encode_row(lease), version, what)
+        if mine is not None:
+            self.held[partition] = HeldLease(partition, lease, mine)
+        return mine is not None
+
+    def _lost(self, partition: int, held: HeldLease) -> None:
+        self.held.pop(partition, None)
+        found = None
+        with contextlib.suppress(UnavailableError):  # only the message needs it
+            found = read_lease(self._context, self._topic, self._name, partition)
+        now = f"held by `{found[0].owner}` (epoch {found[0].epoch})" if found else "by another"
+        raise FencedError(
+            f"lease on `{self._topic.name}/{partition}` lost: {now}, ours was epoch "
+            f"{held.lease.epoch}: stop working on it",
+            partition=partition,
+        )
+
+    def _take(self, partition: int, wanted: Lease, living: list[str]) -> bool:
+        """Step 2: ``wanted`` under the next epoch, at the cursor that the lease has."""
+        began_s = self._context.clock.monotonic_s()
+        found = read_lease_row(self._context, self._topic, self._name, partition)
+        if found is None or found[0].deleted:
+            # The lease is read before the registry: a delete that begins after the look at the
+            # registry writes the lease, and then this take fails.
+            self._leases.pop(partition, None)
+            self._register()
+            cursor = resolve_start(self._context, self._topic, partition, self._start)
+            epoch, version = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            mine = msgspec.structs.replace(wanted, epoch=epoch, cursor=cursor)
+            return self._took(partition, mine, version)
+        lease, version = found
+        # A lease in our own name that we do not hold is one whose release or taking got lost.
+        if lease.owner not in ("", self.id):
+            if lease.owner in living:
+                return False
+            over = self._once_is_over if lease.once else self._member_is_over
+            if not over(partition, lease, version, began_s):
+                return False
+        mine = msgspec.structs.replace(wanted, epoch=lease.epoch + 1, cursor=lease.cursor)
+        return self._took(partition, mine, version)
+
+    def _took(self, partition: int, lease: Lease, version: str | None) -> bool:
+        """Whether a lease is known to be ours: where that is unknown, the next look takes it."""
+        try:
+            return self._put(partition, lease, version)
+        except UnknownOutcomeError:
+            return False
+
+    def _once_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
+        """Whether a one-shot owner has ended, or its lease was the same for 1.5 times to live."""
+        if self._context.processes.is_dead(lease.mark):
+            return True
+        known, since_s = self._leases.get(partition, ("", 0.0))
+        if known != version:
+            self._leases[partition] = (version, self._context.clock.monotonic_s())
+            return False
+        return began_s - since_s > 1.5 * self._context.settings.lease_ttl_ms / 1000
+
+    def _member_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
+        """Whether a member is gone; one that joined a moment ago is not."""
+        row = self._context.catalog.get(self._members, layout.member_row(lease.owner))
+        if row is None:
+            return True
+        member = decode_row(row.value, Member, row.row)
+        if self._context.processes.is_dead(member.mark):
+            return True
+        known, since_s = self._seen.get(row.row, ("", 0.0))
+        if known != row.version:
+            self._seen[row.row] = (row.version, self._context.clock.monotonic_s())
+            return False
+        return began_s - since_s > self._context.settings.lease_ttl_ms / 1000
+
+    def _owns_nothing(self, member_id: str) -> bool:
+        for partition in range(self._topic.partitions):
+            found = read_lease(self._context, self._topic, self._name, partition)
+            if found is not None and found[0].owner == member_id:
+                return False
+        return True
+
+    def _remove(self, row: Row) -> None:
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            change = Delete(row.row, expect=row.version)
+            self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
+
+
+def read_lease(
+    context: Context, topic: Topic, name: str, partition: int
+) -> tuple[Lease, str] | None:
+    """The lease on a partition and its version, or None before anyone has had it."""
+    found = read_lease_row(context, topic, name, partition)
+    return None if found is None or found[0].deleted else found
+
+
+def read_lease_row(
+    context: Context, topic: Topic, name: str, partition: int
+) -> tuple[Lease, str] | None:
+    """The same, with what a delete of the consumer has left in its place."""
+    row = context.catalog.get(layout.lease_partition(topic.incarnation, name, partition), "lease")
+    if row is None:
+        return None
+    what = f"lease of consumer `{name}` on `{topic.name}/{partition}`"
+    return decode_row(row.value, Lease, what), row.version
+
+
+def decode_registered(row: Row) -> RegisteredConsumer:
+    """A consumer's row in the registry. ``CorruptError``."""
+    return decode_row(row.value, RegisteredConsumer, f"registry row `{row.row}`")
+
+
+Start = str | int | datetime
+"""``earliest``, ``latest``, an offset, or a time: ISO 8601 text or an aware datetime."""
+
+
+def check_start(start: Start) -> None:
+    """Refuse what is no place to start from."""
+    if isinstance(start, datetime):
+        check_timestamp(start)
+    elif isinstance(start, int):
+        if start < 0:
+            raise InvalidError(f"start {start}: give an offset of 0 or more")
+    elif start not in ("earliest", "latest"):
+        from_iso(start)
+
+
+def resolve_start(context: Context, topic: Topic, partition: int, start: Start) -> int:
+    """The offset to begin with; within what the partition holds now."""
+    if isinstance(start, datetime):
+        return find_offset(context, topic, partition, check_timestamp(start))
+    head, _ = read_head(context, topic, partition)
+    if isinstance(start, int):
+        return min(max(start, head.start), head.next)
+    if start == "earliest":
+        return head.start
+    if start == "latest":
+        return head.next
+    return find_offset(context, topic, partition, from_iso(start))

@@ -1,0 +1,356 @@
+"""Rows that nobody counts any more, and how they go. No threads and no locks here.
+
+- runs and journals that lie wholly below the start, and their amendments: a trim gave them up
+- runs below the head's ``journaled``: journals took their place
+- amendments that the journal of their offset has
+
+Compile, trim and sweep all call this, whoever comes first. A run or a journal goes with its slot
+rows in one write, so there is never one without its slots. The same write lists the objects that
+its rows named as unused (``unused``), which is what lets a sweep delete them. Rows are deleted by
+the version that was read: a journal's row may be replaced by another one at the same offset, and an
+amendment's by a newer one.
+
+Removing uploads that did not end, as a step of a sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tidelog.catalog.base import Change, Delete, Row
+from tidelog.context import Context
+from tidelog.coordination.ownership import write_repeatedly
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    TidelogError,
+    UnknownOutcomeError,
+)
+from tidelog.log.heads import raise_head
+from tidelog.log.maintenance.unused import list_unused
+from tidelog.model import layout, limits
+from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
+from tidelog.model.times import journal_slots, slots_of
+from tidelog.model.topic import Topic
+from tidelog.store.base import Store
+
+__all__ = [
+    "RemovedRows",
+    "abort_uploads",
+    "decode_run",
+    "narrow_amended",
+    "remove_amendments",
+    "remove_shadowed",
+    "remove_trimmed",
+]
+
+_RUNS_AT_ONCE = 500  # run rows whose slot rows are looked for together
+_SLOTS_APART = 16  # slots further from each other than this are looked for one by one
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """A row to delete, with its slot rows, and the object that it names."""
+
+    row: Row
+    slots: Iterable[str] = ()
+    object: str | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        return [Delete(self.row.row, self.row.version), *map(Delete, self.slots)]
+
+    def is_as_read(self, rows: Mapping[str, Row | None]) -> bool:
+        """Whether its row is as it was, by those that a conflict returned; one left out is."""
+        now = rows.get(self.row.row, self.row)
+        return now is not None and now.version == self.row.version
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRows:
+    """Rows that were deleted: how many runs, and how many bytes of objects they named."""
+
+    runs: int = 0
+    bytes: int = 0
+    spans: tuple[tuple[int, int], ...] = ()  # first offset of each, and the one after its last
+
+
+def remove_trimmed(
+    context: Context, topic: Topic, partition: int, head: Head, since: int | None = None
+) -> RemovedRows:
+    """Delete the rows of runs and journals that lie wholly below the head's start.
+
+    Their amendments are deleted too. Returns what was deleted, without runs that journals had
+    replaced. Where offsets from ``since``, the start before this trim, had no row, a row was lost:
+    a scan of all slot rows finds those of the lost row, which would otherwise stay for good.
+    """
+    remove_shadowed(context, topic, partition, head.journaled)
+    removed = _remove_runs(context, topic, partition, head.start)
+    journals = list(_journals_below(context, topic, partition, head.start))
+    _remove_journals(context, topic, partition, journals)
+    _remove_amendments_below(context, topic, partition, head)
+    runs = [run for _, run in journals]
+    spans = (*((run.base, run.end) for run in runs), *removed.spans)
+    if _has_gap(context, topic, partition, spans, (since, head.start)):
+        _remove_slots_below(context, topic, partition, head.start)
+    return RemovedRows(removed.runs + len(runs), removed.bytes + sum(map(_size, runs)), spans)
+
+
+def remove_shadowed(context: Context, topic: Topic, partition: int, journaled: int) -> RemovedRows:
+    """Delete the rows of runs whose place journals have taken, at once: no reader counts them."""
+    return _remove_runs(context, topic, partition, journaled)
+
+
+def remove_amendments(
+    context: Context, topic: Topic, partition: int, rows: Sequence[tuple[str, str, str | None]]
+) -> set[str]:
+    """Delete rows of amendments, given as row, version and object; returns those deleted.
+
+    A row that another process has replaced stays, and so do the others of the same write: the next
+    sweep looks again. ``narrow_amended`` is to follow.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    gone: set[str] = set()
+    for first in range(0, len(rows), limits.CHANGES_MAX - 1):
+        chunk = rows[first : first + limits.CHANGES_MAX - 1]
+        write_id = context.ids.new()
+        try:
+            changes = [Delete(row, expect=version) for row, version, _ in chunk]
+            unused = list_unused(write_id, [key for _, _, key in chunk if key is not None])
+            context.catalog.write(where, *changes, *unused, write_id=write_id)
+        except (ConflictError, UnknownOutcomeError):
+            continue
+        gone.update(row for row, _, _ in chunk)
+    return gone
+
+
+def narrow_amended(context: Context, topic: Topic, partition: int) -> None:
+    """Let the head say where amendments are now, or that there are none.
+
+    Its version is read before their rows, and whoever amends writes the head, so none is missed.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+
+    def narrowed(head: Head) -> Head:
+        if head.amended is None:
+            return head
+        bounds = layout.amend_row(head.amended[0]), layout.amend_row(head.amended[1] + 1)
+        ends = [
+            layout.amend_offset(row.row)
+            for reverse in (False, True)
+            for row in context.catalog.scan(where, *bounds, 1, reverse)
+        ]
+        amended = (ends[0], ends[-1]) if ends else None
+        return msgspec.structs.replace(head, amended=amended)
+
+    raise_head(context, topic, partition, narrowed)
+
+
+def decode_run(row: Row, topic: Topic, partition: int) -> Run:
+    """The run or the journal of a row. ``CorruptError``, also where it says another offset."""
+    what = f"row `{row.row}` of `{topic.name}/{partition}`"
+    run = decode_row(row.value, Run, what)
+    name = layout.run_row(run.base) if run.journal is None else layout.journal_row(run.base)
+    if row.row != name:
+        raise CorruptError(f"{what}: holds the run of offset {run.base}: keep it, and run verify")
+    return run
+
+
+def _remove_runs(context: Context, topic: Topic, partition: int, end: int) -> RemovedRows:
+    """Delete the rows of runs that lie wholly below an offset."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    runs = total = at = 0
+    spans: list[tuple[int, int]] = []
+    while at < end:
+        rows = list(
+            context.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE)
+        )
+        decoded = [(row, decode_run(row, topic, partition)) for row in rows]
+        pairs = [(row, run) for row, run in decoded if run.end <= end]
+        if not pairs:
+            break
+        below = [run for _, run in pairs]
+        slots = _slot_rows(context, topic, where, below)
+        gone = (_Gone(row, slots.get(run.base, ()), run.object) for row, run in pairs)
+        _delete_rows(context, where, gone)
+        runs += len(below)
+        total += sum(map(_size, below))
+        spans += [(run.base, run.end) for run in below]
+        at = below[-1].base + 1 if len(rows) == _RUNS_AT_ONCE else end
+    return RemovedRows(runs, total, tuple(spans))
+
+
+def _journals_below(
+    context: Context, topic: Topic, partition: int, end: int
+) -> Iterator[tuple[Row, Run]]:
+    where = layout.topic_partition(topic.incarnation, partition)
+    for row in context.catalog.scan(where, "journal/", layout.journal_row(end)):
+        run = decode_run(row, topic, partition)
+        if run.end <= end:
+            yield row, run
+
+
+def _remove_journals(
+    context: Context, topic: Topic, partition: int, journals: Sequence[tuple[Row, Run]]
+) -> None:
+    where = layout.topic_partition(topic.incarnation, partition)
+    gone = (_Gone(row, journal_slots(run, topic.slot_ms), run.object) for row, run in journals)
+    _delete_rows(context, where, gone)
+
+
+def _remove_amendments_below(context: Context, topic: Topic, partition: int, head: Head) -> None:
+    """Delete the amendments of offsets whose rows are gone.
+
+    Those of the run or journal that holds the start stay: its object still has the deleted events,
+    until a compile that knows of them writes it again.
+    """
+    if head.amended is None or head.amended[0] >= head.start:
+        return
+    where = layout.topic_partition(topic.incarnation, partition)
+    end = head.start
+    for kind in ("journal", "run"):
+        for row in context.catalog.scan(where, f"{kind}/", f"{kind}0", 1):
+            end = min(end, decode_row(row.value, Run, row.row).base)
+    bounds = layout.amend_row(0), layout.amend_row(end)
+    gone = (
+        _Gone(row, object=decode_row(row.value, Amendment, row.row).object)
+        for row in context.catalog.scan(where, *bounds)
+    )
+    _delete_rows(context, where, gone)
+    narrow_amended(context, topic, partition)
+
+
+def _has_gap(
+    context: Context,
+    topic: Topic,
+    partition: int,
+    spans: Iterable[tuple[int, int]],
+    bounds: tuple[int | None, int],
+) -> bool:
+    """Whether the deleted rows, and the one that holds the start, leave out offsets before it."""
+    since, start = bounds
+    found = sorted(spans)
+    where = layout.topic_partition(topic.incarnation, partition)
+    for name in (layout.journal_row, layout.run_row):
+        for row in context.catalog.scan(where, name(0), name(start), 1, reverse=True):
+            run = decode_run(row, topic, partition)
+            found.append((run.base, run.end))
+    at = since if since is not None else min((base for base, _ in found), default=start)
+    for base, end in sorted(found):
+        if base > at:
+            return True
+        at = max(at, end)
+    return at < start
+
+
+def _remove_slots_below(context: Context, topic: Topic, partition: int, start: int) -> None:
+    """Delete the slot rows below the start whose run or journal has no row."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    kept: dict[int, bool] = {}
+    left: list[Change] = []
+    for row in context.catalog.scan(where, "slot/", "slot0"):
+        _, base = layout.slot_place(row.row)
+        if base < start and base not in kept:
+            names = (layout.run_row(base), layout.journal_row(base))
+            kept[base] = any(context.catalog.get(where, name) is not None for name in names)
+        if base < start and not kept[base]:
+            left.append(Delete(row.row, row.version))
+    for first in range(0, len(left), limits.CHANGES_MAX):
+        with contextlib.suppress(ConflictError):
+            write_repeatedly(context, where, *left[first : first + limits.CHANGES_MAX])
+
+
+def _slot_rows(
+    context: Context, topic: Topic, where: str, runs: Sequence[Run]
+) -> dict[int, list[str]]:
+    """The slot rows that runs have, by the run's base; not those of a journal at the same one."""
+    bases: dict[str, int] = {}
+    levels: dict[int, set[int]] = {}
+    for run in runs:
+        level, starts = slots_of(run.first_ms, run.last_ms, topic.slot_ms)
+        levels.setdefault(level, set()).update(starts)
+        bases |= {layout.slot_row(level, start, run.base, ""): run.base for start in starts}
+    found: dict[int, list[str]] = {}
+    for level, slots in levels.items():
+        for first_ms, last_ms in _spans(sorted(slots), _SLOTS_APART * (topic.slot_ms << level)):
+            for row in context.catalog.scan(where, *layout.slot_rows(level, first_ms, last_ms)):
+                base = bases.get(row.row[: row.row.rindex("/") + 1])
+                if base is not None and not row.value.endswith(b"j"):
+                    found.setdefault(base, []).append(row.row)
+    return found
+
+
+def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
+    """First and last of each group of slots that lie close together."""
+    spans: list[tuple[int, int]] = []
+    for slot in slots:
+        if spans and slot - spans[-1][1] <= apart_ms:
+            spans[-1] = (spans[-1][0], slot)
+        else:
+            spans.append((slot, slot))
+    return spans
+
+
+def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
+    """Yields as many as fit into one write, beside the row that lists their objects."""
+    chunk: list[_Gone] = []
+    size = 1
+    for group in groups:
+        own = len(group.changes)
+        if size + own > limits.CHANGES_MAX:
+            yield chunk
+            chunk, size = [], 1
+        chunk.append(group)
+        size += own
+    if chunk:
+        yield chunk
+
+
+def _delete_rows(context: Context, where: str, groups: Iterable[_Gone]) -> None:
+    """Delete rows by their versions, so no write of it can land twice.
+
+    Another process has deleted or replaced a row whose version is no longer there: the others of
+    its write are deleted without it.
+    """
+    for chunk in _chunks(groups):
+        left = chunk
+        while left:
+            changes = [change for group in left for change in group.changes]
+            objects = [group.object for group in left if group.object is not None]
+            try:
+                write_repeatedly(context, where, *changes, *list_unused(context.ids.new(), objects))
+            except ConflictError as exc:
+                still = [group for group in left if group.is_as_read(exc.rows)]
+                left = still if len(still) < len(left) else []
+            else:
+                break
+
+
+def _size(run: Run) -> int:
+    return run.byte_end - run.byte_start
+
+
+def abort_uploads(store: Store, before_ms: int, unlisted: list[TidelogError]) -> int:
+    """Remove uploads that began before a time; how many.
+
+    ``unlisted`` gets an error where our credentials may not list or remove uploads.
+    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it. No proof of an
+    erasure is clean there, since parts hold events.
+    """
+    try:
+        return store.abort_uploads(before_ms)
+    except InvalidError as exc:
+        unlisted.append(
+            InvalidError(
+                f"store `{store.url}`: uploads that did not end were not removed ({exc}): give "
+                "these credentials the rights s3:ListBucketMultipartUploads and "
+                "s3:AbortMultipartUpload",
+                store=store.url,
+            )
+        )
+        return 0

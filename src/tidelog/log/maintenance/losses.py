@@ -1,0 +1,386 @@
+"""What objects that no row names or lists say about the catalog: a possible loss, or a proven one.
+
+A row lists every object that a partition no longer needs (``unused``). So a **stray**, an object
+that fewer partitions name or list than it is for, was never committed by the others, or the catalog
+has lost that commit: it was damaged, or restored from an older copy. Then the object is the only
+copy of acknowledged events. One lost commit looks like a producer that died before its commit. What
+strays carry proves more, without any clock:
+
+- a segment carries the next offset of each of its partitions as its appender knew it, and the run
+  before that offset, no matter which producer committed it. A higher number than the head's,
+  another object at the offset of that run, or an object of that run which is still there and which
+  the partition neither names nor lists **prove** that the catalog went back: it had this commit
+  once. No compile, trim or later commit hides that
+- a copy of a staged segment does not: its driver puts a witness after its commits (``witnesses``).
+  A partition that has committed it, by the witness, and neither names nor lists it is a proof
+- a journal lists the segments that its offsets came from. Offsets above the head's, or that came
+  from other segments than those of the partition's rows, are a proof (``origins``). No compile or
+  later commit hides that
+- an update's value has the newest amendment before it in its key, a journal the epoch of its
+  compiler and its first offset: a number above that of the head or of the ``compile`` row is a
+  proof. So is a generation above the registry's. None of these ever shrinks
+- any other stray is a **possible loss**. It is kept for a week from when a sweep has noted it
+  (``strays``)
+
+A segment of several partitions is a stray for those that neither name nor list it, though others
+name it: the catalog's copy may have fallen between two of its commits. A flush that is under way
+looks the same until a sweep has raised the floor above it.
+
+No proof rests on dates. The price: a request that stores an object again, after a sweep has deleted
+it, makes a stray that was uploaded after that object's commit look like a proof. It takes a request
+that is delayed for longer than the grace, and a producer that died. The sweep then refuses, and a
+person accepts.
+
+What was found is compared with rows that are read after the listing, so nothing that is under way
+counts as proof. An object that was deleted before its rows were read proves nothing: a sweep
+deletes objects before the rows that list them. A person may accept a loss; the row ``accepted``
+remembers up to which date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tidelog.codec.segment import read_known
+from tidelog.context import Context
+from tidelog.coordination.ownership import put_held
+from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.log.heads import RACE
+from tidelog.log.maintenance.origins import contradiction
+from tidelog.log.maintenance.unused import read_unused
+from tidelog.log.producer.staged import lost_partition
+from tidelog.log.topics import find_topic, read_head
+from tidelog.model import layout
+from tidelog.model.partition_rows import (
+    AppenderView,
+    Head,
+    HeldRow,
+    LossAccepted,
+    Run,
+    decode_row,
+    encode_row,
+)
+from tidelog.model.topic import Topic
+from tidelog.store.base import ObjectInfo
+
+__all__ = [
+    "LossProof",
+    "Losses",
+    "accept_losses",
+    "accepted_until_ms",
+    "find_losses",
+    "newer_than",
+    "raise_doubts",
+    "remedy_for_lost",
+]
+
+_TAIL_BYTES = 64 << 10  # of a segment: what its appender knew and the footer, of most
+
+
+def remedy_for_lost(topic: str) -> str:
+    """What to do about lost commits: what keeps the events comes before what deletes them."""
+    return (
+        "restore a newer copy of the catalog, or append their events again with `tidelog topic "
+        f"recover {topic}`; only if you can do without them, `tidelog sweep --accept-loss {topic}` "
+        "deletes them"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LossProof:
+    """An object that shows that the catalog has lost commits, and how."""
+
+    info: ObjectInfo
+    what: str
+
+
+@dataclass(slots=True)
+class Losses:
+    """What was found."""
+
+    proofs: list[LossProof] = field(default_factory=list)
+    doubts: list[ObjectInfo] = field(default_factory=list)  # possible losses
+    committed: list[AppenderView] = field(default_factory=list)  # runs that strays name
+    compiling: list[ObjectInfo] = field(default_factory=list)  # perhaps, by the present compiler
+
+    @property
+    def newest_ms(self) -> int:
+        """The newest date of all these objects; 0 for none."""
+        infos = [*(proof.info for proof in self.proofs), *self.doubts]
+        return max((info.modified_ms for info in infos), default=0)
+
+
+def newer_than(context: Context, topic: Topic) -> list[ObjectInfo]:
+    """Objects of a higher generation than the registry knows; one listing for each folder."""
+    found = [
+        info
+        for folder in (layout.segments, layout.amendments)
+        for info in context.store.list(
+            folder(topic.incarnation), f"{folder(topic.incarnation)}{topic.generation:010}0"
+        )
+        if _generation(info.key) > topic.generation
+    ]
+    if found:
+        now = find_topic(context, topic.name)  # another sweep may have raised it since
+        if now.incarnation != topic.incarnation:
+            raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+        found = [info for info in found if _generation(info.key) > now.generation]
+    return found
+
+
+def find_losses(
+    context: Context, topic: Topic, strays: Sequence[ObjectInfo], accepted_ms: int = -1
+) -> Losses:
+    """Look at every stray: what it proves, or that it is a possible loss.
+
+    What a person has accepted, as the store dates it, does not count as proof.
+    """
+    check = _Check(context, topic, accepted_ms)
+    for info in strays:
+        if info.key.startswith(layout.segments(topic.incarnation)):
+            check.add_segment(info)
+        elif info.key.startswith(layout.amendments(topic.incarnation)):
+            check.add_value(info)
+        elif info.key.startswith(layout.journals(topic.incarnation)):
+            check.add_journal(info)
+    return check.finish()
+
+
+def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
+    """Returns losses where, if there is a proof, every doubt of the topic is one too.
+
+    An object that another stray names as committed is lost itself, and where the catalog went back
+    each other stray may be a commit that it has forgotten.
+    """
+    proven = [proof for proof in losses.proofs if proof.info.modified_ms > accepted_ms]
+    if not proven:
+        return losses
+    committed = {each.object: each for each in losses.committed}
+    proofs = list(losses.proofs)
+    for info in [*losses.doubts, *losses.compiling]:
+        each = committed.get(info.key)
+        if each is not None:
+            what = f"was committed at offset {each.base} of partition {each.partition}"
+        else:
+            what = f"may hold such events, since `{proven[0].info.key}` shows a loss"
+        proofs.append(LossProof(info, what))
+    return Losses(proofs)
+
+
+def accepted_until_ms(context: Context, topic: Topic) -> int:
+    """Objects that the store dates up to here are garbage, whatever they prove; -1 for none."""
+    row = context.catalog.get(layout.topic_partition(topic.incarnation, 0), layout.ACCEPTED_ROW)
+    if row is None:
+        return -1
+    what = f"row `{layout.ACCEPTED_ROW}` of `{topic.name}/0`"
+    return decode_row(row.value, LossAccepted, what).until_ms
+
+
+def accept_losses(context: Context, topic: Topic, until_ms: int) -> None:
+    """Remember that a person accepts the loss of objects up to a date.
+
+    Never pass a date in the future: objects of that time would be deleted unseen.
+    """
+    where, what = layout.topic_partition(topic.incarnation, 0), f"topic `{topic.name}`"
+    for delay_s in RACE.delays_s(context.random):
+        row = context.catalog.get(where, layout.ACCEPTED_ROW)
+        found = None if row is None else decode_row(row.value, LossAccepted, what)
+        if found is not None and found.until_ms >= until_ms:
+            return
+        value = encode_row(LossAccepted(context.clock.now_ms(), until_ms))
+        version = None if row is None else row.version
+        if put_held(context, where, layout.ACCEPTED_ROW, value, version, what) is not None:
+            return
+        context.clock.sleep(delay_s)
+    raise UnavailableError(f"{what}: too many sweeps at once: sweep again")
+
+
+class _Check:
+    """One look at a topic's strays, with rows that are read when they are first needed."""
+
+    def __init__(self, context: Context, topic: Topic, accepted_ms: int) -> None:
+        self._context = context
+        self._topic = topic
+        self._accepted_ms = accepted_ms
+        self._heads: dict[int, Head] = {}
+        self._compilers: dict[int, HeldRow] = {}
+        # Strays whose run has no row any more: whether its object was listed is looked at last.
+        self._named: list[tuple[ObjectInfo, AppenderView]] = []
+        self._found = Losses()
+
+    def add_segment(self, info: ObjectInfo) -> None:
+        try:
+            known = _known(self._context, info)
+        except NotFoundError:
+            return  # another sweep has deleted it meanwhile
+        except CorruptError:
+            known = []
+        self._found.committed += [each for each in known if each.object]
+        what = self._first_proof(known) or self._witnessed(info)
+        if what is not None:
+            self._found.proofs.append(LossProof(info, what))
+            return
+        self._found.doubts.append(info)
+        self._named += [(info, each) for each in known if self._may_prove(each)]
+
+    def add_value(self, info: ObjectInfo) -> None:
+        try:
+            partition, sequence = layout.amendment_place(info.key)
+        except ValueError:
+            return  # not ours
+        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
+            return
+        amendments = self._head(partition).amendments
+        if sequence > amendments:
+            what = (
+                f"was stored after amendment {sequence} of partition {partition}, of which the "
+                f"catalog knows {amendments}"
+            )
+            self._found.proofs.append(LossProof(info, what))
+        else:
+            self._found.doubts.append(info)
+
+    def add_journal(self, info: ObjectInfo) -> None:
+        try:
+            partition, epoch = layout.journal_place(info.key)
+            base = layout.journal_base(info.key)
+        except ValueError:
+            return  # not ours
+        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
+            return
+        compiler = self._compiler(partition)
+        end = self._head(partition).next
+        if base >= end:
+            what = (
+                f"holds events of partition {partition} from offset {base}, the catalog has them "
+                f"up to {end}"
+            )
+            self._found.proofs.append(LossProof(info, what))
+        elif (found := contradiction(self._context, self._topic, partition, info)) is not None:
+            self._found.proofs.append(LossProof(info, found))
+        elif epoch > compiler.epoch:
+            what = (
+                f"was compiled under epoch {epoch} of partition {partition}, the catalog is at "
+                f"{compiler.epoch}"
+            )
+            self._found.proofs.append(LossProof(info, what))
+        elif epoch < compiler.epoch or not compiler.owner:
+            self._found.doubts.append(info)
+        else:  # where the catalog went back, an owner of the same epoch may have lost it
+            self._found.compiling.append(info)
+
+    def finish(self) -> Losses:
+        """All were added; the proofs that need rows which are read after them all."""
+        listed: dict[int, set[str]] = {}
+        proven: set[str] = set()
+        for info, known in self._named:
+            if known.partition not in listed:
+                rows = read_unused(self._context, self._topic, known.partition)
+                listed[known.partition] = {key for row in rows for key in row.objects}
+            if info.key not in proven and self._is_lost(known, listed[known.partition], info):
+                proven.add(info.key)
+                what = (
+                    f"was stored after `{known.object}` was committed at offset {known.base} of "
+                    f"partition {known.partition}, and the catalog does not know that object"
+                )
+                self._found.proofs.append(LossProof(info, what))
+        self._found.doubts = [info for info in self._found.doubts if info.key not in proven]
+        return self._found
+
+    def _first_proof(self, known: Iterable[AppenderView]) -> str | None:
+        return next((what for each in known if (what := self._proof(each)) is not None), None)
+
+    def _proof(self, known: AppenderView) -> str | None:
+        """How a segment shows that the catalog went back; None if it does not."""
+        if not 0 <= known.partition < self._topic.partitions:
+            return None
+        head = self._head(known.partition)
+        where = f"partition {known.partition}"
+        if known.next > head.next:
+            return (
+                f"was stored when {where} had events up to offset {known.next}, the catalog has "
+                f"them up to {head.next}"
+            )
+        row = self._run(known)
+        if row is None or row.object == known.object:
+            return None
+        return (
+            f"was stored after offset {known.base} of {where} was given to `{known.object}`, and "
+            "the catalog has given it to another object"
+        )
+
+    def _witnessed(self, info: ObjectInfo) -> str | None:
+        """How a witness shows that the catalog has lost a commit of a staged segment."""
+        partition = lost_partition(self._context, self._topic, info)
+        if partition is None:
+            return None
+        return f"was committed to partition {partition}, and the catalog does not know of it"
+
+    def _may_prove(self, known: AppenderView) -> bool:
+        """Whether it names a run that has no row: the object must be listed, or deleted."""
+        is_here = 0 <= known.partition < self._topic.partitions
+        return is_here and known.base >= 0 and self._run(known) is None
+
+    def _run(self, known: AppenderView) -> Run | None:
+        """The run at the offset that a segment names, as rows are now."""
+        if known.base < 0:
+            return None
+        partition = layout.topic_partition(self._topic.incarnation, known.partition)
+        row = self._context.catalog.get(partition, layout.run_row(known.base))
+        return None if row is None else decode_row(row.value, Run, f"row `{row.row}`")
+
+    def _is_lost(self, known: AppenderView, listed: Collection[str], stray: ObjectInfo) -> bool:
+        """Whether the object of a run is there, and the partition does not know it any more.
+
+        No date counts: a store that was restored has others, and clocks are set back. So a request
+        that stored the object a second time, after a sweep had deleted it, looks the same.
+        """
+        if known.object in listed or known.object == stray.key:
+            return False
+        try:
+            return self._accepted_ms < self._context.store.head(known.object).modified_ms
+        except NotFoundError:
+            return False
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self._context.store.head(key)
+        except NotFoundError:
+            return False  # another sweep has deleted it meanwhile
+        return True
+
+    def _head(self, partition: int) -> Head:
+        if partition not in self._heads:
+            self._heads[partition] = read_head(self._context, self._topic, partition)[0]
+        return self._heads[partition]
+
+    def _compiler(self, partition: int) -> HeldRow:
+        if partition not in self._compilers:
+            where = layout.topic_partition(self._topic.incarnation, partition)
+            row = self._context.catalog.get(where, layout.COMPILE_ROW)
+            what = f"compile row of `{self._topic.name}/{partition}`"
+            found = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
+            self._compilers[partition] = found
+        return self._compilers[partition]
+
+
+def _known(context: Context, info: ObjectInfo) -> list[AppenderView]:
+    """What a segment carries. ``CorruptError``, ``NotFoundError``."""
+    what = f"segment `{info.key}`"
+    start = max(0, info.size - _TAIL_BYTES)
+    context.store.head(info.key)  # what a cache has may be deleted
+    try:
+        return read_known(context.store.get(info.key, start, info.size), what)
+    except CorruptError:
+        if not start:
+            raise
+    return read_known(context.store.get(info.key, 0, info.size), what)
+
+
+def _generation(key: str) -> int:
+    """The generation of a segment or a value; -1 for a name that is not ours."""
+    try:
+        return layout.segment_generation(key)
+    except ValueError:
+        return -1

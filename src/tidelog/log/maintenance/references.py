@@ -1,0 +1,243 @@
+"""What the rows of a partition refer to, and which of them a sweep may remove. Reads only.
+
+Rows come in the order of their keys, so amendments before journals: a journal that is seen to have
+an amendment has it for good. Rows of unused objects come last, so an object that is taken out of
+another row meanwhile is met there or here. Slot rows are passed over: there are many, and they name
+no object.
+
+Journals and runs must tile from the head's start to its next offset. Where they do not, a row is
+lost or hidden, and the object that it names would look like garbage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from tidelog.catalog.base import Row
+from tidelog.context import Context
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.log.maintenance.leftovers import decode_run
+from tidelog.log.maintenance.unused import ListedRow, NotedRow
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.partition_rows import (
+    Amendment,
+    Head,
+    ProducerState,
+    Run,
+    Strays,
+    UnusedObjects,
+    decode_row,
+)
+from tidelog.model.producer_names import UNNAMED
+from tidelog.model.topic import Topic
+
+__all__ = [
+    "KNOWN",
+    "AmendmentRow",
+    "References",
+    "Silent",
+    "UnknownRowError",
+    "check_objects",
+    "find_gap",
+    "read_references",
+    "read_whole",
+]
+
+_READS = 10  # of a partition that is compiled or trimmed while it is read
+
+# What a sweep understands. What a sink has staged is another module's to sweep (``sink_sweep``).
+KNOWN = frozenset(
+    {
+        "accepted",
+        "amend",
+        "compile",
+        "head",
+        "journal",
+        "producer",
+        "run",
+        "sink",
+        "slot",
+        "staged",
+        "stray",
+        "unused",
+    }
+)
+
+
+class UnknownRowError(InvalidError):
+    """A row of an unknown kind, whose references are unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmendmentRow:
+    """An amendment's row, without its value."""
+
+    offset: int
+    row: str
+    version: str
+    sequence: int
+    at_ms: int
+    object: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """An unnamed producer's row, and what it says."""
+
+    row: str
+    version: str
+    state: ProducerState
+
+
+@dataclass(slots=True)
+class References:
+    """What one partition's rows say."""
+
+    objects: set[str] = field(default_factory=set)  # that are needed
+    spans: list[tuple[int, int]] = field(default_factory=list)  # offsets of journals and runs
+    applied: list[AmendmentRow] = field(default_factory=list)  # amendments that a journal has
+    leftovers: set[str] = field(default_factory=set)  # objects that rows name which do not count
+    has_leftovers: bool = False  # of trims or compiles
+    unused: list[ListedRow] = field(default_factory=list)
+    noted: list[NotedRow] = field(default_factory=list)  # strays, in partition 0
+    producers: list[Silent] = field(default_factory=list)  # unnamed ones
+    newest_ms: int = 0  # the newest time that a commit or a producer has noted
+
+
+def read_whole(
+    context: Context, topic: Topic, partition: int, head: Head
+) -> tuple[Head, References]:
+    """All references of a partition, whose journals and runs leave no gap, and the head then.
+
+    ``CorruptError`` where offsets have no row. A gap that a compile or a trim made is none: these
+    change the head, and then all is read again.
+    """
+    for _ in range(_READS):
+        found = read_references(context, topic, partition, head)
+        gap = find_gap(head, found)
+        if gap is None:
+            return head, found
+        now, _ = read_head(context, topic, partition)
+        if (now.start, now.journaled, now.compiled) == (head.start, head.journaled, head.compiled):
+            raise CorruptError(
+                f"partition `{topic.name}/{partition}`: no row holds offsets {gap[0]} to {gap[1]}, "
+                "so the catalog has lost rows: keep everything, and restore the catalog from a copy"
+            )
+        head = now
+    raise UnavailableError(
+        f"partition `{topic.name}/{partition}`: is compiled again and again: sweep again"
+    )
+
+
+def check_objects(context: Context, topic: Topic, missing: Collection[str]) -> None:
+    """Raise ``CorruptError`` where rows still name one of these objects, and the store lacks it."""
+    named: set[str] = set()
+    for partition in range(topic.partitions):
+        head, _ = read_head(context, topic, partition)
+        named |= read_whole(context, topic, partition, head)[1].objects
+    for key in sorted(named.intersection(missing)):
+        try:
+            context.store.head(key)
+        except NotFoundError:
+            raise CorruptError(
+                f"topic `{topic.name}`: a row names object `{key}`, which is not there: keep "
+                "everything, and restore the store or the catalog from a copy"
+            ) from None
+
+
+def find_gap(head: Head, found: References) -> tuple[int, int] | None:
+    """The first offsets from start to next that no journal or run holds; None for no gap."""
+    at = head.start
+    for base, end in sorted(found.spans):
+        if base > at:
+            return at, min(base, head.next)
+        at = max(at, end)
+    return (at, head.next) if at < head.next else None
+
+
+def read_references(context: Context, topic: Topic, partition: int, head: Head) -> References:
+    """All references of a partition whose head was read before.
+
+    ``UnknownRowError`` for a row that this version does not know, ``CorruptError`` for one that
+    does not decode.
+    """
+    found = References()
+    pending: list[AmendmentRow] = []
+    journals: list[Run] = []
+    for row in _rows(context, topic, partition):
+        what = f"row `{row.row}` of `{topic.name}/{partition}`"
+        kind = row.row.partition("/")[0]
+        if kind not in KNOWN or kind not in layout.TOPIC_ROW_KINDS:
+            raise UnknownRowError(
+                f"{what}: is of a kind that this version does not know, so it cannot tell what is "
+                "referred to: a newer version of tidelog wrote it: update tidelog"
+            )
+        if kind == "amend":
+            _note_amendment(row, what, head, pending, found)
+        elif kind == "journal":
+            run = decode_run(row, topic, partition)
+            _note_run(run, run.end > head.start, found)
+            journals.append(run)
+        elif kind == "run":
+            run = decode_run(row, topic, partition)
+            _note_run(run, run.end > head.start and run.base >= head.journaled, found)
+        elif kind == "unused":
+            objects = decode_row(row.value, UnusedObjects, what).objects
+            found.unused.append(ListedRow(row.row, row.version, objects, head.start))
+        elif kind == "stray":
+            noted = decode_row(row.value, Strays, what)
+            found.noted.append(NotedRow(row.row, row.version, noted))
+        elif kind == "producer":
+            state = decode_row(row.value, ProducerState, what)
+            found.newest_ms = max(found.newest_ms, state.seen_ms)
+            if row.row.startswith(layout.producer_row(UNNAMED)):
+                found.producers.append(Silent(row.row, row.version, state))
+    found.applied = list(_applied(pending, journals))
+    return found
+
+
+def _rows(context: Context, topic: Topic, partition: int) -> Iterator[Row]:
+    where = layout.topic_partition(topic.incarnation, partition)
+    yield from context.catalog.scan(where, "", "slot/")
+    yield from context.catalog.scan(where, "slot0")
+
+
+def _note_run(run: Run, counts: bool, found: References) -> None:
+    found.newest_ms = max(found.newest_ms, run.committed_ms)
+    if counts:
+        found.objects.add(run.object)
+        found.spans.append((run.base, run.end))
+    else:
+        found.has_leftovers = True
+        found.leftovers.add(run.object)
+
+
+def _note_amendment(
+    row: Row, what: str, head: Head, pending: list[AmendmentRow], found: References
+) -> None:
+    amendment = decode_row(row.value, Amendment, what)
+    offset = layout.amend_offset(row.row)
+    if offset < head.start:
+        found.has_leftovers = True  # goes with its row, or when a journal has it
+    if amendment.object is not None:
+        (found.leftovers if offset < head.start else found.objects).add(amendment.object)
+    pending.append(
+        AmendmentRow(
+            offset, row.row, row.version, amendment.sequence, amendment.at_ms, amendment.object
+        )
+    )
+
+
+def _applied(pending: list[AmendmentRow], journals: list[Run]) -> Iterator[AmendmentRow]:
+    """The amendments that the journal of their offset has."""
+    bases = [run.base for run in journals]
+    for each in pending:
+        at = bisect_right(bases, each.offset) - 1
+        run = journals[at] if at >= 0 else None
+        if run is None or run.journal is None or each.offset >= run.end:
+            continue
+        if each.sequence <= run.journal.applied:
+            yield each

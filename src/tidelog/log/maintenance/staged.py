@@ -1,0 +1,150 @@
+"""Sweeping what Spark writers have staged, and no driver will commit any more.
+
+A write that was killed leaves staged segments, which nothing names. A batch is deleted when all of
+it is older than a day, and than the grace: a Spark job may run for hours before it commits. The
+steps:
+
+1. list what is staged; choose batches that are old as a whole
+2. raise ``swept`` in the topic's ``staged`` row to the topic's generation, which the sweep has just
+   raised: from here on no batch can be decided whose segments were staged in an older generation,
+   unless they are younger than half a day, so that no sweep can have chosen them
+3. read the rows of sinks: a batch that is decided, and not yet in the topic, is kept
+4. delete the chosen segments of older generations, and the manifests beside them
+
+| dies after | what is there                             | who repairs                |
+|------------|-------------------------------------------|----------------------------|
+| 1          | as it was                                 | nothing to repair          |
+| 2          | batches that can no longer commit         | Spark runs the batch again |
+| 4, partly  | fewer objects                             | the next sweep             |
+
+A driver decides a batch by a write that expects the ``staged`` row as it has read it. So either its
+batch was decided before step 2, and step 3 sees it, or it reads that its segments may be deleted. A
+write without a name has no row to decide by: it looks at ``staged`` first, and fails loudly where a
+segment is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.codec.digest import Contents
+from tidelog.context import Context
+from tidelog.coordination.ages import is_old, trusted_now_ms
+from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.model import layout
+from tidelog.model.decoding import Persisted
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.topic import Topic
+from tidelog.store.base import ObjectInfo
+
+__all__ = ["STAGED_MS", "SinkState", "SweptStaging", "are_young", "left_by_sinks", "read_swept"]
+
+STAGED_MS = 24 * 3_600_000  # a staged batch that is younger may belong to a job that runs
+_ATTEMPTS = 50  # of a write that others keep changing
+
+
+class SinkState(Persisted, frozen=True):
+    """The row of a sink: its latest batch."""
+
+    query: str  # the Spark query that it belongs to; "" for batch writes
+    batch: int  # the number that Spark, or the user, gave it
+    ordinal: int  # how many batches were decided before it
+    manifest: str  # key of the object that says what is in it
+    done: bool = False  # whether all of it is in the topic
+    left_out: int = 0  # events of all its batches that were erased from the topic before
+    contents: Contents = Contents()  # of the batch, as its tasks were given it
+
+
+class SweptStaging(Persisted, frozen=True):
+    """The topic's ``staged`` row."""
+
+    swept: int = 0  # segments that were staged in a generation below this may be deleted
+
+
+def read_swept(context: Context, topic: Topic) -> tuple[SweptStaging, str | None]:
+    """The topic's ``staged`` row and its version; None where there is none."""
+    where = layout.topic_partition(topic.incarnation, 0)
+    row = context.catalog.get(where, layout.STAGED_ROW)
+    if row is None:
+        return SweptStaging(), None
+    return decode_row(row.value, SweptStaging, f"row `{row.row}`"), row.version
+
+
+def are_young(context: Context, keys: Sequence[str]) -> bool:
+    """Whether staged segments are there, and so young that no sweep can have chosen them.
+
+    A stream may stage under a generation that was read long ago. Both ages are by the store's time.
+    """
+    now_ms = trusted_now_ms(context)
+    try:
+        return all(now_ms - context.store.head(key).modified_ms < STAGED_MS // 2 for key in keys)
+    except NotFoundError:
+        return False
+
+
+def left_by_sinks(context: Context, topic: Topic, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
+    """Steps 1 to 3: what can be deleted of a topic whose generation the sweep has raised."""
+    chosen = list(_old_batches(context, topic, now_ms, max(grace_ms, STAGED_MS)))
+    if not chosen:
+        return []
+    _raise_swept(context, topic)
+    undone = set(_undone(context, topic))
+    return [
+        info
+        for place, infos in chosen
+        if place not in undone
+        for info in infos
+        if _is_below(info.key, topic.generation)
+    ]
+
+
+def _old_batches(
+    context: Context, topic: Topic, now_ms: int, age_ms: int
+) -> Iterator[tuple[tuple[str, str], list[ObjectInfo]]]:
+    """Step 1: by sink and batch."""
+    staged = context.store.list(layout.sinks(topic.incarnation, "")[:-1])
+    for place, found in groupby(staged, lambda info: tuple(info.key.split("/")[3:5])):
+        infos = list(found)
+        if all(is_old(now_ms, info.modified_ms, age_ms) for info in infos):
+            yield (place[0], place[-1]), infos
+
+
+def _raise_swept(context: Context, topic: Topic) -> None:
+    """Step 2."""
+    where = layout.topic_partition(topic.incarnation, 0)
+    for _ in range(_ATTEMPTS):
+        found, version = read_swept(context, topic)
+        if found.swept >= topic.generation:
+            return
+        raised = encode_row(msgspec.structs.replace(found, swept=topic.generation))
+        change = Put(layout.STAGED_ROW, raised, expect=version or ABSENT)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(where, change, write_id=context.ids.new())
+    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
+
+
+def _undone(context: Context, topic: Topic) -> Iterator[tuple[str, str]]:
+    """Step 3: the sinks and batches that are decided, and not yet in the topic."""
+    where = layout.topic_partition(topic.incarnation, 0)
+    for row in context.catalog.scan(where, layout.sink_row(""), "sink0"):
+        state = decode_row(row.value, SinkState, f"row `{row.row}`")
+        if not state.done:
+            yield row.row.partition("/")[2], f"{state.batch:020}"
+
+
+def _is_below(key: str, generation: int) -> bool:
+    """Whether a segment was staged in an older generation; manifests have none, and count as older.
+
+    False for a name that is not ours.
+    """
+    if key.endswith(".json"):
+        return True
+    try:
+        return layout.sink_generation(key) < generation
+    except ValueError:
+        return False

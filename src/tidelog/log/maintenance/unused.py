@@ -1,0 +1,353 @@
+"""Rows that say which objects a partition no longer needs, and what they prove together.
+
+Every write that removes the last mention of an object in a partition also puts a row
+``unused/<id>`` that lists it. So an object is garbage because a row says so, never because no row
+names it: an object that no row names or lists was never committed, or the catalog has lost that
+commit. A process that will not commit what it has uploaded lists that too: in the write that
+replaces it, or apart. Only uploads of processes that died stay unlisted. A sweep deletes
+the objects first and the row after them, so where the row is deleted its objects are too.
+
+A segment may have events of several partitions, and its key says of how many. Each of them commits
+one of its copies, so the segment is settled when that many partitions name or list a copy. Journals
+and values of updates belong to one partition. A compile lists the journals that it will make before
+it makes them, under one name for all, and its swap deletes that row: so the journals of a compile
+that died are garbage too, and the next sweep deletes what they hold of erased events. Such a row
+is a **plan**: a copy of the catalog that was made while the compile ran has it too, and then the
+journal may be the only copy of events. So a plan counts only for journals from the partition's
+start on: existing rows hold the same events.
+
+Rows that note when a sweep first found an object to be a stray.
+
+A stray is kept for a week, and that week begins with the note: the date of an object says when it
+was uploaded, which may be long before the catalog lost the commit. A note has the latest of all
+times that are known (this machine's, the store's, those of the topic's rows, the object's date):
+the clock may be behind when the first sweep runs, and right at the next.
+
+A sweep notes only objects that can no longer be committed. So every row that ever named such an
+object is older than the note, and a copy of the catalog that has the note has that row too: no
+restored copy makes a note older than the loss. The write of a note expects the head of partition 0,
+so that it comes once.
+
+In a folder there is no clock but the machine's, and that may jump by a year. There the week is what
+sweeps have seen pass: from one to the next a day at most (``STRAY_STEP_MS``), and nothing where the
+clock went back. Each sweep writes that into the note. So one jump takes a day off the week, and
+it takes at least seven sweeps to end it.
+
+Objects are deleted before their notes. A note whose objects are no longer strays is deleted, by its
+version, or replaced by one of those that still are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tidelog.catalog.base import Change, Check, Delete, Put
+from tidelog.context import Context
+from tidelog.coordination.ages import has_own_clock
+from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.log.heads import RACE
+from tidelog.log.topics import read_head
+from tidelog.model import layout, limits
+from tidelog.model.partition_rows import Strays, UnusedObjects, decode_row, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = [
+    "ListedRow",
+    "NotedRow",
+    "Uses",
+    "is_shared",
+    "kept_since",
+    "list_apart",
+    "list_now",
+    "list_unused",
+    "note_strays",
+    "noted_since",
+    "origin_of",
+    "planned_starts",
+    "read_unused",
+    "remove_unused",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRow:
+    """One row of this kind."""
+
+    row: str
+    version: str
+    objects: tuple[str, ...]
+    start: int = sys.maxsize  # the partition's: a plan says nothing of journals before it
+
+
+def list_unused(row_id: str, objects: Iterable[str]) -> list[Put]:
+    """Returns the change that lists objects, for the write that removes their last mention.
+
+    Empty for no objects. ``row_id`` is fresh: the row of another write is never replaced.
+    """
+    listed = tuple(dict.fromkeys(objects))
+    return [Put(layout.unused_row(row_id), encode_row(UnusedObjects(listed)))] if listed else []
+
+
+def list_apart(context: Context, topic: Topic, partition: int, objects: Sequence[str]) -> bool:
+    """List objects that a process has stored and will never commit; returns whether it did.
+
+    Best effort: what is not listed, a sweep keeps for a week.
+    """
+    with contextlib.suppress(NotFoundError, UnavailableError):
+        list_now(context, topic, partition, objects)
+        return True
+    return False
+
+
+def list_now(context: Context, topic: Topic, partition: int, objects: Sequence[str]) -> None:
+    """List objects by a write of its own.
+
+    The write expects the head, so that it comes once, and never after the topic was deleted.
+    ``NotFoundError`` if it was, ``UnavailableError`` while others write all the time.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    for delay_s in RACE.delays_s(context.random):
+        head, version = read_head(context, topic, partition)
+        if head.closed:
+            raise NotFoundError(f"topic `{topic.name}`: was deleted")
+        write_id = context.ids.new()
+        listed = list_unused(write_id, objects)
+        try:
+            context.catalog.write(where, Check("head", version), *listed, write_id=write_id)
+        except (ConflictError, UnknownOutcomeError):
+            context.clock.sleep(delay_s)
+        else:
+            return
+    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: try again")
+
+
+def read_unused(context: Context, topic: Topic, partition: int) -> list[ListedRow]:
+    """All rows of a partition. ``CorruptError``."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    start, found = sys.maxsize, []
+    for row in context.catalog.scan(where, layout.unused_row(""), "unused0"):
+        what = f"row `{row.row}` of `{topic.name}/{partition}`"
+        objects = decode_row(row.value, UnusedObjects, what).objects
+        if start == sys.maxsize and any(_planned(key) for key in objects):
+            start = read_head(context, topic, partition)[0].start
+        found.append(ListedRow(row.row, row.version, objects, start))
+    return found
+
+
+def remove_unused(
+    context: Context,
+    place: tuple[Topic, int],
+    rows: Sequence[ListedRow],
+    keys: Collection[str],
+    deleted: Collection[str],
+) -> None:
+    """Delete the rows that list no object that still exists, nor a copy of one.
+
+    ``keys`` are the objects that are left, of a listing that was made after the rows were read,
+    without those that were ``deleted`` since. The row of a compile that may be at work is to be
+    left out.
+    """
+    listed = {_listed_as(key) for row in rows for key in row.objects}
+    left = {name for key in keys for name in _names(key) if name in listed}
+    over = [row for row in rows if left.isdisjoint(_listed_as(key) for key in row.objects)]
+    gone = [
+        row
+        for row in over
+        if not any(key not in deleted and _is_there(context, key) for key in row.objects)
+    ]
+    where = layout.topic_partition(place[0].incarnation, place[1])
+    for first in range(0, len(gone), limits.CHANGES_MAX):
+        changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep meets them
+            context.catalog.write(where, *changes, write_id=context.ids.new())
+
+
+def planned_starts(rows: Iterable[ListedRow]) -> dict[str, int]:
+    """The works whose plan a partition has, and its start: what they read below it was trimmed.
+
+    A plan is written to the rows that the work then reads, so the events that it has found at an
+    offset are those that these rows held there.
+    """
+    return {work: row.start for row in rows for key in row.objects if (work := _planned(key))}
+
+
+def is_shared(key: str) -> bool:
+    """Whether an object has events of several partitions: one that names it says too little."""
+    return origin_of(key)[1] > 1
+
+
+class Uses:
+    """Which of some objects are settled: as many partitions name or list them as they are for."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        """Only ``keys`` are asked about."""
+        self._partitions: dict[str, set[int]] = {origin_of(key)[0]: set() for key in keys}
+        self._plans: dict[str, int] = {}  # works, and from which offset on their plan counts
+
+    def add(self, partition: int, objects: Collection[str], start: int = sys.maxsize) -> None:
+        """Rows of a partition, which has this start, name or list these."""
+        for key in objects:
+            work = _planned(key)
+            if work:
+                self._plans[work] = start
+                continue
+            found = self._partitions.get(origin_of(key)[0])
+            if found is not None:
+                found.add(partition)
+
+    def add_rows(self, partition: int, rows: Sequence[ListedRow]) -> None:
+        for row in rows:
+            self.add(partition, row.objects, row.start)
+
+    def is_known(self, key: str, partition: int) -> bool:
+        """Whether a partition names or lists an object, or a copy of it."""
+        return partition in self._partitions.get(origin_of(key)[0], ())
+
+    def is_settled(self, key: str) -> bool:
+        origin, partitions = origin_of(key)
+        return len(self._partitions.get(origin, ())) >= partitions or self._is_planned(key)
+
+    def _is_planned(self, key: str) -> bool:
+        if not key.endswith(".parquet"):
+            return False
+        try:
+            base = layout.journal_base(key)
+        except ValueError:
+            return False  # not ours
+        return base >= self._plans.get("/".join(layout.journal_work(key)), sys.maxsize)
+
+
+def _is_there(context: Context, key: str) -> bool:
+    """A listing may be old: what it does not show is asked for."""
+    try:
+        context.store.head(key)
+    except NotFoundError:
+        return False
+    return True
+
+
+def origin_of(key: str) -> tuple[str, int]:
+    """What all copies of an object share, and how many partitions it has events of.
+
+    Journals of one work that begin at one offset are copies: the work was done twice.
+    """
+    if key.endswith(".parquet"):
+        folder, _, name = key.rpartition("/")
+        return f"{folder}/{name.removesuffix('.parquet').partition('-')[0]}", 1
+    if key.endswith(".arrow"):
+        with contextlib.suppress(ValueError):
+            return layout.segment_origin(key)
+    return key, 1
+
+
+def _planned(key: str) -> str:
+    """The work whose journals a listed key means; empty for a key of one object."""
+    if not key.endswith(".parquet") or "-" in key.rpartition("/")[2]:
+        return ""
+    return "/".join(layout.journal_work(key))
+
+
+def _listed_as(key: str) -> str:
+    """What a row of unused objects says by a key."""
+    work = _planned(key)
+    return f"plan {work}" if work else origin_of(key)[0]
+
+
+def _names(key: str) -> Iterable[str]:
+    """All by which a row may list an object."""
+    yield origin_of(key)[0]
+    if key.endswith(".parquet"):
+        yield f"plan {'/'.join(layout.journal_work(key))}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotedRow:
+    """One row of this kind."""
+
+    row: str
+    version: str
+    noted: Strays
+
+
+def noted_since(rows: Iterable[NotedRow]) -> dict[str, int]:
+    """Since when each object is noted."""
+    since: dict[str, int] = {}
+    for row in rows:
+        for key in row.noted.objects:
+            since[key] = min(row.noted.at_ms, since.get(key, row.noted.at_ms))
+    return since
+
+
+def kept_since(context: Context, rows: Iterable[NotedRow], now_ms: int) -> dict[str, int]:
+    """Since when the week of each noted object counts: where clocks jump, by what sweeps saw."""
+    if has_own_clock(context.store):
+        return noted_since(rows)
+    since: dict[str, int] = {}
+    for row in rows:
+        begun_ms = now_ms - _moved(context, row.noted, now_ms).kept_ms
+        for key in row.noted.objects:
+            since[key] = min(begun_ms, since.get(key, begun_ms))
+    return since
+
+
+def _moved(context: Context, noted: Strays, now_ms: int) -> Strays:
+    """A note as a sweep leaves it: with the time that this sweep has seen pass."""
+    if has_own_clock(context.store):
+        return noted
+    step_ms = now_ms - (noted.seen_ms or noted.at_ms)
+    kept_ms = noted.kept_ms + min(max(step_ms, 0), limits.STRAY_STEP_MS)
+    return msgspec.structs.replace(noted, kept_ms=kept_ms, seen_ms=now_ms)
+
+
+def note_strays(
+    context: Context,
+    topic: Topic,
+    rows: Sequence[NotedRow],
+    strays: Collection[str],
+    fresh: Mapping[str, int],
+    now_ms: int,
+) -> None:
+    """Note ``fresh`` strays with their times, and forget what is no longer a stray.
+
+    What fails is left to the next sweep, which then begins the week.
+    """
+    where = layout.topic_partition(topic.incarnation, 0)
+    changes: list[Change] = []
+    for row in rows:
+        left = tuple(key for key in row.noted.objects if key in strays)
+        if not left:
+            changes.append(Delete(row.row, row.version))
+            continue
+        moved = msgspec.structs.replace(_moved(context, row.noted, now_ms), objects=left)
+        if moved != row.noted:
+            changes.append(Put(row.row, encode_row(moved), expect=row.version))
+    for change in changes:
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            context.catalog.write(where, change, write_id=context.ids.new())
+    for at_ms in sorted(set(fresh.values())):
+        keys = sorted(key for key, ms in fresh.items() if ms == at_ms)
+        for first in range(0, len(keys), limits.STRAYS_AT_ONCE):
+            _note(context, topic, Strays(at_ms, tuple(keys[first : first + limits.STRAYS_AT_ONCE])))
+
+
+def _note(context: Context, topic: Topic, noted: Strays) -> None:
+    where = layout.topic_partition(topic.incarnation, 0)
+    for delay_s in RACE.delays_s(context.random):
+        head, version = read_head(context, topic, 0)
+        if head.closed:
+            return
+        write_id = context.ids.new()
+        note = Put(layout.stray_row(write_id), encode_row(noted))
+        try:
+            context.catalog.write(where, Check("head", version), note, write_id=write_id)
+        except UnknownOutcomeError:
+            return
+        except ConflictError:
+            context.clock.sleep(delay_s)
+        else:
+            return

@@ -1,0 +1,449 @@
+"""Verifying one partition: its rows are scanned once, and runs are read as they come.
+
+What looks like damage is read once more before it is told: it may have been trimmed, compiled,
+amended or swept since it was scanned.
+
+Verifying amendments: where the head says that they are, and with the values that they name.
+
+Verifying slot rows: each run and journal has its own, and there are no others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tidelog.catalog.base import Row
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.log.maintenance.findings import VerifyTally
+from tidelog.log.maintenance.verify_object import problem_of_object
+from tidelog.log.reader.partition_reader import Reader
+from tidelog.model import layout, limits
+from tidelog.model.decoding import Persisted
+from tidelog.model.partition_rows import (
+    Amendment,
+    Head,
+    HeldRow,
+    LossAccepted,
+    ProducerState,
+    Run,
+    Strays,
+    UnusedObjects,
+    decode_row,
+)
+from tidelog.model.times import journal_slots, slots_of
+
+__all__ = [
+    "AmendmentCheck",
+    "PartitionCheck",
+    "SlotCheck",
+]
+
+S = TypeVar("S", bound=Persisted)
+
+_AHEAD = 16  # runs that are read at once where there is a pool
+
+
+class PartitionCheck:
+    """One partition; findings go to the tally."""
+
+    def __init__(self, tally: VerifyTally, partition: int, pool: Executor | None) -> None:
+        self._tally = tally
+        self._context = tally.context
+        self._partition = partition
+        self._name = f"`{tally.topic.name}/{partition}`"
+        self._where = layout.topic_partition(tally.topic.incarnation, partition)
+        self._pool = pool
+        self._head: Head | None = None
+        self._last: Run | None = None  # of those that tile so far
+        self._first: int | None = None  # the lowest offset that a living run or journal has
+        self._gaps: list[tuple[int, int]] = []
+        self._trimmed = 0  # runs and journals below the start
+        self._shadowed = 0  # runs that journals have replaced
+        self._journaled: int | None = None  # where live journals end
+        self._applied = 0  # the newest amendment that a journal has
+        self._reading: deque[tuple[Run, Future[str | None]]] = deque()
+        self._amendments = AmendmentCheck(tally, partition)
+        self._slots = SlotCheck(tally, partition, self.holds_now)
+
+    def run(self) -> None:
+        """Read everything."""
+        self._head = self._read_head()
+        if self._head is not None:
+            self._tally.nexts[self._partition] = self._head.next
+            self._tally.starts[self._partition] = self._head.start
+        for row in self._context.catalog.scan(self._where):
+            self._check_row(row)
+        now = self._read_head() if self._head is not None else None
+        self._check_ends(now)
+        while self._reading:
+            self._finish_reading()
+        if now is not None:
+            self._amendments.finish(now, self._first)
+        self._slots.finish(self._gaps)
+
+    def holds_now(self, run: Run) -> bool:
+        """Whether a run still is where it was; if not, it was trimmed or compiled since."""
+        name = layout.run_row if run.journal is None else layout.journal_row
+        row = self._context.catalog.get(self._where, name(run.base))
+        if row is None:
+            return False
+        try:
+            if decode_row(row.value, Run, "").object != run.object:
+                return False
+            head = self._context.catalog.get(self._where, "head")
+            if run.journal is not None or head is None:
+                return True
+            return decode_row(head.value, Head, "").journaled <= run.base
+        except CorruptError:
+            return True  # which is told already
+
+    def _check_row(self, row: Row) -> None:
+        kind = row.row.partition("/")[0]
+        if kind in ("run", "journal"):
+            self._check_run(row)
+        elif kind == "slot":
+            self._slots.add(row)
+        elif kind == "amend":
+            self._amendments.add(row)
+        elif kind == "producer":
+            self._decode(row, ProducerState)
+        elif kind == "compile":
+            self._decode(row, HeldRow)
+        elif kind == "accepted":
+            self._decode(row, LossAccepted)
+        elif kind == "stray":
+            self._decode(row, Strays)
+        elif kind == "unused":
+            found = self._decode(row, UnusedObjects)
+            self._tally.list_unused(self._partition, () if found is None else found.objects)
+        elif kind not in layout.TOPIC_ROW_KINDS:
+            what = "is of an unknown kind: a newer version of tidelog wrote it: update tidelog"
+            self._tally.add("note", self._row(row.row), what)
+
+    def _read_head(self) -> Head | None:
+        row = self._context.catalog.get(self._where, "head")
+        if row is None:
+            self._error(self._row("head"), "is missing: nothing can be appended or read")
+            return None
+        head = self._decode(row, Head)
+        if head is None:
+            return None
+        self._tally.floor = max(self._tally.floor, head.floor)
+        problem = _problem_of_head(head)
+        if problem is None:
+            return head
+        self._error(self._row("head"), problem)
+        return None
+
+    def _check_run(self, row: Row) -> None:
+        run = self._decode(row, Run)
+        if run is None:
+            return
+        problem = _problem_of_row(row.row, run)
+        if problem is not None:
+            self._error(self._row(row.row), problem)
+            return
+        head = self._head
+        is_live = head is None or run.end > head.start
+        is_shadowed = head is not None and run.journal is None and run.base < head.journaled
+        self._slots.expect(run, is_live and not is_shadowed)
+        self._tally.name(self._partition, run.object)
+        if is_shadowed:
+            self._shadowed += 1
+        elif not is_live:
+            self._trimmed += 1
+        else:
+            self._check_tile(run)
+            self._begin(run)
+
+    def _begin(self, run: Run) -> None:
+        """Count a run that can be read, and read it."""
+        self._first = run.base if self._first is None else min(self._first, run.base)
+        self._tally.runs += 1
+        self._tally.events += run.events
+        self._tally.bytes += run.byte_end - run.byte_start
+        if run.journal is not None:
+            self._tally.journals += 1
+            self._journaled = run.end
+            self._applied = max(self._applied, run.journal.applied)
+        if self._pool is None:
+            done: Future[str | None] = Future()
+            done.set_result(problem_of_object(self._tally, run))
+        else:
+            done = self._pool.submit(problem_of_object, self._tally, run)
+        self._reading.append((run, done))
+        if self._pool is None or len(self._reading) == _AHEAD:
+            self._finish_reading()
+
+    def _finish_reading(self) -> None:
+        run, done = self._reading.popleft()
+        problem = done.result()
+        if problem and self.holds_now(run):
+            self._error(self._run(run), problem)
+        if self._tally.progress is not None:
+            self._tally.progress(run.byte_end - run.byte_start)
+
+    def _check_tile(self, run: Run) -> None:
+        before = self._last
+        if before is not None:
+            expected = before.end
+        else:  # the first one may begin before the start
+            expected = run.base if self._head is None else min(run.base, self._head.start)
+        if run.base > expected:
+            self._gaps.append((expected, run.base))
+        elif run.base < expected and before is not None:
+            end = min(expected, run.end)
+            if self.holds_now(before) and self.holds_now(run):
+                what = f"offsets {run.base} to {end} are in an earlier run too"
+                self._error(self._run(run), what)
+        if before is None or run.end > before.end:
+            self._last = run
+
+    def _check_ends(self, now: Head | None) -> None:
+        """What the head says, held against the runs; ``now`` is the head after the scan."""
+        if self._head is not None and now is not None:
+            at = self._head.start if self._last is None else self._last.end
+            if at < self._head.next:
+                self._gaps.append((at, self._head.next))
+            if at > now.next:
+                self._error(self._row("head"), f"next is {now.next}, but runs reach to {at}")
+            if self._applied > now.amendments:
+                what = f"counts {now.amendments} amendments, but a journal has {self._applied}"
+                self._error(self._row("head"), what)
+            if now.compiled != self._head.compiled:
+                self._gaps = [gap for gap in self._gaps if not self._is_compiled(*gap)]
+            elif self._journaled not in (None, now.journaled):
+                what = f"journals end at {now.journaled}, but their rows at {self._journaled}"
+                self._error(self._row("head"), what)
+        start = now.start if now is not None else 0
+        self._gaps = [(max(first, start), end) for first, end in self._gaps if end > start]
+        for first, end in self._gaps:
+            self._error(f"partition {self._name}", f"no run holds offsets {first} to {end}")
+        for count, how in ((self._trimmed, "trimmed"), (self._shadowed, "compiled")):
+            if count:
+                what = f"{count} {how} runs still have rows: the next trim or sweep ends that"
+                self._tally.add("note", f"partition {self._name}", what)
+
+    def _is_compiled(self, first: int, end: int) -> bool:
+        """Whether journals hold now what no run held; then these are read instead."""
+        reader = Reader(self._context, self._tally.topic, self._partition)
+        found: list[Run] = []
+        at = first
+        try:
+            while at < end and (runs := reader.runs(at)):
+                found += [run for run in runs if run.base < end]
+                at = found[-1].end
+        except (CorruptError, NotFoundError):
+            return False  # trimmed ones are left out by the start
+        for run in found:
+            self._tally.name(self._partition, run.object)
+            self._slots.expect(run, True)
+            self._begin(run)
+        return at >= end
+
+    def _decode(self, row: Row, kind: type[S]) -> S | None:
+        try:
+            return decode_row(row.value, kind, "value")
+        except CorruptError as exc:
+            self._error(self._row(row.row), str(exc))
+            return None
+
+    def _error(self, where: str, what: str) -> None:
+        self._tally.add("error", where, what)
+
+    def _row(self, row: str) -> str:
+        return f"partition {self._name}, row `{row}`"
+
+    def _run(self, run: Run) -> str:
+        return f"partition {self._name}, offsets {run.base} to {run.end}"
+
+
+def _problem_of_head(head: Head) -> str | None:
+    if not 0 <= head.start <= head.next:
+        return f"starts at {head.start}, but its next is {head.next}"
+    if not 0 <= head.journaled <= head.next:
+        return f"journals end at {head.journaled}, but its next is {head.next}"
+    if head.amended is not None and not 0 <= head.amended[0] <= head.amended[1] < head.next:
+        return f"has amendments at {head.amended[0]} to {head.amended[1]}, its next is {head.next}"
+    return None
+
+
+def _problem_of_row(row: str, run: Run) -> str | None:
+    """What makes a run or a journal impossible, whatever else there is."""
+    is_journal = row.startswith("journal/")
+    if is_journal != (run.journal is not None):
+        return "is not the row of a journal" if is_journal else "is the row of a journal"
+    if row != (layout.journal_row if is_journal else layout.run_row)(run.base):
+        return f"holds the run of offset {run.base}"
+    if run.count < 1 or not 0 <= run.events <= run.count:
+        return f"holds {run.events} events" + (f" of {run.count}" if is_journal else "")
+    if not 0 <= run.first_ms <= run.last_ms < limits.TIMESTAMP_MS_END:
+        return f"holds times {run.first_ms} to {run.last_ms}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """An amendment's row, without its value."""
+
+    offset: int
+    row: str
+    version: str
+    sequence: int
+    object: str | None
+
+
+class AmendmentCheck:
+    """The amendments of one partition."""
+
+    def __init__(self, tally: VerifyTally, partition: int) -> None:
+        self._tally = tally
+        self._partition = partition
+        self._name = f"`{tally.topic.name}/{partition}`"
+        self._where = layout.topic_partition(tally.topic.incarnation, partition)
+        self._met: list[_Met] = []
+
+    def add(self, row: Row) -> None:
+        """A row has been met."""
+        try:
+            amendment = decode_row(row.value, Amendment, "value")
+            offset = layout.amend_offset(row.row)
+        except (CorruptError, ValueError) as exc:
+            self._error(row.row, str(exc))
+            return
+        if row.row != layout.amend_row(offset):
+            self._error(row.row, f"amends offset {offset}, whose row has another name")
+            return
+        if amendment.object is not None:
+            self._tally.name(self._partition, amendment.object)
+        met = _Met(offset, row.row, row.version, amendment.sequence, amendment.object)
+        self._met.append(met)
+
+    def finish(self, head: Head, first: int | None) -> None:
+        """All rows have been met; the head was read after them.
+
+        ``first`` is the lowest offset that a living run or journal has. Amendments from there to
+        the start stay until that object is written again without what they delete.
+        """
+        trimmed = 0
+        for each in self._met:
+            if each.offset < head.start:
+                trimmed += first is None or each.offset < first
+                continue
+            self._tally.amendments += 1
+            problem = self._problem_of(each, head)
+            if problem is not None and self._is_there(each):
+                self._error(each.row, problem)
+        if trimmed:
+            what = f"{trimmed} amendments of trimmed events: the next trim or sweep ends that"
+            self._tally.add("note", f"partition {self._name}", what)
+
+    def _problem_of(self, each: _Met, head: Head) -> str | None:
+        first, last = head.amended or (0, -1)
+        if not first <= each.offset <= last:
+            return "is not where the head says that amendments are: no reader sees it"
+        if not 1 <= each.sequence <= head.amendments:
+            return f"has sequence {each.sequence}, the head counts {head.amendments}"
+        if each.object is None:
+            return None
+        if not self._tally.owns(each.object):
+            return f"object `{each.object}`: is not of this topic"
+        try:
+            self._tally.size_of(each.object)
+        except NotFoundError:
+            return f"object `{each.object}`: is missing: restore it from a copy"
+        return None
+
+    def _is_there(self, each: _Met) -> bool:
+        """Whether the row is still as it was scanned; if not, it was amended again, or applied."""
+        row = self._tally.context.catalog.get(self._where, each.row)
+        return row is not None and row.version == each.version
+
+    def _error(self, row: str, what: str) -> None:
+        self._tally.add("error", f"partition {self._name}, row `{row}`", what)
+
+
+class SlotCheck:
+    """The slot rows of one partition; ``holds_now`` tells whether a run is still there."""
+
+    def __init__(
+        self, tally: VerifyTally, partition: int, holds_now: Callable[[Run], bool]
+    ) -> None:
+        self._tally = tally
+        self._slot_ms = tally.topic.slot_ms
+        self._catalog = tally.context.catalog
+        self._name = f"`{tally.topic.name}/{partition}`"
+        self._where = layout.topic_partition(tally.topic.incarnation, partition)
+        self._holds_now = holds_now
+        self._wanted: dict[str, tuple[Run, bool, bool]] = {}  # run, whether live, whether seen
+        self._dangling: list[Row] = []
+
+    def expect(self, run: Run, is_live: bool) -> None:
+        """A run has been met; one that is not live may have its rows, or not."""
+        for name in _names(run, self._slot_ms):
+            self._wanted[name] = (run, is_live, False)
+
+    def add(self, row: Row) -> None:
+        """A slot row has been met."""
+        is_journal = row.value.endswith(b"j")
+        name = row.row if is_journal else row.row[: row.row.rindex("/") + 1]
+        run, is_live, seen = self._wanted.get(name, (None, False, False))
+        if run is None:
+            self._dangling.append(row)
+        elif seen:
+            self._error(row.row, f"is the second one for the run at {run.base}")
+        else:
+            self._wanted[name] = (run, is_live, True)
+            if row.value != f"{run.end}{'j' if is_journal else ''}".encode():
+                self._error(row.row, f"says {row.value!r}, the run ends at {run.end}")
+
+    def finish(self, gaps: Sequence[tuple[int, int]]) -> None:
+        """All rows have been met; in gaps the runs are missing."""
+        for name, (run, is_live, seen) in self._wanted.items():
+            if is_live and not seen and not self._is_there(name, run) and self._holds_now(run):
+                self._error(name, f"is missing: the run at {run.base} needs it")
+        for row in self._dangling:
+            if self._is_dangling(row, gaps):
+                self._error(row.row, "names no run: nothing is found by it")
+
+    def _is_there(self, name: str, run: Run) -> bool:
+        """Whether a journal's slot row is there after all, as it may have come late."""
+        return run.journal is not None and self._catalog.get(self._where, name) is not None
+
+    def _is_dangling(self, row: Row, gaps: Sequence[tuple[int, int]]) -> bool:
+        """Whether no run has this slot, also none that came after the scan."""
+        try:
+            base = int(row.row.split("/")[3])
+        except (IndexError, ValueError):
+            return True
+        if any(first <= base < end for first, end in gaps):
+            return False  # its run is missing, which is told already
+        is_journal = row.value.endswith(b"j")
+        name = (layout.journal_row if is_journal else layout.run_row)(base)
+        found = self._catalog.get(self._where, name)
+        if found is not None:
+            try:
+                run = decode_row(found.value, Run, "")
+            except CorruptError:
+                return False  # the run's row is damaged, which is told already
+            if run.base != base or not 0 <= run.first_ms <= run.last_ms:
+                return False  # so is this
+            names = _names(run, self._slot_ms)
+            if row.row in names if is_journal else row.row.startswith(tuple(names)):
+                return False
+        return self._catalog.get(self._where, row.row) is not None
+
+    def _error(self, row: str, what: str) -> None:
+        self._tally.add("error", f"partition {self._name}, row `{row}`", what)
+
+
+def _names(run: Run, slot_ms: int) -> list[str]:
+    """The keys of a journal's slot rows; of a run, what they begin with."""
+    if run.journal is not None:
+        return list(journal_slots(run, slot_ms))
+    level, starts = slots_of(run.first_ms, run.last_ms, slot_ms)
+    return [layout.slot_row(level, start, run.base, "") for start in starts]

@@ -1,0 +1,221 @@
+"""Where notifications go: a webhook, or an SNS topic.
+
+A target makes one try and tells how it ended (see ``notify.Target``): ``InvalidError`` where
+repeating will not mend it, ``UnavailableError`` where it may. Who sends decides when to try again.
+Other packages may add a target by the entry point group ``tidelog.targets``; its callable takes an
+address and the environment. A target sends whatever struct it is given, as JSON: archives tell of
+their folders by the same targets.
+
+- ``https://host/path``: a POST of ``{"topic": …, "partition": …, "offset": …}``. Any 2xx is
+  success; 408, 425, 429 and 5xx may pass; redirects are not followed, and proxies not used.
+- ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials are
+  those of the environment, or whatever the SDK's own chain finds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.log.notify.notifier import NotifyTarget
+from tidelog.model.address import Address, nearest, parse_address
+
+__all__ = ["TARGET_SCHEMES", "SnsTarget", "WebhookTarget", "check_target", "open_target"]
+
+TARGET_SCHEMES = ("http", "https", "sns")
+
+_TIMEOUT_S = 5.0  # of a target; the claim on a partition lasts as long
+_CONNECT_TIMEOUT_S = 3.0  # a server in another region answers a connect well within this
+_PASSING_STATUS = {408, 425, 429}  # beside 5xx: the same request may succeed in a moment
+_ARN = re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}")
+
+
+def check_target(url: str) -> None:
+    """Refuse an address that names no target, without opening it. ``InvalidError``."""
+    address = _parse(url)
+    if address.scheme in ("http", "https"):
+        _check_webhook(address)
+    elif address.scheme == "sns":
+        _sns_region(address)
+    elif not entry_points(group="tidelog.targets", name=address.scheme):
+        raise _unknown_scheme(address)
+
+
+def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
+    """The target that a URL names; connects when it is first sent to. ``InvalidError``."""
+    address = _parse(url)
+    if address.scheme in ("http", "https"):
+        return WebhookTarget(address)
+    if address.scheme == "sns":
+        return SnsTarget(address, environ)
+    for entry in entry_points(group="tidelog.targets", name=address.scheme):
+        target: NotifyTarget = entry.load()(address, environ)
+        return target
+    raise _unknown_scheme(address)
+
+
+class WebhookTarget:
+    """An HTTP endpoint. Messages name its host alone, as a path may be a secret."""
+
+    def __init__(self, address: Address, timeout_s: float = _TIMEOUT_S) -> None:
+        _check_webhook(address)
+        self._url = address.text
+        self._name = f"webhook at `{address.scheme}://{urlsplit(address.text).netloc}`"
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+
+    def send(self, notification: msgspec.Struct) -> None:
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            self._url,
+            data=msgspec.json.encode(notification),
+            headers={"Content-Type": "application/json", "User-Agent": "tidelog"},
+            method="POST",
+        )
+        try:
+            with self._opener.open(request, timeout=self._timeout_s):
+                return
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise self._refusal(exc) from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise UnavailableError(f"{self._name}: no answer: {_line(exc)}: try again") from exc
+
+    def _refusal(self, answer: urllib.error.HTTPError) -> TidelogError:
+        said = f"{self._name}: answered {answer.code} {answer.reason}"
+        if answer.code in _PASSING_STATUS or answer.code >= 500:
+            return UnavailableError(f"{said}: try again", status=answer.code)
+        if 300 <= answer.code < 400:
+            return InvalidError(f"{said}: give the address it leads to", status=answer.code)
+        return InvalidError(f"{said}: fix the topic's target, or the server", status=answer.code)
+
+
+class SnsTarget:
+    """An SNS topic; the SDK is loaded, and its client made, when it is first sent to."""
+
+    def __init__(
+        self, address: Address, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        self._arn = address.path
+        self._region = _sns_region(address)
+        self._endpoint = address.options.get("endpoint")
+        self._timeout_s = timeout_s
+        keys: dict[str, Any] = {
+            "aws_access_key_id": environ.get("AWS_ACCESS_KEY_ID"),
+            "aws_secret_access_key": environ.get("AWS_SECRET_ACCESS_KEY"),
+            "aws_session_token": environ.get("AWS_SESSION_TOKEN"),
+        }
+        self._keys = keys if keys["aws_access_key_id"] else {}
+        self._client: Any = None
+        if importlib.util.find_spec("boto3") is None:
+            raise InvalidError("sns target is not installed: pip install 'tidelog[aws]'")
+
+    def send(self, notification: msgspec.Struct) -> None:
+        from botocore import exceptions as sdk  # noqa: PLC0415 - an extra, and slow to load
+
+        message = msgspec.json.encode(notification).decode()
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            self._client.publish(TopicArn=self._arn, Message=message)
+        except sdk.ClientError as exc:
+            raise self._refusal(exc, exc.response) from exc
+        except (sdk.HTTPClientError, sdk.EndpointConnectionError) as exc:
+            raise UnavailableError(
+                f"sns `{self._arn}`: no answer: {_line(exc)}: try again"
+            ) from exc
+        except (sdk.BotoCoreError, ValueError) as exc:
+            raise InvalidError(
+                f"sns `{self._arn}`: cannot be reached: {_line(exc)}: "
+                "fix the topic's target, or the AWS credentials"
+            ) from exc
+
+    def _connect(self) -> Any:
+        from botocore.config import Config  # noqa: PLC0415 - an extra, and slow to load
+
+        from tidelog.aws_session import aws_session  # noqa: PLC0415 - the same
+
+        config = Config(
+            connect_timeout=min(_CONNECT_TIMEOUT_S, self._timeout_s),
+            read_timeout=self._timeout_s,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+        )
+        session = aws_session(region_name=self._region, **self._keys)
+        return session.client("sns", endpoint_url=self._endpoint, config=config)
+
+    def _refusal(self, exc: Exception, response: Mapping[str, Any]) -> TidelogError:
+        code = str(response.get("Error", {}).get("Code", ""))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        said = f"sns `{self._arn}`: {_line(exc)}"
+        if status in _PASSING_STATUS or status >= 500 or "Throttl" in code:
+            return UnavailableError(f"{said}: try again", code=code)
+        return InvalidError(f"{said}: fix the topic's target, or the permission", code=code)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A POST is not sent on to wherever an answer points; the answer itself is the error."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _parse(url: str) -> Address:
+    """Take the address apart; an ARN has colons where a host has its port."""
+    if url.startswith("sns://"):
+        url = "sns:" + url.removeprefix("sns://")
+    return parse_address(url)
+
+
+def _check_webhook(address: Address) -> None:
+    if not address.host:
+        raise InvalidError(f"target `{address.text}`: names no host: give https://host/path")
+    if not address.text.isascii() or re.search(r"[\s\x00-\x1f\x7f]", address.text):
+        raise InvalidError(
+            f"target `{address.text}`: has characters that a URL cannot hold: quote them"
+        )
+
+
+def _sns_region(address: Address) -> str:
+    options = address.take_options(("endpoint",))
+    arn = _ARN.fullmatch(address.path)
+    if address.path.endswith(".fifo"):
+        raise InvalidError(
+            f"target `{address.text}`: is a FIFO topic, which would drop repeats: "
+            "give a standard topic"
+        )
+    if arn is None:
+        raise InvalidError(
+            f"target `{address.text}`: is no ARN of a topic: "
+            "give sns:arn:aws:sns:REGION:ACCOUNT:NAME"
+        )
+    endpoint = options.get("endpoint", "http://")
+    if "@" in endpoint or not endpoint.startswith(("http://", "https://")):
+        raise InvalidError(
+            f"target `sns:{address.path}`: its endpoint is not an http or https address: "
+            "give http://host:port or https://host:port, without user or password"
+        )
+    return arn[1]
+
+
+def _unknown_scheme(address: Address) -> InvalidError:
+    return InvalidError(
+        f"target `{address.text}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, TARGET_SCHEMES)}: give one of {', '.join(TARGET_SCHEMES)}"
+    )
+
+
+def _line(exc: BaseException) -> str:
+    return " ".join(str(exc).split()) or type(exc).__name__
+
+
+_webhook: type[NotifyTarget] = WebhookTarget
+_sns: type[NotifyTarget] = SnsTarget

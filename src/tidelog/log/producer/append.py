@@ -1,0 +1,541 @@
+"""Committing a segment to the partitions of a topic. No threads here; see ``producer``.
+
+Append, in five steps; what a crash after each leaves behind:
+
+1. collect events                                  → nothing
+2. encode one segment for all partitions touched   → nothing
+3. upload it, under a fresh id, in the topic's
+   current generation, with what the heads say     → a stray, kept for a week; never a hole
+4. for each partition one conditional write: the
+   ``head`` from n to n+k, which names the run,
+   the ``run``, its ``slot`` rows, and the
+   ``producer`` row                                → the events, where it was written
+5. acknowledge with positions                      → the same
+
+On a conflict the write is planned again from the rows that the conflict returned, without a read,
+and repeated at once. Only a second conflict in a row is followed by a wait, since rows are old
+after one. The segment stays the same, unless a sweep has raised the floor above its generation:
+then the segment is uploaded again.
+
+A segment that is stored more than once (uploaded again, or copied from where it was staged) may be
+committed by another process as well: a recovery appends the events of an object that no row names
+(``journal.recover``). So such a commit also creates the row of the producer by which a recovery
+would append them, and expects that there is none. Where there is one, the events are in the topic:
+the commit only notes their sequences.
+
+A segment that this process will no longer commit to a partition is listed there as unused, by
+the next commit or by a write of its own, so that a sweep need not keep it as a possible loss.
+
+A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
+with the batch, and the run that names its segment. Sequence and offset prove nothing, since another
+process under the same name may have stored its own events under the same sequence at the same
+offset. If neither the row nor the run shows the write, and the head or the row has changed, it can
+never land: it expects versions that never recur. Where reading back fails too, or the run was
+trimmed or compiled since, the outcome is unknown, and ``UnknownOutcomeError`` is raised.
+``UnavailableError`` always means that nothing of the commit was stored, a failed upload included.
+
+Every commit checks the epoch of the producer's row that it expects. A row with a newer epoch fences
+the appender, and it stays fenced for every partition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
+from tidelog.codec.segment import Piece, Segment
+from tidelog.context import Context
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FencedError,
+    InternalError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.maintenance.unused import list_apart, list_unused
+from tidelog.log.producer.append_plan import (
+    ALL_SEQUENCES,
+    AppendPlan,
+    Committer,
+    PartitionWrite,
+    Seen,
+    StoredSegment,
+    claim_copy,
+    plan_append,
+    recent_batches,
+    recovery_of,
+    sent_batch,
+)
+from tidelog.log.producer.staged import staged_origin
+from tidelog.log.topics import find_topic, head_of, read_head
+from tidelog.model import layout, limits
+from tidelog.model.partition_rows import (
+    AppenderView,
+    Head,
+    ProducerState,
+    Run,
+    decode_row,
+    encode_row,
+)
+from tidelog.model.producer_names import writer_name
+from tidelog.model.topic import Topic
+from tidelog.store.create import copy_fresh, put_fresh
+
+__all__ = ["Appender", "StoredSegment"]
+
+
+class Appender:
+    """One producer's commits to one topic. Calls for one partition must not overlap."""
+
+    needs_offsets = True  # whether callers use the offset that a commit returns
+
+    def __init__(
+        self, context: Context, topic: Topic, producer: str, epoch: int = 0, *, once: bool = False
+    ) -> None:
+        self._context = context
+        self._topic = topic
+        self._producer = producer
+        self.writer = writer_name(producer)  # as segments carry it
+        self._epoch = epoch
+        self._once = once  # one commit for each partition, whoever makes it
+        self._heads: dict[int, tuple[Head, str]] = {}
+        self._states: dict[int, tuple[ProducerState, str | None]] = {}
+        self._abandoned: dict[int, tuple[str, ...]] = {}  # segments that a partition never gets
+        self._noted: set[int] = set()  # rows put without the head: a late repeat may put them again
+        self._fenced_by = -1  # the newest epoch of another process that was seen
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was last seen."""
+        return self._topic
+
+    def open_named(self) -> dict[int, ProducerState]:
+        """Raise the epoch in every partition, which fences older processes; what they had sent."""
+        found = [self._read_state(p)[0].epoch for p in range(self._topic.partitions)]
+        self._epoch = max(found) + 1
+        partition = 0
+        while partition < self._topic.partitions:
+            taken = self._raise_epoch(partition)
+            if taken is None:
+                partition += 1
+            else:  # somebody opens it at the same time: go above them, everywhere
+                self._epoch, partition = taken + 1, 0
+        return {partition: state for partition, (state, _) in self._states.items()}
+
+    def last_sequence(self, partition: int) -> int:
+        """The highest sequence that this producer has stored in a partition; -1 for none."""
+        return self._state(partition)[0].last
+
+    def known(self, partitions: Sequence[int]) -> dict[int, AppenderView]:
+        """What we know of partitions that a segment is for, which it then carries.
+
+        Heads that we do not know yet are read, which commits then need not do.
+        """
+        found = {}
+        for partition in partitions:
+            at = self._heads.get(partition)  # a commit of another thread may forget it
+            if at is None:
+                at = read_head(self._context, self._topic, partition)
+                self._heads.setdefault(partition, at)  # a commit may know a newer one by now
+            head = at[0]
+            found[partition] = AppenderView(
+                0, 0, head.next, head.last_base, head.last_object, self.writer
+            )
+        return found
+
+    def upload(self, segment: Segment) -> StoredSegment:
+        """Step 3. ``UnavailableError`` when it fails in any way: nothing names the object."""
+        return self._upload(segment, self._context.ids.new(), "")
+
+    def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> StoredSegment:
+        """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``.
+
+        All copies of one staged segment have one id, in every process.
+        """
+        origin = staged_origin(staged)
+        key, generation = self._key(origin, len(pieces), self._context.ids.new())
+        copy_fresh(self._context.store, staged, key)
+        return StoredSegment(Segment(b"", pieces), key, generation, staged, is_copy=True)
+
+    def _upload(self, segment: Segment, segment_id: str, copy_id: str) -> StoredSegment:
+        key, generation = self._key(segment_id, len(segment.pieces), copy_id)
+        put_fresh(self._context.store, key, segment.data)
+        return StoredSegment(segment, key, generation)
+
+    def abandon(self, partition: int, stored: StoredSegment) -> None:
+        """Note that a partition never gets this segment: the next commit there lists it as unused.
+
+        Only after a commit that stored nothing, or none at all.
+        """
+        known = self._abandoned.get(partition, ())  # as many as one row can list
+        self._abandoned[partition] = (*known, stored.key)[: limits.STRAYS_AT_ONCE]
+
+    def list_abandoned(self) -> None:
+        """List as unused what no commit has listed so far.
+
+        Best effort: what is not listed, a sweep keeps for a week.
+        """
+        for partition, keys in list(self._abandoned.items()):
+            if list_apart(self._context, self._topic, partition, keys):
+                del self._abandoned[partition]
+
+    def commit(
+        self,
+        stored: StoredSegment,
+        piece: Piece,
+        sequences: Sequence[int] | None = None,
+        expected_offset: int | None = None,
+        *,
+        mark: bytes = b"",
+    ) -> tuple[int, StoredSegment]:
+        """Step 4 for one partition: the first offset, and the segment, if it had to move.
+
+        The producer's row keeps ``mark`` with the last of the sequences.
+
+        ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
+        process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
+        ``AlreadyExistsError`` when another process has stored these sequences meanwhile. Nothing
+        is stored then, nor with ``UnavailableError``. ``UnknownOutcomeError`` when a reply was lost
+        and reading back could not settle it.
+        """
+        if expected_offset is not None:
+            at = self._heads.get(piece.partition)
+            if at is not None and at[0].next != expected_offset:
+                self._heads.pop(piece.partition, None)  # others may have appended since
+        is_stale = True  # what we know of the partition, which others may have changed since
+        for delay_s in self._delays():
+            self._check_fence(piece.partition)
+            head, head_version = self._head(piece.partition)
+            last = self.last_sequence(piece.partition)
+            if sequences is not None and (sequences[0] <= last or (self._once and last >= 0)):
+                raise AlreadyExistsError(
+                    f"producer `{self._producer}` on `{self._topic.name}/{piece.partition}`: "
+                    f"sequence {sequences[0]} is stored already: go on after {last}"
+                )
+            self.check_head(piece.partition, head)
+            if expected_offset not in (None, head.next):
+                raise ConflictError(
+                    f"partition `{self._topic.name}/{piece.partition}`: append at offset "
+                    f"{expected_offset} conflicts, next is {head.next}: "
+                    f"read from {head.next} and retry",
+                    next=head.next,
+                )
+            if stored.generation < head.floor:
+                stored = self._upload_anew(stored, head.floor)
+            if stored.is_copy:
+                base = self._recovered_at(stored, piece, sequences, head_version, mark)
+                if base is not None:
+                    return base, stored
+            plan = self._plan(PartitionWrite(stored, piece, sequences, mark), head, head_version)
+            if self._write(piece.partition, plan):
+                self._abandoned.pop(piece.partition, None)
+                which = self._topic.incarnation
+                self._context.wakeups.committed(which, piece.partition, plan.head.next)
+                return plan.batch.base, stored
+            is_stale = self._wait_to_repeat(delay_s, is_stale)
+        raise UnavailableError(
+            f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
+        )
+
+    def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
+        """Wait after a conflict, or not; whether what the conflict returned is old by then.
+
+        What a conflict returns after a wait is used at once. To wait first would let a busy writer
+        change it again, each time, until all attempts are used up.
+        """
+        if not was_stale:
+            self._context.clock.sleep(delay_s)
+        return not was_stale
+
+    def check_head(self, partition: int, head: Head) -> None:
+        """Refuse to commit where a head says so. ``NotFoundError`` when the topic was deleted."""
+        if head.closed:
+            raise self._deleted()
+
+    def close(self) -> None:
+        """Remove the rows of an unnamed producer; best effort, as sweeps remove old ones too."""
+        for partition, (_, version) in self._states.items():
+            if version is not None and partition not in self._noted:
+                self._remove_state(partition, version)
+        self._states.clear()
+
+    def _plan(self, wanted: PartitionWrite, head: Head, head_version: str) -> AppendPlan:
+        partition = wanted.piece.partition
+        seen = Seen(head, head_version, *self._state(partition))
+        by = Committer(
+            self._producer,
+            self._epoch,
+            self._topic.slot_ms,
+            now_ms=self._context.clock.now_ms(),
+            write_id=self._context.ids.new(),
+        )
+        listed = list_unused(by.write_id, self._unused(partition))
+        claimed = self._claim(wanted.stored, partition, by.now_ms)
+        return plan_append(wanted, seen, by, [*listed, *claimed])
+
+    def _claim(self, stored: StoredSegment, partition: int, now_ms: int) -> list[Put]:
+        return claim_copy(stored, partition, now_ms)
+
+    def _unused(self, partition: int) -> Sequence[str]:
+        """The objects that the next commit to a partition lists as unused."""
+        return self._abandoned.get(partition, ())
+
+    def _recovered_at(
+        self,
+        stored: StoredSegment,
+        piece: Piece,
+        sequences: Sequence[int] | None,
+        head_version: str,
+        mark: bytes,
+    ) -> int | None:
+        """The first offset of a piece that a recovery has appended; None where none has.
+
+        Then the producer's row notes the sequences, so that a repeat finds them stored.
+        ``AlreadyExistsError`` where another copy is committed. ``UnknownOutcomeError`` where the
+        recovery left out events, so that offsets of the others are not known.
+        """
+        where = layout.topic_partition(self._topic.incarnation, piece.partition)
+        name = layout.producer_row(recovery_of(stored, piece.partition))
+        row = self._context.catalog.get(where, name)
+        if row is None:
+            return None
+        what = f"segment `{stored.key}` on `{self._topic.name}/{piece.partition}`"
+        found = decode_row(row.value, ProducerState, what)
+        if found.last == ALL_SEQUENCES:
+            raise AlreadyExistsError(f"{what}: another copy of it is committed: use that one")
+        base = next((each.base for each in found.recent), 0)
+        if self.needs_offsets and [each.count for each in found.recent] != [piece.count]:
+            raise self._unknown(piece.partition, "a recovery has appended a part of it")
+        ours: set[str] = set()
+        for delay_s in self._delays():
+            state, version = self._state(piece.partition)
+            if ours.intersection(each.write for each in state.recent):
+                return base
+            self._check_fence(piece.partition)
+            write_id, now_ms = self._context.ids.new(), self._context.clock.now_ms()
+            batch = sent_batch(base, piece.count, sequences, state.last + 1, write_id)
+            recent = recent_batches(state.recent, batch)
+            new = ProducerState(self._epoch, batch.sequences()[-1], recent, now_ms, mark=mark)
+            own = layout.producer_row(self._producer)
+            change = Put(own, encode_row(new), expect=version or ABSENT)
+            ours.add(write_id)
+            self._noted.add(piece.partition)
+            try:
+                guard = Check("head", head_version)
+                self._context.catalog.write(where, change, guard, write_id=write_id)
+            except (ConflictError, UnknownOutcomeError):
+                self._context.clock.sleep(delay_s)
+                self._forget(piece.partition)
+                head, head_version = self._head(piece.partition)
+                self.check_head(piece.partition, head)
+            else:
+                self._states[piece.partition] = (new, write_id)
+                return base
+        raise self._unknown(piece.partition, "a recovery has appended it")
+
+    def _write(self, partition: int, plan: AppendPlan) -> bool:
+        """Whether the plan became true; False when it never will, so that a new one is needed."""
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        lost = False  # once a reply was lost, any other answer may be to our own write
+        for delay_s in self._delays():
+            try:
+                self._context.catalog.write(where, *plan.changes, write_id=plan.write_id)
+            except ConflictError as exc:
+                if not lost:
+                    self._learn(partition, exc.rows)
+                    self._check_fence(partition)
+                    return False
+            except UnavailableError:
+                if not lost:
+                    raise
+            except UnknownOutcomeError:
+                lost = True
+            else:
+                self._heads[partition] = (plan.head, plan.write_id)
+                self._states[partition] = (plan.state, plan.write_id)
+                return True
+            landed = self._settled(partition, plan)
+            if landed is not None:
+                return landed
+            self._context.clock.sleep(delay_s)
+        raise self._unknown(partition, "replies keep getting lost")
+
+    def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
+        """Take over the head and the producer's row as a conflict returned them.
+
+        A row that it left out was as we know it. What a conflict says of neither is read again.
+        """
+        ours = layout.producer_row(self._producer)
+        if "head" not in rows and ours not in rows:
+            self._forget(partition)
+        if "head" in rows:
+            self._heads.pop(partition, None)  # without a row, reading it tells why
+            head = rows["head"]
+            if head is not None:
+                self._heads[partition] = head_of(self._topic, partition, head)
+        if ours in rows:
+            self._states[partition] = self._state_of(rows[ours])
+
+    def _settled(self, partition: int, plan: AppendPlan) -> bool | None:
+        """What :meth:`_landed` says; ``UnknownOutcomeError`` when it cannot be read."""
+        try:
+            return self._landed(partition, plan)
+        except (FencedError, NotFoundError, UnknownOutcomeError):
+            raise
+        except TidelogError as exc:
+            raise self._unknown(partition, str(exc)) from exc
+
+    def _landed(self, partition: int, plan: AppendPlan) -> bool | None:
+        """After a lost reply: it landed, it never will, or None where it may be sent again.
+
+        ``FencedError`` when it never will because a newer process has the name.
+        """
+        self._forget(partition)
+        head, head_version = self._head(partition)  # before the producer's row, on purpose
+        state, state_version = self._state(partition)
+        if state.has_write(plan.write_id):
+            return True
+        same_state = state_version == plan.state_version
+        if head_version == plan.head_version and same_state and not head.closed:
+            return None
+        # An unchanged row of ours proves that it did not land: it would have changed that row too.
+        unchanged = same_state and state_version is not None
+        if not unchanged and self._is_ours(partition, plan.run, head):
+            return True
+        self._check_fence(partition)
+        return False
+
+    def _is_ours(self, partition: int, run: Run, head: Head) -> bool:
+        """Whether a run names our segment, though the producer's row does not show the write.
+
+        The row may have been swept as old, or have had more batches since than it keeps.
+        """
+        if run.base < max(head.start, head.journaled):
+            how = "trimmed" if run.base < head.start else "compiled"
+            raise self._unknown(partition, f"what is at offset {run.base} was {how} since")
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        row = self._context.catalog.get(where, layout.run_row(run.base))
+        if row is None:
+            return False
+        found = decode_row(row.value, Run, f"a run of `{self._topic.name}/{partition}`")
+        return (found.object, found.byte_start) == (run.object, run.byte_start)
+
+    def _head(self, partition: int) -> tuple[Head, str]:
+        if partition not in self._heads:
+            self._heads[partition] = read_head(self._context, self._topic, partition)
+        return self._heads[partition]
+
+    def _state(self, partition: int) -> tuple[ProducerState, str | None]:
+        if partition not in self._states:
+            self._states[partition] = self._read_state(partition)
+        return self._states[partition]
+
+    def _read_state(self, partition: int) -> tuple[ProducerState, str | None]:
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        return self._state_of(self._context.catalog.get(where, layout.producer_row(self._producer)))
+
+    def _state_of(self, row: Row | None) -> tuple[ProducerState, str | None]:
+        if row is None:
+            return ProducerState(self._epoch), None
+        return decode_row(row.value, ProducerState, f"producer `{self._producer}`"), row.version
+
+    def _forget(self, partition: int) -> None:
+        self._heads.pop(partition, None)
+        self._states.pop(partition, None)
+
+    def _check_fence(self, partition: int) -> None:
+        """Raise ``FencedError`` when a newer process has the name, here or where we met it."""
+        state, _ = self._state(partition)
+        self._fenced_by = max(self._fenced_by, state.epoch)
+        if self._fenced_by > self._epoch:
+            raise FencedError(
+                f"producer `{self._producer}` on `{self._topic.name}/{partition}`: opened "
+                f"elsewhere (epoch {self._fenced_by}), ours was epoch {self._epoch}: "
+                "stop this process",
+                producer=self._producer,
+            )
+
+    def _raise_epoch(self, partition: int) -> int | None:
+        """Put our epoch into a partition; the epoch of another who is as high, or None if done."""
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        row = layout.producer_row(self._producer)
+        ours: set[str] = set()
+        for delay_s in self._delays():
+            self._forget(partition)
+            _, head_version = self._head(partition)
+            state, version = self._state(partition)
+            if version in ours:
+                return None
+            if version is not None and state.epoch >= self._epoch:
+                return state.epoch
+            now_ms = self._context.clock.now_ms()
+            mine = msgspec.structs.replace(state, epoch=self._epoch, seen_ms=now_ms, silent_ms=0)
+            change = Put(row, encode_row(mine), expect=version or ABSENT)
+            write_id = self._context.ids.new()
+            ours.add(write_id)
+            try:
+                # A new row also expects the head: ABSENT alone could come true again later.
+                guard = () if version else (Check("head", head_version),)
+                self._context.catalog.write(where, change, *guard, write_id=write_id)
+            except (ConflictError, UnknownOutcomeError):
+                self._context.clock.sleep(delay_s)
+            else:
+                self._states[partition] = (mine, write_id)
+                return None
+        raise UnavailableError(
+            f"producer `{self._producer}` on `{self._topic.name}/{partition}`: not opened, "
+            "others keep changing it: try again"
+        )
+
+    def _upload_anew(self, stored: StoredSegment, floor: int) -> StoredSegment:
+        """A sweep has passed this segment's generation: store it again under the present one."""
+        topic = find_topic(self._context, self._topic.name)
+        if topic.incarnation != self._topic.incarnation:
+            raise self._deleted()
+        if topic.generation < floor:
+            raise InternalError(
+                f"topic `{topic.name}`: a head has floor {floor}, the registry generation "
+                f"{topic.generation}"
+            )
+        self._topic = topic
+        if stored.staged is not None:
+            return self.adopt(stored.staged, stored.segment.pieces)
+        origin, _ = layout.segment_origin(stored.key)
+        again = self._upload(stored.segment, origin, self._context.ids.new())
+        return dataclasses.replace(again, is_copy=True)
+
+    def _key(self, segment_id: str, partitions: int, copy_id: str) -> tuple[str, int]:
+        generation = self._topic.generation  # read once: another thread may see a newer one
+        key = layout.segment(self._topic.incarnation, generation, segment_id, partitions, copy_id)
+        return key, generation
+
+    def _remove_state(self, partition: int, version: str) -> None:
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        change = Delete(layout.producer_row(self._producer), expect=version)
+        try:
+            self._context.catalog.write(where, change, write_id=self._context.ids.new())
+        except (ConflictError, UnknownOutcomeError, UnavailableError):
+            return  # the row is a few bytes, and a sweep removes it when it is old
+
+    def _unknown(self, partition: int, why: str) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"partition `{self._topic.name}/{partition}`: the reply to an append was lost, and "
+            f"reading back does not show whether it is stored ({why}): read the topic's end, "
+            "then decide"
+        )
+
+    def _deleted(self) -> NotFoundError:
+        return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
+
+    def _delays(self) -> Iterator[float]:
+        """Short waits first: a conflict means that somebody else got on. Drawn as they are used."""
+        return (
+            self._context.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
+            for attempt in range(limits.COMMIT_ATTEMPTS)
+        )

@@ -1,0 +1,161 @@
+"""Append a request's events once, however often and wherever it is repeated.
+
+Whoever repeats a request gives it the same key. The key names a producer, ``~once-<hash>``, which
+all processes share: it has no epoch, and its sequences begin at a number that the events give. Its
+rows are those of unnamed producers, which a sweep removes when they are a week old.
+
+1. read the producer's row in each partition that the events go to     → nothing
+2. upload one segment with those of the partitions that have none yet  → an orphan, swept later
+3. for each of these partitions one commit, which also makes the row   → the events of it, and how
+                                                                         a repeat finds them
+
+Of two who do this at once, one finds in step 3 that the row is there by now, and takes its offsets.
+A repeat after a crash within step 3 commits what is missing. Keyless events all go to the partition
+that the key gives, so that every repeat places each event alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from tidelog.codec.event_batch import check_events, table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.context import Context
+from tidelog.coordination.outcome import append_error
+from tidelog.errors import (
+    AlreadyExistsError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.flush import FlushPart
+from tidelog.log.topics import read_head
+from tidelog.model import layout, limits
+from tidelog.model.event import Event
+from tidelog.model.partition_rows import Head, ProducerState, decode_row
+from tidelog.model.positions import Positions
+from tidelog.model.producer_names import once_producer
+from tidelog.model.topic import Topic
+
+__all__ = ["append_once"]
+
+_EVENTS_BITS = 20  # of a sequence; above them stands what the events give
+_DIGEST_BYTES = 5
+_ADVICE = "repeat it with the same key, which stores only what is missing"
+_ADVICE_OTHER = "append the remainder with another key"
+
+
+def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
+    """Where the events stand, stored now or by an earlier call with the same key.
+
+    ``AlreadyExistsError`` when the key was used for other events, as far as these share a
+    partition, and nothing was stored by this call. ``PartialAppendError`` when any error leaves
+    some of the events stored: a repeat with the same key completes them, or, where the error is
+    that the key was used for other events meanwhile, an append with another key.
+    """
+    if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
+        raise InvalidError(
+            f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
+        )
+    table = table_of(events, context.clock.now_ms())
+    check_events(table, context.settings.event_bytes_max)
+    request = _Request(context, topic, key, _first_sequence(events))
+    places = partitions_for(table.column("key"), topic.partitions, request.keyless)
+    parts = [
+        FlushPart(partition, part, rows, (request.first + rows).tolist())
+        for partition, part, rows in split(table, places)
+    ]
+    offsets = np.full(len(events), -1, np.int64)
+    missing = []
+    for part in parts:
+        base = request.stored(part)
+        if base is None:
+            missing.append(part)
+        else:
+            offsets[part.rows] = np.arange(base, base + len(part.rows))
+    positions = Positions(topic.name, places, offsets)
+    done = 0
+    try:
+        for part, base in request.store(missing):
+            offsets[part.rows] = np.arange(base, base + len(part.rows))
+            done += 1
+    except TidelogError as exc:
+        unknown = missing[done].rows.tolist() if isinstance(exc, UnknownOutcomeError) else []
+        advice = _ADVICE_OTHER if isinstance(exc, AlreadyExistsError) else _ADVICE
+        raise append_error(positions, unknown, exc, advice)  # noqa: B904 - it has its cause
+    return positions
+
+
+class _Request:
+    """One attempt at a request: its producer, and what that has stored."""
+
+    def __init__(self, context: Context, topic: Topic, key: str, first: int) -> None:
+        digest = hashlib.sha256(key.encode()).digest()
+        self.first = first  # the sequence of the first event
+        self.keyless = int.from_bytes(digest, "big") % topic.partitions
+        self._context = context
+        self._topic = topic
+        self._producer = once_producer(digest.hex())
+        self._appender = Appender(context, topic, self._producer, once=True)
+
+    def stored(self, part: FlushPart) -> int | None:
+        """The first offset of a part that is stored; None for one that is not."""
+        where = layout.topic_partition(self._topic.incarnation, part.partition)
+        row = self._context.catalog.get(where, layout.producer_row(self._producer))
+        if row is None:
+            return None
+        state = decode_row(row.value, ProducerState, f"row `{row.row}`")
+        base = None if part.sequences is None else state.offset_of(part.sequences[0])
+        if base is None:
+            raise AlreadyExistsError(
+                f"append to `{self._topic.name}` with a key: the key was used for other events: "
+                "give each request a key of its own"
+            )
+        return base
+
+    def store(self, parts: Sequence[FlushPart]) -> Iterator[tuple[FlushPart, int]]:
+        """Steps 2 and 3: each part with its first offset, as soon as it is stored."""
+        if not parts:
+            return
+        known = self._appender.known([part.partition for part in parts])
+        segment = encode_segment([(part.partition, part.table) for part in parts], known)
+        stored = self._appender.upload(segment)
+        for part, piece in zip(parts, segment.pieces, strict=True):
+            try:
+                base, stored = self._appender.commit(stored, piece, part.sequences)
+            except AlreadyExistsError:  # another request with this key came first
+                self._appender.abandon(part.partition, stored)
+                base = self._stored_meanwhile(part)
+            yield part, base
+        self._appender.list_abandoned()
+
+    def _stored_meanwhile(self, part: FlushPart) -> int:
+        try:
+            found = self.stored(part)
+        except UnavailableError as exc:
+            raise UnknownOutcomeError(
+                f"append to `{self._topic.name}` with a key: another request has stored events "
+                f"under it, and where cannot be read ({exc}): repeat it with the same key"
+            ) from exc
+        if found is None:  # its row went with the topic, or with the time that keys are kept
+            self._appender.check_head(part.partition, self._head(part.partition))
+            raise UnknownOutcomeError(
+                f"append to `{self._topic.name}` with a key: another request has stored events "
+                "under it, and the key has expired since: read the topic before you repeat it"
+            )
+        return found
+
+    def _head(self, partition: int) -> Head:
+        return read_head(self._context, self._topic, partition)[0]
+
+
+def _first_sequence(events: Sequence[Event]) -> int:
+    digest = hashlib.sha256(msgspec.msgpack.encode(events)).digest()
+    return int.from_bytes(digest[:_DIGEST_BYTES], "big") << _EVENTS_BITS

@@ -1,0 +1,431 @@
+"""Producers: collect events into flushes.
+
+``send`` puts an event into the open flush, which is sealed when it is large or old enough and
+handed to the carrier; ``append`` makes flushes of many events at once. What is buffered and under
+way is bounded; a full buffer blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.codec.event_batch import batch_bytes, check_events, stored_batch, table_of
+from tidelog.codec.sizes import slices
+from tidelog.context import Context
+from tidelog.coordination.outcome import append_error
+from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, UnknownOutcomeError
+from tidelog.log.partitioner import partitions_for
+from tidelog.log.producer.append import Appender
+from tidelog.log.producer.append_plan import event_mark
+from tidelog.log.producer.buffer import Rest
+from tidelog.log.producer.flush import Flush, FlushPart, SendFuture
+from tidelog.log.producer.uploader import UPLOADS, Carrier
+from tidelog.model import limits
+from tidelog.model.event import Event, check_event, check_timestamp, headers_of
+from tidelog.model.partition_rows import ProducerState
+from tidelog.model.positions import Positions
+from tidelog.model.producer_names import check_producer_name, unnamed_producer
+from tidelog.model.topic import Topic, partition_for
+
+__all__ = ["Producer"]
+
+_OVERHEAD_BYTES = 100  # of an event in the buffer, beside its own bytes
+_EVENTS_LAST = limits.SEGMENT_EVENTS_MAX - 1
+_PLAIN_BYTES_MAX = _EVENTS_LAST * _OVERHEAD_BYTES  # cannot be more events than a segment may hold
+
+
+class Producer:
+    """Appends events to one topic. Safe to share between threads; close it, or use a ``with``."""
+
+    def __init__(self, context: Context, topic: Topic, name: str | None = None) -> None:
+        if name is not None:
+            check_producer_name(name)
+        self._context = context
+        self._topic = topic
+        self._named = name is not None
+        self._appender = Appender(context, topic, name or unnamed_producer(context.ids.new()))
+        self._before: dict[int, ProducerState] = {}
+        self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before, when asked for
+        self._sequence = -1  # the highest that was given out
+        self._sent: dict[int, int] = {}  # the highest for each partition, in this process
+        self._carrier = Carrier(context, topic, self._appender, self._named)
+        self._now_ms = context.clock.now_ms
+        self._event_bytes_max = context.settings.event_bytes_max
+        self._open = Flush(topic.name)
+        self._wake = threading.Event()
+        if self._named:
+            self._before = self._appender.open_named()
+            self._sequence = max(state.last for state in self._before.values())
+        self._timer = threading.Thread(target=self._seal_by_time, daemon=True)
+        self._timer.start()
+
+    @property
+    def topic(self) -> str:
+        return self._topic.name
+
+    @property
+    def incarnation(self) -> str:
+        """Which one of the topics of this name it appends to."""
+        return self._topic.incarnation
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence of a named producer so far, over restarts; -1 for none."""
+        return self._sequence
+
+    @property
+    def room(self) -> int:
+        """How many bytes can be sent now without waiting for earlier ones; a close guess."""
+        return self._context.settings.buffer_bytes - self._carrier.held_bytes - self._open.size
+
+    def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
+        """Whether an earlier process has stored this sequence under this producer's name."""
+        before = self._before.get(self._place(key, sequence)[0])
+        return before is not None and sequence <= before.last
+
+    def marks(self) -> dict[int, bytes]:
+        """The marks that earlier processes under this name stored, by their sequences.
+
+        Each partition has that of its last sequence.
+        """
+        return {state.last: state.mark for state in self._before.values() if state.last >= 0}
+
+    def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        id: str | None = None,
+        timestamp: Any = None,
+        type: str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] | None = (),
+        sequence: int | None = None,
+        mark: bytes | None = None,
+    ) -> SendFuture:
+        """Put one event into the buffer; the future tells its position once it is durable.
+
+        A named producer may give each event a ``sequence``, which must grow: one that an earlier
+        process has stored is not stored again, and gets its first position. The last sequence of
+        each partition is stored with a ``mark``: a digest of the event's value, key, id and type,
+        unless you give one. ``AlreadyExistsError`` if it comes again with another mark.
+        """
+        if (  # the common case: all that it needs is that the open flush has room
+            value.__class__ is bytes
+            and key is None
+            and timestamp is None
+            and headers == ()
+            and id is None
+            and type is None
+            and sequence is None
+            and mark is None
+        ):
+            with self._carrier.lock:
+                flush = self._open
+                own = len(value)
+                size = flush.size + own + _OVERHEAD_BYTES
+                if size < flush.limit and own <= self._event_bytes_max:
+                    flush.size = size
+                    flush.pending.times.append(self._now_ms())
+                    values = flush.pending.values
+                    values.append(value)
+                    return SendFuture(flush, len(values) - 1)
+        event = Event(value, key, id, timestamp, type, headers_of(headers))
+        size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
+        time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
+        if mark is not None:
+            self._check_given(mark)
+        with self._carrier.lock:
+            if sequence is not None:
+                partition, number = self._place(key, sequence)
+                known = self._repeated(partition, number)
+                if known is not None:
+                    self._check_mark(event, partition, number, mark)
+                    return known
+            self._make_room(size)  # which waits without the lock: numbers are given after it
+            partition, number = self._place(key, sequence)
+            rest = Rest(id, key, type, event.headers, partition, number, mark)
+            return self._enter(value, time_ms, rest, size)
+
+    def append(
+        self,
+        events: Iterable[Event] | pa.Table | pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        expected_offset: int | None = None,
+    ) -> Positions:
+        """Store many events; durable on return. Events of one call may land in several commits.
+
+        ``PartialAppendError`` says which are stored, which are not, and of which that is unknown,
+        when some are stored. With
+        ``expected_offset`` they go to one partition in one commit, and only if its next offset is
+        that one: ``ConflictError`` otherwise.
+        """
+        self._carrier.guard.check()
+        if self._named:
+            raise InvalidError("append: a named producer counts its events: use send")
+        return self._append(self.checked(events), partition, expected_offset)
+
+    def checked(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
+        """Returns events in stored columns. ``InvalidError`` unless all of them can be stored."""
+        table = self._table_of(events)
+        check_events(table, self._event_bytes_max)
+        return table
+
+    def append_own(self, events: Iterable[Event]) -> Positions:
+        """Store events of this home to which Tidelog has added something, as a dead letter has.
+
+        They were checked when they came in: so neither what was added, nor a lower
+        ``event_bytes_max`` since, makes them illegal.
+        """
+        self._carrier.guard.check()
+        table = self._table_of(events)
+        check_events(table, limits.EVENT_BYTES_CEILING, own=True)
+        return self._append(table, None, None)
+
+    def _append(
+        self, table: pa.Table, partition: int | None, expected_offset: int | None
+    ) -> Positions:
+        if partition is not None:
+            self._topic.check_partition(partition)
+        if expected_offset is not None and partition is None:
+            raise InvalidError("append: expected_offset needs a partition: give both")
+        flushes: list[Flush] = []
+        stopped: TidelogError | None = None
+        for part in self._slices(table, whole=expected_offset is not None):
+            flush = self._flush_of(part, partition)
+            flush.expected_offset = expected_offset
+            flushes.append(flush)
+            try:
+                if stopped is None:
+                    self._submit(flush)
+            except TidelogError as exc:
+                stopped = exc
+            if stopped is not None:
+                flush.finish(stopped)
+        return self._wait_for(flushes)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was sent is durable; raises the first failure.
+
+        Threads may share the producer: each of them gets each failure once, since its own events
+        may be among those that failed. Failures that the futures of all failed events have raised
+        are not raised again.
+        """
+        with self._carrier.state:
+            self._seal()
+            waiting = list(self._carrier.under_way.values())
+        now_s = self._context.clock.monotonic_s
+        end_s = None if timeout_s is None else now_s() + timeout_s
+        for flush in waiting:
+            if not flush.settled(None if end_s is None else max(0.0, end_s - now_s())):
+                raise UnknownOutcomeError(
+                    f"flush of `{self._topic.name}`: not durable after {timeout_s} s, and still "
+                    "under way: wait longer"
+                )
+        self._carrier.raise_unreported()
+
+    def close(self) -> None:
+        """Flush, and release threads; raises what :meth:`flush` would."""
+        with self._carrier.state:
+            if self._carrier.closed:
+                return
+            self._seal()
+            self._carrier.closed = True
+        self._wake.set()
+        self._carrier.close()
+        if not self._named:
+            self._appender.close()
+        self._carrier.raise_unreported()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._carrier.guard.is_foreign:  # a forked child that ends leaves it to the parent
+            self.close()
+
+    # Into the buffer.
+
+    def _place(self, key: bytes | None, sequence: int | None) -> tuple[int, int]:
+        """The partition and the sequence of an event; -1 for "as the flush says" and "none"."""
+        partitions = self._topic.partitions
+        if not self._named:
+            if sequence is not None:
+                raise InvalidError("send: only a named producer takes a sequence: give it a name")
+            return (-1 if key is None else partition_for(key, partitions)), -1
+        if sequence is None:
+            sequence = self._sequence + 1
+        elif sequence < 0:
+            raise InvalidError(f"send: sequence is {sequence}: give 0 or more")
+        return (sequence % partitions if key is None else partition_for(key, partitions)), sequence
+
+    def _repeated(self, partition: int, sequence: int) -> SendFuture | None:
+        """The answer for a sequence that an earlier process stored, or None for a new one."""
+        before = self._before.get(partition)
+        if before is None or sequence > before.last:
+            return None
+        if partition not in self._offsets:
+            self._offsets[partition] = before.offsets()
+        offset = self._offsets[partition].get(sequence)
+        flush = Flush(self._topic.name)
+        if offset is None:
+            flush.finish(
+                AlreadyExistsError(
+                    f"producer: sequence {sequence} was stored before in "
+                    f"`{self._topic.name}/{partition}`, so long ago that its offset is not kept: "
+                    f"go on after {before.last}"
+                )
+            )
+        else:
+            flush.places = np.array([partition], np.int32)
+            part = FlushPart(partition, None, np.zeros(1, np.int64), None)
+            flush.stored(part, offset)
+            flush.finish()
+        return SendFuture(flush, 0)
+
+    def _check_given(self, mark: bytes) -> None:
+        if not self._named:
+            raise InvalidError("send: only a named producer takes a mark: give it a name")
+        if not isinstance(mark, bytes) or not 1 <= len(mark) <= limits.PRODUCER_MARK_BYTES:
+            raise InvalidError(f"send: mark: give 1 to {limits.PRODUCER_MARK_BYTES} bytes")
+
+    def _check_mark(self, event: Event, partition: int, sequence: int, mark: bytes | None) -> None:
+        """Refuse to take another event for the one that was stored under its sequence."""
+        before = self._before[partition]
+        if sequence != before.last or not before.mark:
+            return
+        if mark is None:
+            mark = event_mark(event.value, event.key, event.id, event.type)
+        if mark != before.mark:
+            raise AlreadyExistsError(
+                f"producer: sequence {sequence} was stored before in "
+                f"`{self._topic.name}/{partition}` with another event: open a producer under "
+                "another name, or send the same events as before"
+            )
+
+    def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
+        """With the lock held since there is room for it: put one event into the open flush."""
+        if self._named:
+            self._check_sequence(rest)
+        flush = self._open
+        index = len(flush.pending)
+        flush.pending.add(value, time_ms, rest)
+        flush.size += size
+        if flush.size >= self._context.settings.segment_bytes or index >= _EVENTS_LAST:
+            self._seal()
+        elif index == 0:
+            self._wake.set()
+        if not self._named:
+            room = self._context.settings.buffer_bytes - self._carrier.held_bytes
+            flush.limit = min(self._context.settings.segment_bytes, _PLAIN_BYTES_MAX, room)
+        return SendFuture(flush, index)
+
+    def _check_sequence(self, rest: Rest) -> None:
+        partition, sequence = rest.partition, rest.sequence
+        if sequence <= self._sent.get(partition, -1):
+            raise InvalidError(
+                f"send: sequence {sequence} comes after {self._sent[partition]}: "
+                "sequences of a producer must grow"
+            )
+        self._sent[partition] = sequence
+        self._sequence = max(self._sequence, sequence)
+
+    def _make_room(self, size: int) -> None:
+        """With the lock held: until the buffer can hold this much more."""
+        self._carrier.wait_for_room(0)
+        while (
+            self._carrier.held_bytes + self._open.size + size > self._context.settings.buffer_bytes
+        ):
+            self._seal()
+            self._carrier.wait_for_room(size)
+            if self._carrier.held_bytes + self._open.size == 0:
+                return  # alone it may be as large as it is
+
+    def _seal(self) -> None:
+        """With the lock held: send the open flush on its way."""
+        if self._open.pending:
+            flush, self._open = self._open, Flush(self._topic.name)
+            self._carrier.start(flush)
+
+    def _seal_by_time(self) -> None:
+        """The timer's thread: seal what has lingered, unless all uploads are busy anyway."""
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._carrier.closed:
+                return
+            flush = self._open
+            self._context.clock.sleep(self._context.settings.linger_ms / 1000)
+            with self._carrier.state:
+                self._carrier.state.wait_for(
+                    lambda flush=flush: (  # type: ignore[misc]
+                        self._carrier.closed
+                        or self._open is not flush
+                        or len(self._carrier.under_way) < UPLOADS
+                    )
+                )
+                if self._open is flush and not self._carrier.closed:
+                    self._seal()
+
+    # Tables.
+
+    def _table_of(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
+        now_ms = self._context.clock.now_ms()
+        if isinstance(events, pa.Table | pa.RecordBatch):
+            return stored_batch(events, now_ms)
+        if not isinstance(events, Iterable):
+            kind = type(events).__name__
+            raise InvalidError(f"append: got {kind}: give a list of events or an Arrow table")
+        return table_of(list(events), now_ms)
+
+    def _slices(self, table: pa.Table, whole: bool) -> list[pa.Table]:
+        if table.num_rows == 0:
+            return []
+        if whole:
+            if table.num_rows > limits.SEGMENT_EVENTS_MAX:
+                raise InvalidError(
+                    f"append: {table.num_rows} events at an expected offset: "
+                    f"at most {limits.SEGMENT_EVENTS_MAX} fit in one commit"
+                )
+            return [table]
+        return list(slices(table, self._context.settings.segment_bytes, limits.SEGMENT_EVENTS_MAX))
+
+    def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
+        if partition is None:
+            keys = table.column("key")
+            keyless = self._carrier.keyless.next(keys.null_count) if keys.null_count else 0
+            places = partitions_for(keys, self._topic.partitions, keyless)
+        else:
+            places = np.full(table.num_rows, partition, np.int32)
+        return Flush.of_table(self._topic.name, table, places, batch_bytes(table))
+
+    def _submit(self, flush: Flush) -> None:
+        with self._carrier.state:
+            self._seal()  # what was sent before goes before
+            self._make_room(flush.size)
+            self._seal()  # what came in meanwhile counts on the room that this one takes now
+            self._carrier.start(flush)
+
+    def _wait_for(self, flushes: list[Flush]) -> Positions:
+        error: BaseException | None = None
+        unknown: BaseException | None = None
+        for flush in flushes:
+            flush.settled(None)
+            error = error or flush.error
+            unknown = unknown or flush.unknown_error()
+        positions = Positions.joined(self._topic.name, [f.positions() for f in flushes])
+        if error is None:
+            return positions
+        unknown_rows = np.flatnonzero(np.concatenate([f.unknown_rows() for f in flushes]))
+        raise append_error(positions, unknown_rows.tolist(), unknown or error)

@@ -1,0 +1,210 @@
+"""Carry flushes to the log, side by side and in order.
+
+A flush is encoded and uploaded by a pool of threads and committed in the order in which it was
+started: each waits for its turn. What is under way is bounded in bytes. A flush that fails also
+fails those behind it, so that order within a partition holds; a named producer's carrier then stays
+failed, as later sequences must not overtake lost ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from concurrent.futures import wait
+
+from tidelog.codec.segment import Piece, encode_segment
+from tidelog.context import Context
+from tidelog.errors import (
+    ConflictError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.partitioner import KeylessTurns
+from tidelog.log.producer.append import Appender, StoredSegment
+from tidelog.log.producer.flush import Flush, FlushFailures, FlushPart
+from tidelog.model.topic import Topic
+from tidelog.pool import Pool
+from tidelog.process import ProcessGuard, RefusingLock
+
+__all__ = ["UPLOADS", "Carrier"]
+
+UPLOADS = 4  # flushes under way at once
+_FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
+
+
+class Carrier:
+    """The way of one producer's flushes. Its lock is that of the producer's buffer too."""
+
+    def __init__(self, context: Context, topic: Topic, appender: Appender, named: bool) -> None:
+        self._context = context
+        self._topic = topic
+        self._appender = appender
+        self._named = named
+        self.lock = threading.RLock()
+        self.state = threading.Condition(self.lock)
+        self.guard = ProcessGuard(f"producer of `{topic.name}`", self._leave_to_parent)
+        self.closed = False
+        self.under_way: dict[int, Flush] = {}
+        self.held_bytes = 0  # under way
+        self.keyless = KeylessTurns(topic.partitions, context.random.randrange(topic.partitions))
+        self._numbers = itertools.count()
+        self._turn = 0
+        self._failed_until = 0  # flushes numbered below this fail with their forerunner
+        self._cause: BaseException | None = None
+        self._failures = FlushFailures()
+        self._pool = Pool(UPLOADS, "tidelog-upload")
+        self._committers: Pool | None = None
+
+    def start(self, flush: Flush) -> None:
+        """With the lock held: send a flush on its way."""
+        self.held_bytes += flush.size
+        flush.number = next(self._numbers)
+        self.under_way[flush.number] = flush
+        self._pool.submit(self._run, flush)
+
+    def wait_for_room(self, size: int) -> None:
+        """With the lock held: until there is room for more. ``UnavailableError``."""
+
+        def usable() -> bool:
+            room = self._context.settings.buffer_bytes - self.held_bytes
+            return self.closed or size <= room or self.held_bytes == 0
+
+        if not usable() and not self.state.wait_for(usable, _FULL_TIMEOUT_S):
+            raise UnavailableError(
+                f"producer of `{self._topic.name}`: its buffer of "
+                f"{self._context.settings.buffer_bytes} bytes stayed full for {_FULL_TIMEOUT_S} s: "
+                "the store or catalog is too slow, try again"
+            )
+        if self.closed:
+            raise InvalidError(f"producer of `{self._topic.name}`: is closed: open another")
+        if self._named and self._cause is not None:
+            raise self._behind(self._cause)
+
+    def close(self) -> None:
+        """End the threads, after all that is under way."""
+        self._pool.shutdown(wait=True)
+        if self._committers is not None:
+            self._committers.shutdown(wait=True)
+        with contextlib.suppress(TidelogError):  # a sweep keeps what is not listed for a week
+            self._appender.list_abandoned()
+
+    def raise_unreported(self) -> None:
+        """Raise the first failure of which the calling thread may not know (``failures``)."""
+        with self.state:
+            error = self._failures.due()
+        if error is not None:
+            raise error
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: what is buffered and under way is the parent's to write."""
+        refusing = RefusingLock(self.guard)
+        self.lock = self.state = refusing  # type: ignore[assignment]
+
+    def _run(self, flush: Flush) -> None:
+        """One flush, in a thread of the pool."""
+        with self._context.spans.span(
+            "tidelog.append", flush.links, topic=self._topic.name, events=len(flush)
+        ):
+            self._carry(flush)
+
+    def _carry(self, flush: Flush) -> None:
+        """Prepare, wait for its turn, commit."""
+        spans = self._context.spans
+        error: BaseException | None = None
+        parts: list[FlushPart] = []
+        stored: StoredSegment | None = None
+        try:
+            parts = flush.parts(self.keyless.next, self._named)
+            known = self._appender.known([part.partition for part in parts])
+            segment = encode_segment([(part.partition, part.table) for part in parts], known)
+            with spans.span("tidelog.upload", bytes=len(segment.data)):
+                stored = self._appender.upload(segment)
+        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+            error = exc
+        with self.state:
+            self.state.wait_for(lambda: self._turn == flush.number)
+            behind = self._cause if self._is_behind(flush) else None
+        try:
+            if error is None and behind is None and stored is not None:
+                with spans.span("tidelog.commit", partitions=len(parts)):
+                    self._commit(flush, parts, stored)
+        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+            error = exc
+        if stored is not None and (error is not None or behind is not None):
+            self._abandon(flush, parts, stored)
+        self._finish(flush, error, behind)
+
+    def _abandon(self, flush: Flush, parts: list[FlushPart], stored: StoredSegment) -> None:
+        """Note which parts of a failed flush will never be committed, so that they get listed."""
+        placed = flush.positions().offsets
+        unknown = flush.unknown_rows()
+        for part in parts:
+            if (placed[part.rows] < 0).all() and not unknown[part.rows].any():
+                self._appender.abandon(part.partition, stored)
+
+    def _commit(self, flush: Flush, parts: list[FlushPart], stored: StoredSegment) -> None:
+        def commit(part: FlushPart, piece: Piece, stored: StoredSegment) -> StoredSegment:
+            expected = flush.expected_offset
+            try:
+                base, moved = self._appender.commit(
+                    stored, piece, part.sequences, expected, mark=part.mark
+                )
+            except BaseException as exc:
+                known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
+                if not known:  # an error of another kind may have cut in anywhere
+                    flush.unknown(part, exc)
+                raise
+            flush.stored(part, base)
+            return moved
+
+        pairs = list(zip(parts, stored.segment.pieces, strict=True))
+        if len(pairs) == 1 or self._context.commits_at_once == 1:
+            for part, piece in pairs:
+                stored = commit(part, piece, stored)
+            return
+        if self._committers is None:
+            self._committers = Pool(self._context.commits_at_once, "tidelog-commit")
+        # All parts end before the flush does: the next one must not overtake a part of this.
+        commits = [self._committers.submit(commit, *pair, stored) for pair in pairs]
+        wait(commits)
+        failures = [exc for done in commits if (exc := done.exception()) is not None]
+        if failures:
+            raise flush.unknown_error() or failures[0]
+
+    def _finish(
+        self, flush: Flush, error: BaseException | None, behind: BaseException | None
+    ) -> None:
+        """Let those who wait go on. Only a failure of its own takes those behind it along."""
+        with self.state:
+            self._turn += 1
+            self.held_bytes -= flush.size
+            del self.under_way[flush.number]
+            refused = flush.expected_offset is not None and isinstance(error, ConflictError)
+            if behind is not None:
+                error = self._behind(behind)
+            elif error is not None and not refused:
+                self._cause = error
+                last = max(flush.number, *self.under_way, -1)
+                self._failed_until = max(self._failed_until, last + 1)
+            self._keep_failure(flush, error)
+            flush.finish(error)
+            self.state.notify_all()
+
+    def _keep_failure(self, flush: Flush, error: BaseException | None) -> None:
+        """Before those who wait go on. A failed ``append`` raises its error itself."""
+        if error is not None and flush.pending:
+            self._failures.add(flush.failed(error))
+
+    def _is_behind(self, flush: Flush) -> bool:
+        return self._cause is not None and (self._named or flush.number < self._failed_until)
+
+    def _behind(self, cause: BaseException) -> UnavailableError:
+        error = UnavailableError(
+            f"producer of `{self._topic.name}`: an earlier flush failed ({cause}): "
+            + ("open the producer again" if self._named else "send these events again")
+        )
+        error.__cause__ = cause
+        return error

@@ -1,0 +1,287 @@
+"""Amendments that are not compiled in yet, and what they do to the events that a reader gets.
+
+A reader reads the head, then the amendments of its range, and only then the rows of runs and
+journals. So whatever is compiled or removed meanwhile, it never sees an older state: an amendment's
+row goes only when a journal that has it is there.
+
+Rows of a partition on their way to a reader: events, and the offsets that they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.context import Context
+from tidelog.model import layout
+from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
+from tidelog.model.topic import Topic
+from tidelog.store.base import Store
+from tidelog.store.prefetch import fetched_ahead
+
+__all__ = [
+    "NO_AMENDMENTS",
+    "Amendments",
+    "EventRows",
+    "Offsets",
+    "all_pending",
+    "apply",
+    "are_pending",
+    "joined",
+    "pending",
+]
+
+_ROWS_MAX = 20_000  # of amendments that are held at once
+_BYTES_MAX = 16 << 20  # of their values
+_FEW = 64  # one new value in so many is put between slices; more of them go by a mask
+_NEW_BYTES_MAX = 64 << 20  # of new values in one batch; more of them are given out in several
+
+
+@dataclass(frozen=True, eq=False)
+class Amendments:
+    """Those of a stretch of offsets, by offset. Pickles."""
+
+    offsets: Offsets
+    rows: tuple[Amendment, ...]
+    end: int | None = None  # all below this offset are known; None: all
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, offset: int) -> Amendment | None:
+        """What became of an event, if anything."""
+        at = int(np.searchsorted(self.offsets, offset))
+        return self.rows[at] if at < len(self) and self.offsets[at] == offset else None
+
+    def between(self, start: int, end: int) -> Amendments:
+        """Those of ``[start, end)``."""
+        first, last = np.searchsorted(self.offsets, (start, end)).tolist()
+        if last - first == len(self):
+            return self
+        return Amendments(self.offsets[first:last], self.rows[first:last], self.end)
+
+    def of_run(self, run: Run) -> Amendments:
+        """Those that are not in a run yet."""
+        found = self.between(run.base, run.end) if len(self) else self
+        if run.journal is None or not len(found):
+            return found
+        applied = run.journal.applied
+        new = [index for index, row in enumerate(found.rows) if row.sequence > applied]
+        if len(new) == len(found):
+            return found
+        return Amendments(found.offsets[new], tuple(found.rows[index] for index in new), found.end)
+
+
+NO_AMENDMENTS = Amendments(np.empty(0, np.int64), ())
+
+
+def are_pending(head: Head, start: int, end: int | None = None) -> bool:
+    """Whether ``[start, end)`` may have amendments, by a partition's head."""
+    if head.amended is None or head.amended[1] < start:
+        return False
+    return end is None or head.amended[0] < end
+
+
+def pending(
+    context: Context, topic: Topic, partition: int, head: Head, start: int, end: int | None = None
+) -> Amendments:
+    """The amendments of ``[start, end)``, or as many of the first as are read at once.
+
+    No row is read where the head, which was read before, says that there are none.
+    """
+    if head.amended is None or not are_pending(head, start, end):
+        return NO_AMENDMENTS
+    first = max(start, head.amended[0])
+    last = head.amended[1] + 1 if end is None else min(end, head.amended[1] + 1)
+    where = layout.topic_partition(topic.incarnation, partition)
+    offsets: list[int] = []
+    found: list[Amendment] = []
+    size = 0
+    for row in context.catalog.scan(where, layout.amend_row(first), layout.amend_row(last)):
+        if len(found) >= _ROWS_MAX or size >= _BYTES_MAX:
+            return Amendments(np.array(offsets, np.int64), tuple(found), offsets[-1] + 1)
+        what = f"row `{row.row}` of `{topic.name}/{partition}`"
+        found.append(decode_row(row.value, Amendment, what))
+        offsets.append(layout.amend_offset(row.row))
+        size += len(row.value)
+    return Amendments(np.array(offsets, np.int64), tuple(found)) if found else NO_AMENDMENTS
+
+
+def all_pending(
+    context: Context, topic: Topic, partition: int, head: Head, start: int, end: int
+) -> Amendments:
+    """The amendments of ``[start, end)``, however many they are."""
+    found = [pending(context, topic, partition, head, start, end)]
+    while (known := found[-1].end) is not None and known < end:
+        found.append(pending(context, topic, partition, head, known, end))
+    return joined(found)
+
+
+def joined(parts: Sequence[Amendments]) -> Amendments:
+    """Several that follow one another."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = tuple(row for part in parts for row in part.rows)
+    return Amendments(np.concatenate([part.offsets for part in parts]), rows, parts[-1].end)
+
+
+def apply(rows: EventRows, amendments: Amendments, store: Store) -> Iterator[EventRows]:
+    """The rows as amendments leave them; in several parts where new values are large.
+
+    ``amendments`` are those that are not in the run that the rows come from (``of_run``).
+    ``NotFoundError`` when a value is gone from the store: then it was replaced by a newer one, or
+    compiled in, and the catalog is to be read again.
+    """
+    found = amendments.between(rows.base, rows.end) if len(amendments) else amendments
+    if not len(found):
+        yield rows
+        return
+    numbers, is_here = rows.find(found.offsets)
+    deleted: list[int] = []
+    updated: list[tuple[int, Amendment]] = []
+    for number, here, row in zip(numbers.tolist(), is_here.tolist(), found.rows, strict=True):
+        if not here:
+            continue
+        if row.kind == "delete":
+            deleted.append(number)
+        else:
+            updated.append((number, row))
+    if "value" not in rows.batch.schema.names:
+        updated = []
+    keep = np.ones(rows.batch.num_rows, np.bool_)
+    keep[deleted] = False
+    for first, last, numbers_here, values in _portions(updated, rows.batch.num_rows, store):
+        part = rows.numbered(first, last)
+        if numbers_here:
+            part = replace(part, batch=_replaced(part.batch, numbers_here, values))
+        yield part.only(keep[first:last]) if deleted else part
+
+
+def _portions(
+    updated: Sequence[tuple[int, Amendment]], count: int, store: Store
+) -> Iterator[tuple[int, int, list[int], list[bytes | None]]]:
+    """From which event to which, which of these get a new value, and which one."""
+    first = size = 0
+    numbers: list[int] = []
+    values: list[bytes | None] = []
+    keys = [row.object for _, row in updated if row.object is not None]
+    fetched = fetched_ahead(keys, store.get)
+    for number, row in updated:
+        value = row.value if row.object is None else next(fetched)[1]
+        numbers.append(number - first)
+        values.append(value)
+        size += len(value or b"")
+        if size >= _NEW_BYTES_MAX:
+            yield first, number + 1, numbers, values
+            first, size, numbers, values = number + 1, 0, [], []
+    yield first, count, numbers, values
+
+
+def _replaced(
+    batch: pa.RecordBatch, numbers: list[int], values: list[bytes | None]
+) -> pa.RecordBatch:
+    index = batch.schema.get_field_index("value")
+    old, new = batch.column(index), pa.array(values, pa.binary())
+    if len(numbers) * _FEW < len(old):
+        column = pa.concat_arrays(list(_spliced(old, new, numbers)))
+    else:
+        mask = np.zeros(len(old), np.bool_)
+        mask[numbers] = True
+        column = pc.replace_with_mask(old, pa.array(mask), new)
+    return batch.set_column(index, batch.schema.field(index), column)
+
+
+def _spliced(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
+    """The old values, and the new ones at their places, as slices."""
+    at = 0
+    for index, number in enumerate(numbers):
+        yield old.slice(at, number - at)
+        yield new.slice(index, 1)
+        at = number + 1
+    yield old.slice(at)
+
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventRows:
+    """All events of the offsets ``[base, end)``, in order; fewer than offsets where some are gone.
+
+    There may be none at all: then a reader only goes on from ``end``.
+    """
+
+    base: int
+    end: int
+    batch: pa.RecordBatch  # in stored columns, or some of them
+    places: Offsets | None = None  # None: the events stand at ``base`` and what follows, each
+
+    @property
+    def offsets(self) -> Offsets:
+        """The offset of each event."""
+        if self.places is not None:
+            return self.places
+        return np.arange(self.base, self.base + self.batch.num_rows, dtype=np.int64)
+
+    def slice(self, start: int, end: int) -> EventRows:
+        """What stands in ``[start, end)``, as far as it is here."""
+        if start <= self.base and self.end <= end:
+            return self
+        start = min(max(start, self.base), self.end)
+        end = max(start, min(end, self.end))
+        first, last = self._index(start), self._index(end)
+        return self._part(start, end, first, last - first)
+
+    def numbered(self, first: int, last: int) -> EventRows:
+        """From one event to before another, counted from 0, with what is gone around them."""
+        start = self.base if first == 0 else self._offset(first - 1) + 1
+        end = self.end if last >= self.batch.num_rows else self._offset(last - 1) + 1
+        return self._part(start, end, first, last - first)
+
+    def take(self, count: int, start: int | None = None) -> EventRows:
+        """So many of the first events from ``start`` on, one at least; all if there are no more."""
+        start = self.base if start is None else start
+        first, rows = self._index(start), int(self.batch.num_rows)
+        last = min(first + count, rows)
+        end = self.end if last == rows else self._offset(last - 1) + 1
+        return self._part(start, end, first, last - first)
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> EventRows:
+        """Those events that are to be kept; it stands for the same offsets."""
+        mask, places = pa.array(keep), self.offsets[keep]
+        columns = [
+            column.slice(0, len(places))
+            if column.null_count == len(column)
+            else column.filter(mask)
+            for column in self.batch.columns
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.batch.schema)
+        return EventRows(self.base, self.end, batch, places)
+
+    def find(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
+        """The number of each offset's event, and whether it is here at all; offsets rise."""
+        if self.places is None:
+            found = offsets - self.base
+            return found, (found >= 0) & (found < self.batch.num_rows)
+        if not len(self.places):
+            return np.zeros_like(offsets), np.zeros(len(offsets), np.bool_)
+        found = np.minimum(np.searchsorted(self.places, offsets), len(self.places) - 1)
+        return found, self.places[found] == offsets
+
+    def _index(self, offset: int) -> int:
+        """How many events stand before an offset."""
+        if self.places is None:
+            return min(offset - self.base, int(self.batch.num_rows))
+        return int(np.searchsorted(self.places, offset))
+
+    def _offset(self, number: int) -> int:
+        return self.base + number if self.places is None else int(self.places[number])
+
+    def _part(self, start: int, end: int, first: int, count: int) -> EventRows:
+        places = None if self.places is None else self.places[first : first + count]
+        return EventRows(start, end, self.batch.slice(first, count), places)

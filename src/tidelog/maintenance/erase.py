@@ -1,0 +1,192 @@
+"""An erasure to its end: compiled, carried into archives, swept.
+
+Deletes are seen by readers at once; their bytes go by these steps, each of which may die and be
+done again. The scribe does the same in the background, with its grace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidelog.archive.archive import list_archives
+from tidelog.archive.deletions import Places
+from tidelog.archive.derived_archives import reachable_archives_of
+from tidelog.archive.tables import repair_tables
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import is_detached
+from tidelog.erasure.from_archives import finish_archive, settled_offsets
+from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
+from tidelog.errors import TidelogError, contained
+from tidelog.journal.compile.compile import CompileReport, compile_partition, compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.partition_map import MovedError, covering
+from tidelog.log.maintenance.sweep import SweepReport, sweep_home
+from tidelog.log.topics import list_topics, read_head
+from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
+from tidelog.model import layout
+from tidelog.model.topic import Topic
+
+__all__ = [
+    "WAIT_MS",
+    "ArchiveEraser",
+    "Erasure",
+    "carry_out",
+    "compile_trimmed",
+    "erase_until_settled",
+]
+
+WAIT_MS = 10_000  # for ranges under way; a proof names those that take longer
+_LOOK_S = 0.5
+
+_Made = frozenset[tuple[str, int]]
+"""Generations of archives."""
+
+_Seen = tuple[int, int, str]
+"""Amendments and erasures that heads count, and the version of the last audit record."""
+
+_Starts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What was done to let erased bytes go."""
+
+    compiled: CompileReport
+    archives: list[ArchiveErasure]
+    swept: SweepReport
+    staging: PipelineSweep
+
+
+def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
+    """Let all deletes of a topic reach its journals and its archives, and sweep what is left.
+
+    With a grace of 0 what was erased is gone on return; readers under way read the catalog again.
+    A range that was planned before the deletes is waited for, and is in ``archives`` if it takes
+    longer than ``wait_ms``. An archive with an error does not stop the rest: it is raised at last.
+    """
+    errors: list[TidelogError] = []
+    compiled = compile_topic(context, topic, CompilePolicy.everything())
+    deleted = settled_offsets(context, topic)
+    archives = erase_until_settled(context, topic, deleted, wait_ms, errors.append)
+    for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
+        errors += repair_tables(context, archive)
+    swept = sweep_home(context, grace_ms)
+    done = Erasure(compiled, archives, swept, sweep_archives(context, grace_ms))
+    for error in errors:
+        raise error
+    return done
+
+
+def erase_until_settled(
+    context: Context,
+    topic: Topic,
+    deleted: Places,
+    wait_ms: int,
+    tell: Callable[[TidelogError], None],
+) -> list[ArchiveErasure]:
+    """Erase from all archives until no range is under way that may hold an event.
+
+    Returns what was erased, also after ``wait_ms``: then some say that a range is under way.
+    """
+    clock = context.clock
+    until_ms = clock.now_ms() + wait_ms
+    total: dict[tuple[str, int], ArchiveErasure] = {}
+    while True:
+        errors: list[TidelogError] = []
+        found = erase_from_archives(context, topic, deleted, errors.append)
+        for each in found:
+            known = total.setdefault(
+                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
+            )
+            known.add(each)
+        if not any(each.waiting for each in found) or clock.now_ms() >= until_ms:
+            for error in errors:
+                tell(error)
+            return list(total.values())
+        clock.sleep(_LOOK_S)
+
+
+class ArchiveEraser:
+    """Carries deletes of all topics into archives, again and again; for a daemon.
+
+    Also compiles journals that hold erased events below their partition's start: no row waits for
+    these, so no compile would be due. A topic without new deletes costs a read of its heads and of
+    its last audit record; deletes are carried into each new generation too. Finishes erasures from
+    archives that died on the way.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._done: dict[str, tuple[_Seen, _Made]] = {}  # by incarnation: what archives have
+        self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same, of trimmed events
+        self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
+
+    def turn(self) -> list[ArchiveErasure]:
+        """What there is to carry now; what could not be carried yet is tried again.
+
+        A topic or an archive with an error does not stop the others; see ``troubles``.
+        """
+        self.troubles = []
+        reports: list[ArchiveErasure] = []
+        archives = list(list_archives(self._context))
+        made = frozenset((each.incarnation, n) for each in archives for n in each.makings)
+        for topic in list_topics(self._context):
+            if topic.state == "ready":
+                with contained(f"topic `{topic.name}`", self.troubles.append):
+                    reports += self._topic(topic, made)
+        for archive in archives:
+            if archive.state == "ready" and not is_detached(self._context, archive):
+                with contained(f"archive `{archive.name}`", self.troubles.append):
+                    reports += finish_archive(self._context, archive)
+        return reports
+
+    def _topic(self, topic: Topic, made: _Made) -> list[ArchiveErasure]:
+        heads = [read_head(self._context, topic, p)[0] for p in range(topic.partitions)]
+        audit = layout.audit_partition(topic.incarnation)
+        last = next(iter(self._context.catalog.scan(audit, limit=1, reverse=True)), None)
+        seen = (
+            sum(head.amendments for head in heads),
+            sum(head.erasures for head in heads),
+            "" if last is None else last.version,
+        )
+        starts = tuple(head.start for head in heads)
+        to_compile = (seen, starts) != self._compiled.get(topic.incarnation)
+        to_carry = (seen, made) != self._done.get(topic.incarnation)
+        if last is None or not (to_compile or to_carry):
+            return []
+        deleted = settled_offsets(self._context, topic)
+        if to_compile and compile_trimmed(self._context, topic, deleted):
+            self._compiled[topic.incarnation] = seen, starts
+        if not to_carry:
+            return []
+        errors: list[TidelogError] = []
+        reports = erase_from_archives(self._context, topic, deleted, errors.append)
+        self.troubles += errors
+        if not errors and not any(report.waiting for report in reports):
+            self._done[topic.incarnation] = seen, made
+        return reports
+
+
+def compile_trimmed(context: Context, topic: Topic, deleted: Places) -> bool:
+    """Compile journals that hold deleted events below the start of their partition.
+
+    Their rows went with the trim, or were never there: archives alone had the events. Returns
+    whether all is done; False while another process compiles such a partition.
+    """
+    done = True
+    for partition, offsets in deleted.items():
+        head, _ = read_head(context, topic, partition)
+        below = {each for each in offsets if each < head.start}
+        if not below or head.start == head.next:
+            continue
+        try:
+            runs = list(covering(context, topic, partition, head, (head.start, head.start + 1)))
+        except MovedError:
+            done = False
+            continue
+        held = (run.trimmed(head.start) for run in runs if run.journal is not None)
+        if not all(map(below.isdisjoint, held)):
+            reports = list(compile_partition(context, topic, partition, CompilePolicy.trimmed()))
+            done &= not any(report.busy for report in reports)
+    return done

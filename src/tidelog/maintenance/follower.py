@@ -1,0 +1,284 @@
+"""Follows everything that a home has to follow, in one process: its archives and its pumps.
+
+One thread drives each of them, so that many archives need one process, and one Spark session where
+Spark is wanted. What is made while it runs is found within seconds; what was deleted, or went over
+to another generation, is left. One that fails is tried again, after waits that double up to a
+minute, and does not touch the others; while its source cannot be reached, its driver waits for it.
+A second follower of the same home waits as a standby, pipeline by pipeline. Beside them a thread
+repairs notifications that a process left undone when it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tidelog.archive.archive import find_archive, list_archives, open_pipeline
+from tidelog.archive.tables import register
+from tidelog.codec.fields import FieldPaths
+from tidelog.context import Context
+from tidelog.coordination.supervisors import SupervisedPart
+from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
+from tidelog.log.notify.notifier import repair
+from tidelog.log.notify.targets import open_target
+from tidelog.log.topics import list_topics
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.registry import list_pipelines
+
+__all__ = ["Follower"]
+
+_LOOK_S = 2.0  # between looks for new archives and pumps
+_REPAIR_S = 10.0  # between rounds of notifications
+_WAIT_MAX_S = 60.0  # before one that fails is tried again
+_TELL_S = 5.0  # between reports of one whose state does not change
+_PUMP_POLICY = FilePolicy(64_000_000, 1_000)
+_RESTORE = "restore."  # how names of restores begin; they end by themselves
+
+_Key = tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _FollowedPipeline:
+    """One archive or pump."""
+
+    name: str
+    open: Callable[[], tuple[Pipeline, FilePolicy]]
+    after: Callable[[], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    part: SupervisedPart | None = None
+    told_s: float = 0.0
+    opened_s: float | None = None  # when it began to ask for its shard; None while it has it
+    events: int = 0
+    failures: int = 0  # in a row
+
+
+class Follower:
+    """Follows a home until ``stop`` is set. ``report`` may be called from any thread."""
+
+    def __init__(
+        self,
+        context: Context,
+        workers: Callable[[], Workers],
+        report: Callable[[SupervisedPart], None],
+        stop: threading.Event,
+    ) -> None:
+        self._context = context
+        self._workers = workers
+        self._report = report
+        self._stop = stop
+        self._followed: dict[_Key, _FollowedPipeline] = {}
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Until told to stop; then each finishes the cycle that is under way."""
+        repairing = threading.Thread(target=self._repair_all, name="tidelog-repair", daemon=True)
+        repairing.start()
+        while not self._stop.is_set():
+            self._look()
+            self._stop.wait(_LOOK_S)
+        for each in self._followed.values():
+            each.stop.set()
+        for each in self._followed.values():
+            if each.thread is not None:
+                each.thread.join()
+        repairing.join()
+
+    def _look(self) -> None:
+        """Start what is new, and stop what is gone."""
+        try:
+            wanted = {**dict(self._archives()), **dict(self._pumps())}
+        except Exception as exc:  # noqa: BLE001 - those that run already go on
+            self._tell_part("registry", "failed", unexpected("registry", exc).message)
+            return
+        for key, each in wanted.items():
+            if key not in self._followed:
+                self._followed[key] = each
+                each.thread = threading.Thread(
+                    target=self._keep, args=(each,), name=f"tidelog-{each.name}", daemon=True
+                )
+                each.thread.start()
+        now_s = self._context.clock.monotonic_s()
+        for each in self._followed.values():
+            if each.opened_s is not None and now_s - each.opened_s > _LOOK_S:
+                self._tell(each, "standing by")
+        for key in self._followed.keys() - wanted.keys():
+            each = self._followed[key]
+            each.stop.set()
+            if each.thread is None or not each.thread.is_alive():
+                del self._followed[key]
+
+    def _archives(self) -> Iterator[tuple[_Key, _FollowedPipeline]]:
+        for found in list_archives(self._context):
+            if found.state == "ready" and found.ended is None:
+                key = ("archive", found.incarnation, str(found.generation))
+                yield key, self._archive(found)
+
+    def _archive(self, found: Archive) -> _FollowedPipeline:
+        context, name = self._context, found.name
+
+        def opened() -> tuple[Pipeline, FilePolicy]:
+            now = find_archive(context, name)
+            policy = FilePolicy(now.max_bytes, now.max_age_ms)
+            return open_pipeline(context, now, self._workers()), policy
+
+        return _FollowedPipeline(f"archive {name}", opened, lambda: _register(context, name))
+
+    def _pumps(self) -> Iterator[tuple[_Key, _FollowedPipeline]]:
+        for found in list_pipelines(self._context):
+            sink = parse_address(found.sink)
+            is_restore = found.name.startswith(_RESTORE) and found.source.startswith("archive:")
+            if found.state == "ready" and sink.scheme == "topic" and not is_restore:
+                yield ("pump", found.incarnation), self._pump(found)
+
+    def _pump(self, found: NamedPipeline) -> _FollowedPipeline:
+        sink = parse_address(found.sink)
+        wanted = PumpOptions(
+            found.source,
+            sink.path.strip("/"),
+            found.name,
+            FieldPaths(**found.fields),
+            found.transform,
+            sink.options.get("partition", "key"),
+        )
+        return _FollowedPipeline(
+            f"pump {found.name}",
+            lambda: (open_pump(self._context, wanted, self._workers()), _PUMP_POLICY),
+            lambda: None,
+        )
+
+    # In the thread of one archive or pump.
+
+    def _keep(self, each: _FollowedPipeline) -> None:
+        while not each.stop.is_set():
+            try:
+                self._drive(each)
+            except FencedError as exc:  # another one has it, or another generation is next
+                self._tell(each, "standing by", exc.message)
+                each.stop.wait(1.0)
+            except TidelogError as exc:
+                self._failed(each, exc.message)
+            except Exception as exc:  # noqa: BLE001 - one must not end the others
+                self._failed(each, f"{type(exc).__name__}: {exc}")
+        self._tell(each, "stopped")
+
+    def _drive(self, each: _FollowedPipeline) -> None:
+        self._tell(each, "starting")
+        pipeline, policy = each.open()
+
+        def on_look(waiting: int) -> None:
+            each.opened_s = None
+            error = each.part.error if each.part is not None and each.failures else ""
+            self._tell(each, "running", error, waiting)
+
+        def on_cycle(report: CycleReport) -> None:
+            each.events += report.events
+            errors = [str(error) for error in report.errors.values()]
+            if report.committed:
+                with contained(each.name, lambda error: errors.append(error.message)):
+                    each.after()
+            each.failures = each.failures + 1 if errors else 0
+            self._tell(each, "running", errors[0] if errors else "")
+
+        def on_outage(error: TidelogError, _: float) -> None:
+            each.opened_s = None
+            each.failures += 1
+            self._tell(each, "failed", error.message)
+
+        is_pump = each.name.startswith("pump ")
+        how = DriverOptions(
+            follow=True,
+            policy=policy,
+            flush_on_stop=is_pump,
+            stop=each.stop,
+            on_look=on_look,
+            on_cycle=on_cycle,
+            on_outage=on_outage,
+        )
+        each.opened_s = self._context.clock.monotonic_s()
+        try:
+            Driver(self._context, pipeline, how).run()
+        finally:
+            each.opened_s = None
+
+    def _failed(self, each: _FollowedPipeline, message: str) -> None:
+        each.failures += 1
+        self._tell(each, "failed", message)
+        each.stop.wait(min(_WAIT_MAX_S, 0.5 * 2 ** min(each.failures, 10)))
+
+    def _tell(
+        self, each: _FollowedPipeline, state: str, error: str = "", waiting: int | None = None
+    ) -> None:
+        """Report where something has changed, and now and then where only numbers have."""
+        with self._lock:
+            self._tell_alone(each, state, error, waiting)
+
+    def _tell_alone(
+        self, each: _FollowedPipeline, state: str, error: str, waiting: int | None
+    ) -> None:
+        clock, before = self._context.clock, each.part
+        if state == "standing by" and not error and each.opened_s is None:
+            return  # it got its shard in this moment
+        same = before is not None and (before.state, before.error) == (state, error)
+        if same and clock.monotonic_s() - each.told_s < _TELL_S:
+            return
+        since_ms = before.since_ms if before is not None and before.state == state else None
+        if waiting is None and before is not None:
+            waiting = before.waiting
+        each.part = SupervisedPart(
+            name=each.name,
+            state=state,
+            since_ms=clock.now_ms() if since_ms is None else since_ms,
+            error=error,
+            events=each.events,
+            waiting=waiting,
+        )
+        each.told_s = clock.monotonic_s()
+        self._report(each.part)
+
+    def _tell_part(self, name: str, state: str, error: str = "") -> None:
+        self._report(SupervisedPart(name, state, self._context.clock.now_ms(), error=error))
+
+    # In the thread that repairs notifications.
+
+    def _repair_all(self) -> None:
+        told = ""
+        while True:
+            errors = self._repair_round()
+            if (now := errors[0] if errors else "well") != told:
+                self._tell_part("notifications", "running", errors[0] if errors else "")
+                told = now
+            if self._stop.wait(_REPAIR_S):
+                return
+
+    def _repair_round(self) -> list[str]:
+        """Repair the notifications of all topics; returns the errors."""
+        errors: list[str] = []
+        with contained("notifications", lambda error: errors.append(error.message)):
+            self._repair_topics(errors)
+        return errors
+
+    def _repair_topics(self, errors: list[str]) -> None:
+        context = self._context
+        for topic in list_topics(context):
+            if not topic.notify or topic.state != "ready" or not context.standing.owns(topic.home):
+                continue
+            with (
+                contained(f"topic `{topic.name}`", lambda error: errors.append(error.message)),
+                contextlib.suppress(NotFoundError),  # deleted meanwhile
+            ):
+                targets = [open_target(url, context.environ) for url in topic.notify]
+                errors.extend(str(error) for error in repair(context, topic, targets).errors)
+
+
+def _register(context: Context, name: str) -> None:
+    register(context, find_archive(context, name))

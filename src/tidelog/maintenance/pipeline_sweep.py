@@ -1,0 +1,261 @@
+"""Sweeping pipelines: what attempts have staged and recorded, and nobody will finish.
+
+1. list what is staged, and all manifests, each with the epoch that it was made under
+2. read heads, intents and commits, after that
+3. delete what no intent and no commit names, if it is of an epoch below that of its heads, and
+   older than the grace; of manifests, below the epoch of the last driver that has looked for
+   ranges which a restored catalog has forgotten (``forgotten``)
+
+An attempt of a lower epoch can no longer write its intent, as every write expects the head. Nor can
+one of a driver that has released its shard, be its epoch still that of the heads: the sweep reads
+shards before intents, so what such a driver has decided is named. So what is not named when the
+rows are read will never be; what is young, or of a driver that may live, stays for a later sweep.
+Dying anywhere leaves less to do for the next one.
+
+An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
+is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
+A sweep of an archive finishes such an erasure: it may have died, and its topic be deleted since.
+It also corrects entries of tables that a register left which died beside an erasure.
+
+Before that, old commits of archives are merged (``compact``), a bounded number in each sweep.
+
+A playback by Spark has no rows. What it has staged goes when nothing of it is younger than the
+grace: it removes that itself, unless it is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from tidelog.archive.archive import list_archives
+from tidelog.archive.commit_retention import compact_commits, drop_replaced, forget_history
+from tidelog.archive.delete import finish_ending, finish_removal, remove_late_copies
+from tidelog.archive.generations import finish_removals, remove_strays
+from tidelog.archive.roots import removed_archives
+from tidelog.archive.tables import settle_tables
+from tidelog.context import Context
+from tidelog.coordination.ages import trusted_now_ms
+from tidelog.coordination.pipeline_rows import (
+    is_outside,
+    read_commit_rows,
+    read_partitions,
+    read_progress,
+)
+from tidelog.erasure.rewrite import finish_rewrites
+from tidelog.errors import TidelogError, contained
+from tidelog.log.maintenance.leftovers import abort_uploads
+from tidelog.model import layout, limits
+from tidelog.model.archive import Archive
+from tidelog.model.partition_rows import HeldRow, decode_row
+from tidelog.model.pipeline import Intent, read_manifest
+from tidelog.pipeline.endpoints import files_at, pipelines_of
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["PipelineSweep", "sweep_archives", "sweep_pipeline"]
+
+_DELETES_AT_ONCE = 1_000  # objects, in one request
+
+
+@dataclass(slots=True)
+class PipelineSweep:
+    """What a sweep of pipelines found and did."""
+
+    pipelines: int = 0
+    objects_deleted: int = 0
+    bytes_deleted: int = 0
+    objects_young: int = 0  # would have been deleted but for the grace
+    uploads_aborted: int = 0
+    unlisted: list[TidelogError] = field(default_factory=list)  # of stores, as in ``SweepReport``
+    commits_merged: int = 0  # rows of archives' commits that became part of others
+
+
+def sweep_archives(context: Context, grace_ms: int) -> PipelineSweep:
+    """All generations of all archives, and all named pipelines; what is retired goes as a whole.
+
+    An archive or a pipeline with an error does not stop the others: it is raised at the end.
+    """
+    tally = PipelineSweep()
+    errors: list[TidelogError] = []
+    for archive in list_archives(context):
+        if archive.state == "ready" and _is_ours(context, archive):
+            with contained(f"archive `{archive.name}`", errors.append):
+                _sweep_archive(context, archive, grace_ms, tally)
+    for archive in removed_archives(context):
+        if _is_ours(context, archive):
+            with contained(f"removed archive `{archive.name}`", errors.append):
+                remove_late_copies(context, archive)
+    for named in list_pipelines(context):
+        with contained(f"pipeline `{named.name}`", errors.append):
+            old = forget_history(context, named) if named.state == "ready" else frozenset()
+            sweep_pipeline(context, named.incarnation, context.store, grace_ms, tally, old)
+    with contained("playbacks", errors.append):
+        _sweep_playbacks(context, grace_ms, tally)
+    with contained("uploads", errors.append):
+        _abort_uploads(context, grace_ms, tally)
+    for error in errors:
+        raise error
+    return tally
+
+
+def sweep_pipeline(
+    context: Context,
+    pipeline: str,
+    store: Store,
+    grace_ms: int,
+    tally: PipelineSweep,
+    forgotten: frozenset[str] | None = None,
+) -> bool:
+    """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``.
+
+    Returns whether an erasure is under way in it, or has died there.
+
+    None for the pipeline of an archive. Its manifests stay until a driver has looked at them, as
+    they may be all that is known of a range that a restored catalog does not know.
+    """
+    staged = list(store.list(layout.staging_of(pipeline)))
+    manifests = list(context.store.list(layout.manifests(pipeline)))
+    named = _read_named(context, pipeline)
+    tally.pipelines += 1
+    old_ms = trusted_now_ms(context) - grace_ms
+    unnamed = [info for info in staged if layout.staged_epoch(info.key) not in named.erasing]
+    if forgotten is None:
+        manifests = [info for info in manifests if _is_looked_at(info.key, named)]
+        forgotten = frozenset()
+    for where, found, epoch_of in (
+        (store, unnamed, layout.staged_epoch),
+        (context.store, manifests, layout.manifest_epoch),
+    ):
+        useless = [
+            info
+            for info in found
+            if info.key in forgotten
+            or (info.key not in named.keys and epoch_of(info.key) < named.epoch)
+        ]
+        young = [info for info in useless if info.modified_ms > old_ms]
+        tally.objects_young += len(young)
+        _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
+    return bool(named.erasing)
+
+
+def _is_looked_at(key: str, named: _NamedObjects) -> bool:
+    """Whether a driver has seen that a manifest is not of a range which the catalog forgot."""
+    looked = named.looked.get(layout.folder_of_manifest(key), 0)
+    return layout.manifest_epoch(key) < looked
+
+
+def _sweep_archive(context: Context, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
+    if archive.ended is not None and archive.ended.removing:
+        finish_removal(context, archive)
+        return
+    store = files_at(context, archive)
+    archive = finish_ending(context, archive)
+    for generation in archive.in_state("building", "live", "kept"):
+        rewrites = False
+        for each in pipelines_of(archive, generation):
+            _compact(context, each, tally)
+            rewrites |= sweep_pipeline(context, each, store, grace_ms, tally)
+        if rewrites:
+            finish_rewrites(context, archive, generation)
+    remove_strays(context, finish_removals(context, archive))
+    for error in settle_tables(context, archive) if context.standing.owns(archive.home) else ():
+        raise error
+
+
+def _compact(context: Context, pipeline: str, tally: PipelineSweep) -> None:
+    """Merge old commits of an archive, and delete manifests that merged ones have replaced."""
+    now_ms = trusted_now_ms(context)
+    for partition in read_partitions(context, pipeline):
+        where = pipeline, partition, now_ms
+        tally.objects_deleted += drop_replaced(context, *where)
+        tally.commits_merged += compact_commits(context, *where, limits.MERGES_MAX)
+
+
+def _is_ours(context: Context, archive: Archive) -> bool:
+    """Whether to sweep it: what is outside of a copy is left to the original."""
+    return not is_outside(context, archive) or context.standing.owns(archive.home)
+
+
+def _sweep_playbacks(context: Context, grace_ms: int, tally: PipelineSweep) -> None:
+    """What playbacks by Spark have staged, each as a whole."""
+    old_ms = trusted_now_ms(context) - grace_ms
+    staged = context.store.list(layout.playback_stagings())
+    for _, found in groupby(staged, lambda info: info.key.split("/")[1]):
+        infos = list(found)
+        if all(info.modified_ms <= old_ms for info in infos):
+            _delete(context.store, infos, tally)
+        else:
+            tally.objects_young += len(infos)
+
+
+def _abort_uploads(context: Context, grace_ms: int, tally: PipelineSweep) -> None:
+    """In the stores of archives; the home's own is swept with its topics."""
+    ours = [each for each in list_archives(context) if _is_ours(context, each)]
+    ours = [each for each in ours if each.state_name in ("ready", "ended")]
+    stores = [files_at(context, each) for each in ours]
+    for url, store in {store.url: store for store in stores}.items():
+        if url != context.store.url:
+            before_ms = trusted_now_ms(context) - grace_ms
+            tally.uploads_aborted += abort_uploads(store, before_ms, tally.unlisted)
+
+
+def _delete(store: Store, useless: list[ObjectInfo], tally: PipelineSweep) -> None:
+    for lot in _lots(useless):
+        store.delete([info.key for info in lot])
+        tally.objects_deleted += len(lot)
+        tally.bytes_deleted += sum(info.size for info in lot)
+
+
+@dataclass(slots=True)
+class _NamedObjects:
+    """What the rows of a pipeline say must stay."""
+
+    keys: set[str] = field(default_factory=set)
+    erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
+    epoch: int = 0  # the lowest that may still write
+    looked: dict[str, int] = field(default_factory=dict)  # by ``manifest_folder``, see ``Progress``
+
+
+def _read_named(context: Context, pipeline: str) -> _NamedObjects:
+    named = _NamedObjects()
+    epochs: list[int] = []
+    ended = _ended_epochs(context, pipeline)  # before any intent is read, on purpose
+    for partition in read_partitions(context, pipeline):
+        head = read_progress(context, pipeline, partition)
+        is_free = head is not None and (bool(head.frozen) or head.epoch in ended)
+        epochs.append(0 if head is None else head.epoch + is_free)  # where no driver has it
+        named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
+        where = layout.pipeline_partition(pipeline, partition)
+        row = context.catalog.get(where, "intent")
+        if row is not None:
+            key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
+            if key:
+                manifest = read_manifest(context.store.get(key), key)
+                staged = [file.staged for file in manifest.files]
+                named.keys.update([key, *staged, *map(layout.sending, staged)])
+        for found in read_commit_rows(context, pipeline, partition):
+            commit = found.committed
+            named.keys.update([commit.manifest, *commit.replaced])
+            if commit.rewrite:  # an erasure goes on
+                named.keys.add(commit.rewrite)
+                named.erasing.add(layout.manifest_epoch(commit.rewrite))
+    named.epoch = min(epochs, default=0)
+    return named
+
+
+def _ended_epochs(context: Context, pipeline: str) -> set[int]:
+    """The epochs of drivers that have released their shards: none of them writes any more.
+
+    A driver that was killed, or lost its shard, released nothing, and may only be slow.
+    """
+    where = layout.pipeline_shards(pipeline)
+    rows = context.catalog.scan(where, "shard/", "shard0")
+    leases = [decode_row(row.value, HeldRow, f"shard `{row.row}`") for row in rows]
+    return {each.epoch for each in leases} - {each.epoch for each in leases if each.owner}
+
+
+def _lots(found: list[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
+    for first in range(0, len(found), _DELETES_AT_ONCE):
+        yield found[first : first + _DELETES_AT_ONCE]

@@ -1,0 +1,197 @@
+"""The two substrates of a home, opened as the settings say, and what comes from outside.
+
+Alone in choosing implementations: everything above is written once, on the interfaces.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tidelog.catalog import Catalog, open_catalog
+from tidelog.catalog.checksums import CheckedCatalog
+from tidelog.catalog.settle import Repeat
+from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
+from tidelog.context import Context, NoSpans, Spans
+from tidelog.errors import NotFoundError
+from tidelog.identity import (
+    Identity,
+    Location,
+    create_identity,
+    locate,
+    lost_catalog,
+    machine_id,
+    read_catalog,
+    read_pair,
+    read_store,
+)
+from tidelog.model.home import HomeIdentity
+from tidelog.process import LocalProcesses
+from tidelog.settings import Settings, load_settings
+from tidelog.store import Store, open_store
+from tidelog.store.cache import CachedStore
+from tidelog.store.probe import probe_store
+from tidelog.store.wrappers import Meter, MeteredStore, RetryingStore
+
+__all__ = [
+    "World",
+    "context_of",
+    "create_context",
+    "location_of",
+    "open_catalog_of",
+    "open_context",
+    "open_store_of",
+    "real_world",
+]
+
+_REMOTE_COMMITS = 8  # partitions of one flush that are committed side by side
+
+
+@dataclass(frozen=True)
+class World:
+    """What comes from outside: time, ids, randomness, environment, and the folder we stand in."""
+
+    environ: Mapping[str, str]
+    folder: Path = field(default_factory=Path.cwd)
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = field(default_factory=RandomIds)
+    random: random.Random = field(default_factory=system_random)
+    spans: Spans = field(default_factory=NoSpans)
+    machine: str = field(default_factory=machine_id)  # part of a local home's place
+
+
+def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:
+    """The store, metered, with repeats, and cached."""
+    store = open_store(
+        settings.store,
+        clock=world.clock,
+        ids=world.ids,
+        random=world.random,
+        environ=world.environ,
+    )
+    metered = MeteredStore(store, meter, clock=world.clock)
+    retrying = RetryingStore(
+        metered, clock=world.clock, random=world.random, backoff=settings.backoff()
+    )
+    return CachedStore(retrying, settings.cache_bytes)
+
+
+def open_catalog_of(settings: Settings, world: World, *, create: bool) -> Catalog:
+    """The catalog, its rows with checksums; ``NotFoundError`` unless it is there or created."""
+    repeat = Repeat(world.clock, world.random, settings.backoff())
+    catalog = open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
+    return CheckedCatalog(catalog)
+
+
+def location_of(world: World, store: Store, catalog: Catalog) -> Location:
+    """Where the two are, for who must tell a copy from its original."""
+    return locate(store.url, catalog.url, world.machine)
+
+
+def context_of(
+    settings: Settings, world: World, store: Store, catalog: Catalog, standing: HomeIdentity
+) -> Context:
+    """Returns the context of a home that is opened by these settings."""
+    remote_store = not store.url.startswith(("file:", "memory:"))
+    remote_catalog = not catalog.url.startswith(("sqlite:", "memory:"))
+    return Context(
+        store=store,
+        catalog=catalog,
+        clock=world.clock,
+        ids=world.ids,
+        random=world.random,
+        settings=settings.log_settings(remote_store),
+        backoff=settings.backoff(),
+        processes=LocalProcesses(),
+        spans=world.spans,
+        standing=standing,
+        commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
+        environ=world.environ,
+        configuration=settings,
+    )
+
+
+def open_context(
+    home: str | os.PathLike[str] | None = None, *, world: World | None = None
+) -> Context:
+    """Open a home without its public methods; ``tidelog.home.open_home`` says what it raises."""
+    world = world or real_world()
+    settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
+    if settings.is_default or settings.store == "memory:":
+        return create_context(settings, world=world)[0]
+    meter = Meter()
+    store = open_store_of(settings, world, meter)
+    try:
+        catalog = open_catalog_of(settings, world, create=False)
+    except NotFoundError as exc:
+        in_store = read_store(store)
+        if in_store is not None:
+            raise lost_catalog(store, settings.catalog, in_store) from exc
+        raise
+    try:
+        identity = read_pair(store, catalog, location_of(world, store, catalog))
+    except BaseException:
+        catalog.close()
+        raise
+    return _opened(identity, settings, world, meter, (store, catalog))
+
+
+def create_context(
+    settings: Settings, *, world: World, create_catalog: bool = True
+) -> tuple[Context, bool]:
+    """Create a home where there is none; its context, and whether it is new."""
+    meter = Meter()
+    store = open_store_of(settings, world, meter)
+    catalog = _find_catalog(store, settings, world, create_catalog)
+    is_new = True
+    try:
+        claimed = read_catalog(catalog) if catalog else None
+        if catalog and claimed and claimed[0].state != "creating":
+            identity, is_new = read_pair(store, catalog, location_of(world, store, catalog)), False
+        else:
+            probe_store(store, world.ids)
+            catalog = catalog or open_catalog_of(settings, world, create=True)
+            where = location_of(world, store, catalog)
+            identity = create_identity(store, catalog, world.ids, where)
+    except BaseException:
+        if catalog:
+            catalog.close()
+        raise
+    return _opened(identity, settings, world, meter, (store, catalog)), is_new
+
+
+def real_world() -> World:
+    """This process's own."""
+    return World(environ=os.environ)  # noqa: TID251 - here the world comes in
+
+
+def _opened(
+    identity: Identity,
+    settings: Settings,
+    world: World,
+    meter: Meter,
+    halves: tuple[Store, Catalog],
+) -> Context:
+    """The context, which knows whether the home is a copy."""
+    store, catalog = halves
+    is_copy = identity.is_copy(location_of(world, store, catalog))
+    standing = HomeIdentity(identity.id, str(identity.location) if is_copy else "")
+    return replace(context_of(settings, world, store, catalog, standing), meter=meter)
+
+
+def _find_catalog(
+    store: Store, settings: Settings, world: World, may_create: bool
+) -> Catalog | None:
+    """Step 1: look at both sides before anything is made on either; None for "to be created"."""
+    in_store = read_store(store)
+    try:
+        return open_catalog_of(settings, world, create=False)
+    except NotFoundError:
+        if in_store is not None:
+            raise lost_catalog(store, settings.catalog, in_store) from None
+        if not may_create:
+            raise
+        return None

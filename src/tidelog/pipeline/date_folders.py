@@ -1,0 +1,305 @@
+"""Files into folders: each committed file is counted in the row of its date folder, once.
+
+A *lane* is a source partition of the archive, or of the replays of its dead letters. A *touch* is
+what one committed range added to one folder. Touches are counted lane by lane in their order, some
+at a time, by one write that also moves the lane's ``counted`` row and expects its version. So a
+crash, a lost reply or a second counter at work leaves nothing half done: whoever comes next goes on
+from ``counted``.
+
+A folder that was marked as final, or was about to be, is made to be reopened by the same write. One
+that never was gets a ``waiting`` row, which is deleted when it is marked, however late that is.
+
+Which time a date folder stands for, told from its name and one of the times in it.
+
+A folder is *dated* when its name is what the layout makes of the times in it, and when no later
+time gets the same name again: ``dt=2026-11-15``, ``red/2026/11``, but not ``offset=10000`` nor
+``hr=07`` alone. A folder of hours lies in one of days, and both are dated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Put
+from tidelog.codec.parsers import LayoutSettings
+from tidelog.context import Context
+from tidelog.coordination.ages import trusted_now_ms
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import read_manifests, read_partitions
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.model import layout
+from tidelog.model.archive import Archive, CountedFiles, DateFolder
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import Manifest
+
+__all__ = [
+    "DateFolders",
+    "FolderCounter",
+    "Span",
+    "reopen",
+]
+
+_FOLDERS_AT_ONCE = 10  # in one write: two rows each, and the partition's own
+_RANGES_AT_ONCE = 500
+_ATTEMPTS = 50  # of a write that others keep changing
+
+
+@dataclass(frozen=True, slots=True)
+class _CountLane:
+    pipeline: str
+    partition: str
+    row: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    span: Span
+    files: int
+    events: int
+    after: CountedFiles  # once it is counted
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCounter:
+    """Counts the files of one generation of an archive."""
+
+    context: Context
+    archive: Archive
+    folders: DateFolders
+    now_ms: int
+
+    def run(self) -> None:
+        """Count all that is committed."""
+        for lane in self._lanes():
+            for _ in range(_ATTEMPTS):
+                if self._count(lane):
+                    break
+            else:
+                raise UnavailableError(
+                    f"folders of `{lane.partition}`: others keep changing them: try again"
+                )
+
+    def foreseen(self) -> dict[str, DateFolder]:
+        """The rows as counting would leave them; nothing is written."""
+        found: dict[str, DateFolder] = {}
+        for lane in self._lanes():
+            counted, _ = self._counted(lane)
+            for touch in self._touches(lane, counted):
+                row = layout.folder_row(touch.span.end_ms, touch.span.folder)
+                folder = found[row] if row in found else self._folder(row, touch.span)[0]
+                found[row] = _with(folder, [touch], self.now_ms)
+        return found
+
+    def _lanes(self) -> Iterator[_CountLane]:
+        own = self.archive.pipeline()
+        for pipeline, kind in ((own, "data"), (replay_pipeline(own), "dead")):
+            for partition in read_partitions(self.context, pipeline):
+                yield _CountLane(pipeline, partition, layout.counted_row(kind, partition))
+
+    def _count(self, lane: _CountLane) -> bool:
+        """Count one lane; False when somebody else came between."""
+        counted, version = self._counted(lane)
+        lot: dict[Span, list[_Touch]] = defaultdict(list)
+        for number, touch in enumerate(self._touches(lane, counted), 1):
+            lot[touch.span].append(touch)
+            if len(lot) >= _FOLDERS_AT_ONCE or number % _RANGES_AT_ONCE == 0:
+                version = self._write(lane, lot, touch.after, version)
+                if not version:
+                    return False
+                lot = defaultdict(list)
+        return not lot or bool(self._write(lane, lot, touch.after, version))
+
+    def _write(
+        self, lane: _CountLane, lot: dict[Span, list[_Touch]], after: CountedFiles, version: str
+    ) -> str:
+        """One write; the version that the ``counted`` row has then, or nothing."""
+        changes: list[Change] = [Put(lane.row, encode_row(after), version or ABSENT)]
+        for span, touches in lot.items():
+            row = layout.folder_row(span.end_ms, span.folder)
+            folder, known = self._folder(row, span)
+            more = _with(folder, touches, self.now_ms)
+            changes.append(Put(row, encode_row(more), known or ABSENT))
+            index = layout.waiting_row if more.state == "open" else layout.unsettled_row
+            changes.append(Put(index(span.end_ms, span.folder), row.encode()))
+        write_id = self.context.ids.new()
+        try:
+            self.context.catalog.write(self._where, *changes, write_id=write_id)
+        except (ConflictError, UnknownOutcomeError):
+            return ""  # the rows tell what became of it
+        return write_id
+
+    def _touches(self, lane: _CountLane, counted: CountedFiles) -> Iterator[_Touch]:
+        """What is not counted yet, in order."""
+        ranges = read_manifests(self.context, lane.pipeline, lane.partition, counted.ordinal)
+        for manifest in ranges:
+            found = sorted(self._spans(manifest).items(), key=lambda each: each[0].folder)
+            skipped = counted.folders if manifest.ordinal == counted.ordinal else 0
+            for number, (span, (files, events)) in enumerate(found, 1):
+                after = CountedFiles(manifest.ordinal, number)
+                if number == len(found):
+                    after = CountedFiles(manifest.ordinal + manifest.read)
+                if number > skipped:
+                    yield _Touch(span, files, events, after)
+
+    def _spans(self, manifest: Manifest) -> dict[Span, tuple[int, int]]:
+        """The dated folders that a range has put files into: how many, with how many events."""
+        root = f"{self.archive.folder()}/"
+        found: dict[Span, tuple[int, int]] = {}
+        for file in manifest.files:
+            if file.kind != "data" or not file.target.startswith(root):
+                continue
+            folder = file.target.removeprefix(root).rpartition("/")[0]
+            for span in self.folders.spans(folder, file.path_ms):
+                files, events = found.get(span, (0, 0))
+                found[span] = (files + 1, events + file.events)
+        return found
+
+    def _counted(self, lane: _CountLane) -> tuple[CountedFiles, str]:
+        row = self.context.catalog.get(self._where, lane.row)
+        if row is None:
+            return CountedFiles(), ""
+        return decode_row(row.value, CountedFiles, f"row `{row.row}`"), row.version
+
+    def _folder(self, row: str, span: Span) -> tuple[DateFolder, str]:
+        found = self.context.catalog.get(self._where, row)
+        if found is None:
+            return DateFolder(span.folder, span.end_ms, span.length_ms), ""
+        return decode_row(found.value, DateFolder, f"row `{row}`"), found.version
+
+    @property
+    def _where(self) -> str:
+        return layout.pipeline_shards(self.archive.pipeline())
+
+
+def reopen(context: Context, pipeline: str, span: Span) -> None:
+    """Let the next finalize delete a folder's marker, and put it again after another delay."""
+    where = layout.pipeline_shards(pipeline)
+    row = layout.folder_row(span.end_ms, span.folder)
+    for _ in range(_ATTEMPTS):
+        found = context.catalog.get(where, row)
+        folder = DateFolder(span.folder, span.end_ms, span.length_ms)
+        if found is not None:
+            folder = decode_row(found.value, DateFolder, f"row `{row}`")
+        after = msgspec.structs.replace(folder, state="reopening", late_ms=trusted_now_ms(context))
+        changes = (
+            Put(row, encode_row(after), found.version if found is not None else ABSENT),
+            Put(layout.unsettled_row(span.end_ms, span.folder), row.encode()),
+        )
+        try:
+            context.catalog.write(where, *changes, write_id=context.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            continue  # the row shows what became of it
+        return
+    raise UnavailableError(f"row `{row}`: others keep changing it: try again")
+
+
+def _with(folder: DateFolder, touches: list[_Touch], now_ms: int) -> DateFolder:
+    """A folder's row with more files in it."""
+    more = msgspec.structs.replace(
+        folder,
+        files=folder.files + sum(touch.files for touch in touches),
+        events=folder.events + sum(touch.events for touch in touches),
+    )
+    if folder.state == "open":
+        return more
+    state = folder.state if folder.state in ("reopening", "reopened") else "reopening"
+    return msgspec.structs.replace(more, state=state, late_ms=now_ms)
+
+
+_DAYS_MAX = 400  # more than a year: what does not change within it is no name of a time
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SAMPLE = datetime(2028, 1, 15)  # noqa: DTZ001 - in a month of 31 days, and a year of 366
+_ZERO = datetime(1970, 1, 1)  # noqa: DTZ001 - on the zone's own clocks
+_SLACK = timedelta(days=1)  # more than clocks are ever put back by
+_UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A dated folder, and until when events belong in it."""
+
+    folder: str
+    end_ms: int
+    length_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Folders of days, of hours in them, or of minutes."""
+
+    format: str
+    unit: timedelta
+    parts: int  # that its name has in all
+
+
+class DateFolders:
+    """Reads the names that one layout makes."""
+
+    def __init__(self, layout: LayoutSettings) -> None:
+        self._zone = ZoneInfo(layout.time_zone)
+        every = (layout.date_format, layout.hour_format, layout.minute_format)
+        depth = 1 + ("day", "hour", "minute").index(layout.granularity)
+        names = accumulate(every[:depth], lambda above, name: f"{above}/{name}")
+        self._levels = [
+            _Level(name, unit, name.count("/") + 1)
+            for name, unit in zip(names, _UNITS, strict=False)
+        ]
+        self._known: dict[str, tuple[Span, ...]] = {}
+
+    def spans(self, folder: str, time_ms: int) -> tuple[Span, ...]:
+        """The dated folders that this one is or lies in; ``time_ms`` is a time of an event in it.
+
+        Empty where the folder is not dated.
+        """
+        if folder not in self._known:
+            self._known[folder] = tuple(self._spans(folder, time_ms))
+        return self._known[folder]
+
+    def _spans(self, folder: str, time_ms: int) -> Iterator[Span]:
+        parts = folder.split("/")
+        above = len(parts) - self._levels[-1].parts
+        if time_ms < 0 or above < 0:
+            return
+        moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone(self._zone)
+        for level in self._levels:
+            name = "/".join(parts[above : above + level.parts])
+            span = _span(level, name, moment.replace(tzinfo=None))
+            if span is None:
+                return
+            first, end = (self._utc_ms(local) for local in span)
+            yield Span("/".join(parts[: above + level.parts]), end, end - first)
+
+    def _utc_ms(self, local: datetime) -> int:
+        """When the zone's clocks show this for the last time, or would if they did not jump."""
+        both = (local.replace(tzinfo=self._zone, fold=fold) for fold in (0, 1))
+        return max((moment - _EPOCH) // timedelta(milliseconds=1) for moment in both)
+
+
+def _span(level: _Level, name: str, moment: datetime) -> tuple[datetime, datetime] | None:
+    """The first time that has this name and the first after it that has not; None: not dated."""
+    if moment.strftime(level.format) != name:
+        return None
+    try:
+        first = moment - (moment - _ZERO) % level.unit
+        while (first - level.unit).strftime(level.format) == name:
+            first -= level.unit
+            if moment - first > timedelta(days=_DAYS_MAX):
+                return None
+        end = first + level.unit
+        while end.strftime(level.format) == name:
+            end += level.unit
+            if end - moment > timedelta(days=_DAYS_MAX):
+                return None
+        again = (first + timedelta(days=day) for day in range(_DAYS_MAX))
+        if any(each >= end and each.strftime(level.format) == name for each in again):
+            return None
+    except OverflowError:
+        return None  # the year 9999 has no end that a clock could tell
+    return first, end

@@ -1,0 +1,254 @@
+"""What a person asked to be played, and how that becomes, or fits, what is pinned.
+
+What a playback plays, fixed when it begins.
+
+The end of each partition is read once: what is appended later is not part of the playback, so that
+it ends, and is the same when it is resumed. As of an earlier state, ends are those that the topic
+had then. What the range needs of each partition is noted too, so that a trim which takes some of it
+away is told from one that does not.
+
+A journal counts as committed when its newest run was: as of a time before that, a partition ends
+where the journal begins. So compiling makes earlier states coarser, and never wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.connectors.playback_sinks import check_outlet, remade
+from tidelog.context import Context
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.topics import find_target, find_topic, read_head
+from tidelog.model import layout
+from tidelog.model.event import to_iso
+from tidelog.model.partition_rows import Head, Run, decode_row
+from tidelog.model.playback import Floors, Pin, PlaybackPin, TimeRange, time_range
+from tidelog.model.times import moment_ms
+from tidelog.model.topic import Topic
+from tidelog.playback.session import find_playback, start_playback
+from tidelog.playback.slots import PartitionSlots, floors_of
+
+__all__ = [
+    "AsOf",
+    "PlaybackRequest",
+    "check_needed",
+    "parse_as_of",
+    "pin_asked",
+    "pin_topic",
+    "pinned_playback",
+    "trimmed",
+]
+
+_OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*", re.ASCII)
+_INSIDE = ("topic", "stdout", "null")  # sinks that no other home can share
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybackRequest:
+    """A playback in a person's words; None for what was not said."""
+
+    topic: str
+    sink: str
+    start: str | None = None
+    end: str | None = None
+    as_of: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        return self.start or "", self.end or "", self.as_of or ""
+
+
+def parse_as_of(text: str | None, now_ms: int) -> AsOf:
+    """A commit time, or offsets as ``P:O,P:O``. ``InvalidError``."""
+    if text is None:
+        return None
+    if not _OFFSETS.fullmatch(text):
+        return moment_ms(text, now_ms)
+    pairs = [each.split(":") for each in text.split(",")]
+    offsets = {int(partition): int(offset) for partition, offset in pairs}
+    if len(offsets) != len(pairs):
+        raise InvalidError(f"as-of `{text}`: a partition is named twice: name each once")
+    return offsets
+
+
+def pin_asked(
+    context: Context, asked: PlaybackRequest, pool: Executor | None = None
+) -> tuple[Topic, Pin]:
+    """The topic, and what is played of it."""
+    now_ms = context.clock.now_ms()
+    times = time_range(asked.start, asked.end, now_ms)
+    as_of = parse_as_of(asked.as_of, now_ms)
+    topic = find_topic(context, asked.topic)
+    return topic, pin_topic(context, topic, times, as_of, pool)
+
+
+def pinned_playback(
+    context: Context, name: str, asked: PlaybackRequest, pool: Executor | None = None
+) -> tuple[Topic, PlaybackPin]:
+    """The playback of this name, which is started where there is none.
+
+    ``InvalidError`` when it was asked for something else, or when its topic, or the one that it
+    plays into, was deleted and made again.
+    """
+    address = check_outlet(asked.sink, named=True)
+    target = find_target(context, address.path).incarnation if address.scheme == "topic" else ""
+    inside = address.scheme in _INSIDE
+    if not inside:
+        context.standing.check(f"playback `{name}` to `{asked.sink}`")
+    found = find_playback(context, name)
+    if found is None:
+        topic, pin = pin_asked(context, asked, pool)
+        now_ms = context.clock.now_ms()
+        home = "" if inside else context.standing.id
+        wanted = PlaybackPin(asked.topic, asked.sink, target, asked.texts, pin, now_ms, home=home)
+        found = start_playback(context, name, wanted)
+    _check_same(context, name, asked, found)
+    if not inside:
+        what = f"playback `{name}` to `{asked.sink}`"
+        context.standing.check_own(what, found.home, "begin another one, under another name")
+    topic = find_topic(context, asked.topic)
+    for role, there, was in (
+        ("topic", topic.incarnation, found.pin.incarnation),
+        ("target", target, found.target),
+    ):
+        if there != was:
+            raise remade(name, role)
+    return topic, found
+
+
+def _check_same(context: Context, name: str, asked: PlaybackRequest, found: PlaybackPin) -> None:
+    for what, wanted, was in (
+        ("topic", asked.topic, found.topic),
+        ("sink", asked.sink, found.sink),
+    ):
+        if wanted != was:
+            raise _other(name, what, wanted, was)
+    now_ms = context.clock.now_ms()
+    times = found.pin.range
+    for what, text, said, time_ms in (
+        ("start", asked.start, found.asked[0], times.start_ms),
+        ("end", asked.end, found.asked[1], times.end_ms),
+    ):
+        if text not in (None, said) and moment_ms(text or "", now_ms) != time_ms:
+            raise _other(name, what, text or "", to_iso(time_ms))
+    if asked.as_of not in (None, found.asked[2]):
+        raise _other(name, "as-of", asked.as_of or "", found.asked[2] or "none")
+
+
+def _other(name: str, what: str, wanted: str, was: str) -> InvalidError:
+    return InvalidError(
+        f"playback `{name}`: began with {what} `{was}`, and is asked for `{wanted}`: leave it out "
+        "to go on with that one, or choose another name"
+    )
+
+
+AsOf = int | Mapping[int, int] | None
+"""A commit time in ms, ends by partition (others as they are now), or None for now."""
+
+_ENTRIES = 4_000  # of floors, over all partitions; they must fit into a row
+
+
+def pin_topic(
+    context: Context,
+    topic: Topic,
+    times: TimeRange,
+    as_of: AsOf = None,
+    pool: Executor | None = None,
+) -> Pin:
+    """Fix the ends of a topic, now or as of an earlier state.
+
+    ``InvalidError`` for a partition that is not there and an end that was never reached,
+    ``NotFoundError`` for one that was trimmed.
+    """
+    offsets = as_of if isinstance(as_of, Mapping) else {}
+    for partition in offsets:
+        topic.check_partition(partition)
+    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+    entries = max(1, min(64, _ENTRIES // topic.partitions))
+
+    def pinned(partition: int) -> tuple[int, int, Floors]:
+        head, _ = read_head(context, topic, partition)
+        while True:
+            end = head.next
+            if partition in offsets:
+                end = _checked(topic, partition, head, offsets[partition])
+            elif isinstance(as_of, int):
+                end = _end_at(context, topic, partition, head, as_of)
+            slots = PartitionSlots(context, topic, partition, times, head.journaled)
+            floors = floors_of(slots, (head.start, end), entries)
+            before, (head, _) = head, read_head(context, topic, partition)
+            if head.compiled == before.compiled:  # else rows were replaced while they were read
+                return before.start, end, floors
+
+    starts, ends, floors = zip(*each(pinned, range(topic.partitions)), strict=True)
+    return Pin(topic.incarnation, times, starts, ends, floors)
+
+
+def check_needed(topic: Topic, pin: Pin, partition: int, time_ms: int, head: Head) -> None:
+    """``NotFoundError`` when something from this time on was trimmed since the playback began.
+
+    The head is one that was read after rows: a trim raises the start before it removes any.
+    """
+    needed = pin.floors[partition].needed(time_ms)
+    if needed is not None and head.start > needed:
+        raise trimmed(topic, partition, needed, head.start)
+
+
+def trimmed(topic: Topic, partition: int, offset: int, start: int) -> NotFoundError:
+    return NotFoundError(
+        f"playback of `{topic.name}`: offsets {offset} to {start} of partition {partition} were "
+        "trimmed while it ran, and may be part of it: begin another playback of what is left",
+        partition=partition,
+        offset=offset,
+        start=start,
+    )
+
+
+def _checked(topic: Topic, partition: int, head: Head, end: int) -> int:
+    if end > head.next or end < 0:
+        raise InvalidError(
+            f"partition `{topic.name}/{partition}`: as of offset {end}, but it ends at "
+            f"{head.next}: give 0 to {head.next}"
+        )
+    if end < head.start:
+        raise NotFoundError(
+            f"partition `{topic.name}/{partition}`: as of offset {end}, but all before "
+            f"{head.start} was trimmed: give {head.start} to {head.next}",
+            partition=partition,
+            start=head.start,
+        )
+    return end
+
+
+def _end_at(context: Context, topic: Topic, partition: int, head: Head, time_ms: int) -> int:
+    """The end at a commit time: a border between runs committed by then, and later ones.
+
+    Found by halving, so it takes few looks; where clocks of producers differ there may be
+    several such borders, and any of them is an end that the partition once had.
+    """
+    low, high = head.start, head.next  # all before `low` counts, nothing from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        run = _holder(context, topic, partition, head, middle)
+        if run is None:
+            return low
+        if run.committed_ms <= time_ms:
+            low = max(run.end, middle + 1)
+        else:
+            high = max(low, run.base)
+    return min(low, head.next)
+
+
+def _holder(context: Context, topic: Topic, partition: int, head: Head, offset: int) -> Run | None:
+    where = layout.topic_partition(topic.incarnation, partition)
+    if offset < head.journaled:
+        bounds = "journal/", layout.journal_row(offset + 1)
+    else:
+        bounds = layout.run_row(head.journaled), layout.run_row(offset + 1)
+    for row in context.catalog.scan(where, *bounds, 1, reverse=True):
+        return decode_row(row.value, Run, f"a run of `{topic.name}/{partition}`")
+    return None

@@ -1,0 +1,163 @@
+"""Events by their ids over HTTP: found, updated and deleted; and the objects that hold a topic.
+
+``GET``, ``PUT`` and ``DELETE /topics/{topic}/ids/{id}``, and ``GET /topics/{topic}/journals``. The
+body of an update is the new value, as it is. Who amends is, for the audit, the token; without
+tokens, the address that asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidelog.codec.event_json import event_lines
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.journal.calls import presign_s
+from tidelog.journal.listing import JournalEntry, list_journals
+from tidelog.model.event import check_timestamp
+from tidelog.model.limits import TIMESTAMP_MS_END
+from tidelog.model.playback import TimeRange, whole_range
+from tidelog.server.api.by_offset import check_parameters, limit_of
+from tidelog.server.http.errors import TooLargeError, encode
+from tidelog.server.http.headers import headers_of
+from tidelog.server.http.limits import Bodies
+from tidelog.server.http.metrics import Metrics
+from tidelog.server.http.threads import ServerThreads
+
+__all__ = ["WHO", "ByIdHandlers"]
+
+WHO = "tidelog.who"  # in the scope of a request: by what it was let in
+_CURSOR_MAX = 200  # characters
+
+
+class _After(msgspec.Struct, frozen=True, array_like=True):
+    """Where the next page of a list of journals begins, and what it lists."""
+
+    start_ms: int
+    end_ms: int
+    partition: int
+    offset: int
+
+    def text(self) -> str:
+        return ".".join(map(str, msgspec.structs.astuple(self)))
+
+    @classmethod
+    def of_text(cls, text: str) -> _After:
+        parts = text.split(".")
+        if len(text) > _CURSOR_MAX or len(parts) != 4 or not all(map(_is_number, parts)):
+            raise InvalidError("cursor: is none that a page has given: begin anew")
+        after = cls(*map(int, parts))
+        check_timestamp(after.start_ms)
+        check_timestamp(min(after.end_ms, TIMESTAMP_MS_END - 1))
+        return after
+
+
+class ByIdHandlers:
+    """Handlers of requests that name an id, or ask for journals."""
+
+    def __init__(
+        self, home: Home, threads: ServerThreads, metrics: Metrics, bodies: Bodies
+    ) -> None:
+        self._home = home
+        self._threads = threads
+        self._metrics = metrics
+        self._bodies = bodies
+
+    async def get(self, request: Request) -> Response:
+        """``GET /topics/{topic}/ids/{id}``"""
+        check_parameters(request, ())
+        topic, event_id = _named(request)
+        event = await self._threads.run(self._home.get, topic, event_id)
+        self._metrics.events_out += 1
+        return _json_bytes(event_lines([event]).rstrip(b"\n"))
+
+    async def update(self, request: Request) -> Response:
+        """``PUT /topics/{topic}/ids/{id}``"""
+        check_parameters(request, ("why",))
+        topic, event_id = _named(request)
+        value = await self._bodies.read(request.receive, headers_of(request.scope["headers"]))
+        bytes_max = self._home.context.settings.event_bytes_max
+        if len(value) > bytes_max:
+            raise TooLargeError(
+                f"body: has {len(value)} bytes, a value at most {bytes_max}", bytes_max=bytes_max
+            )
+        why, who = request.query_params.get("why", ""), request.scope[WHO]
+        await self._threads.run(self._home.update, topic, event_id, value, why=why, who=who)
+        return _json({"topic": topic, "id": event_id, "bytes": len(value)})
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /topics/{topic}/ids/{id}``"""
+        check_parameters(request, ("why",))
+        topic, event_id = _named(request)
+        why, who = request.query_params.get("why", ""), request.scope[WHO]
+        done = await self._threads.run(self._home.delete, topic, event_id, why=why, who=who)
+        return _json({"topic": topic, "id": event_id, "deleted": done.events})
+
+    async def journals(self, request: Request) -> Response:
+        """``GET /topics/{topic}/journals``"""
+        check_parameters(request, ("start", "end", "limit", "cursor", "presign"))
+        params = request.query_params
+        limit = limit_of(params)
+        presign = params.get("presign")
+        expires_s = None if presign is None else presign_s(presign)
+        cursor, start, end = (params.get(name) for name in ("cursor", "start", "end"))
+        if cursor is not None and (start is not None or end is not None):
+            raise InvalidError("query: a cursor knows its range: leave out start and end")
+        if cursor is not None:
+            after = _After.of_text(cursor)
+        else:
+            times = whole_range(start, end, self._home.context.clock.now_ms())
+            after = _After(times.start_ms, times.end_ms, 0, 0)
+        topic = request.path_params["topic"]
+        found = await self._threads.run(self._list, topic, after, limit, expires_s)
+        return _page(topic, after, found, limit, presign)
+
+    def _list(
+        self, name: str, after: _After, limit: int, expires_s: int | None
+    ) -> list[JournalEntry]:
+        """One more than the page may have, where there are more."""
+        topic = self._home.topic(name)
+        times = TimeRange(after.start_ms, after.end_ms)
+        place = (after.partition, after.offset)
+        entries = []
+        for entry in list_journals(self._home.context, topic, times, place, expires_s):
+            entries.append(entry)
+            if len(entries) > limit:
+                break
+        return entries
+
+
+def _page(
+    topic: str, after: _After, found: list[JournalEntry], limit: int, presign: str | None
+) -> Response:
+    headers = {"cache-control": "no-store"}
+    following = None
+    if len(found) > limit:
+        first = found.pop()
+        following = _After(after.start_ms, after.end_ms, first.partition, first.base).text()
+        more = "" if presign is None else f"&presign={presign}"
+        link = f"/topics/{topic}/journals?cursor={following}&limit={limit}{more}"
+        headers["link"] = f'<{link}>; rel="next"'
+    answer = {"topic": topic, "next": following, "journals": found}
+    return Response(encode(answer), headers=headers, media_type="application/json")
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.path_params["topic"], request.path_params["id"]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return _json_bytes(encode(value))
+
+
+def _json_bytes(body: bytes) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(body, headers=headers, media_type="application/json")

@@ -1,0 +1,269 @@
+"""Reading over HTTP: topics, and events by partition and offset, with long polling.
+
+Pages of a partition: some events from an offset on, as JSON lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidelog.codec.event_json import batch_lines
+from tidelog.codec.sizes import fitting_rows
+from tidelog.context import Context
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.reader.partition_reader import OffsetEvents, Reader
+from tidelog.log.topics import read_head
+from tidelog.model import limits as model_limits
+from tidelog.model.address import nearest
+from tidelog.model.event import to_iso
+from tidelog.model.topic import Topic
+from tidelog.server.api.watch import PartitionWatch
+from tidelog.server.http import limits
+from tidelog.server.http.errors import encode
+from tidelog.server.http.limits import PAGE_BYTES_MAX
+from tidelog.server.http.metrics import Metrics
+from tidelog.server.http.threads import ServerThreads
+
+__all__ = [
+    "LINES_TYPE",
+    "From",
+    "Page",
+    "Reads",
+    "as_array",
+    "check_parameters",
+    "limit_of",
+    "offset_of",
+    "partition_of",
+    "read_page",
+]
+
+LINES_TYPE = "application/x-ndjson"
+_LIMIT = 100  # events in a page, where none is given
+_WORDS: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
+
+
+class Reads:
+    """What ``GET`` answers about topics and their events."""
+
+    def __init__(
+        self, home: Home, threads: ServerThreads, watch: PartitionWatch, metrics: Metrics
+    ) -> None:
+        self._home = home
+        self._threads = threads
+        self._watch = watch
+        self._metrics = metrics
+
+    async def topics(self, request: Request) -> Response:
+        """``GET /topics``"""
+        check_parameters(request, ())
+        found = await self._threads.run(self._home.topics)
+        shown = [_settings(topic) for topic in found if topic.state == "ready"]
+        return _json({"topics": shown})
+
+    async def topic(self, request: Request) -> Response:
+        """``GET /topics/{topic}``"""
+        check_parameters(request, ())
+        return _json(await self._threads.run(self._show, request.path_params["topic"]))
+
+    async def events(self, request: Request) -> Response:
+        """``GET /topics/{topic}/partitions/{partition}/events``"""
+        check_parameters(request, ("offset", "limit", "wait"))
+        params = request.query_params
+        offset = offset_of(params.get("offset", "earliest"))
+        limit = limit_of(params)
+        wait_s = _seconds(params.get("wait", "0"))
+        topic = await self._threads.run(self._home.topic, request.path_params["topic"])
+        partition = partition_of(topic, request.path_params["partition"])
+        page = await self._page(topic, partition, (offset, limit), wait_s)
+        self._metrics.events_out += page.count
+        return _page_response(request, topic, partition, page, limit)
+
+    async def _page(
+        self, topic: Topic, partition: int, wanted: tuple[From, int], wait_s: float
+    ) -> Page:
+        """A page with at least one event, or after some time one without."""
+        context = self._home.context
+        page = await self._threads.run(read_page, context, topic, partition, *wanted)
+        if page.count or not wait_s:
+            return page
+        offset, limit = page.next, wanted[1]  # what `latest` was then
+        clock = context.clock
+        until_s = clock.monotonic_s() + wait_s
+        with self._watch.waiting(topic.incarnation, (partition,)) as waiter:
+            while True:
+                # First of all again, as events may have come before anybody could be woken.
+                page = await self._threads.run(read_page, context, topic, partition, offset, limit)
+                offset = page.next
+                if page.count or not await waiter.wait(until_s - clock.monotonic_s()):
+                    return page
+
+    def _show(self, name: str) -> dict[str, Any]:
+        topic = self._home.topic(name)
+        heads = [read_head(self._home.context, topic, p)[0] for p in range(topic.partitions)]
+        rows = [
+            {"partition": number, "start": head.start, "next": head.next}
+            for number, head in enumerate(heads)
+        ]
+        return {**_settings(topic), "per_partition": rows}
+
+
+def check_parameters(request: Request, known: Iterable[str]) -> None:
+    """Refuse parameters that nobody reads, and those that are given twice."""
+    names = tuple(known)
+    seen = [name for name, _ in request.query_params.multi_items()]
+    for name in seen:
+        if name not in names:
+            hint = nearest(name[:80], names) if names else ""
+            takes = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise InvalidError(f"query: unknown parameter `{name[:80]}`{hint}: {takes}")
+        if seen.count(name) > 1:
+            raise InvalidError(f"query: `{name}` is given more than once: give it once")
+
+
+def offset_of(text: str) -> From:
+    """Where to read from: an offset, ``earliest`` or ``latest``."""
+    for word in _WORDS:
+        if text == word:
+            return word
+    return _whole("offset", text, 0, 2**63 - 1, "`earliest`, `latest`, or ")
+
+
+def limit_of(params: QueryParams) -> int:
+    """How many events a page may have."""
+    return _whole("limit", params.get("limit", str(_LIMIT)), 1, limits.PAGE_EVENTS_MAX)
+
+
+def partition_of(topic: Topic, text: str) -> int:
+    """A partition that is there. ``InvalidError``, ``NotFoundError``."""
+    partition = _whole("partition", text, 0, model_limits.PARTITIONS_MAX - 1)
+    if partition >= topic.partitions:
+        raise NotFoundError(
+            f"topic `{topic.name}`: has no partition {partition}: give 0 to {topic.partitions - 1}"
+        )
+    return partition
+
+
+def _whole(name: str, text: str, least: int, most: int, other: str = "") -> int:
+    """A whole number in its range. ``InvalidError``."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
+        return int(text)
+    raise InvalidError(f"{name} `{text[:80]}`: give {other}a whole number from {least} to {most}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= limits.WAIT_S_MAX:
+        raise InvalidError(f"wait `{text[:80]}`: give 0 to {limits.WAIT_S_MAX:g} seconds")
+    return seconds
+
+
+def _settings(topic: Topic) -> dict[str, Any]:
+    """What anybody may know of a topic; where it notifies is not part of that."""
+    return {
+        "name": topic.name,
+        "partitions": topic.partitions,
+        "slot_ms": topic.slot_ms,
+        "created": to_iso(topic.created_ms),
+    }
+
+
+def _page_response(
+    request: Request, topic: Topic, partition: int, page: Page, limit: int
+) -> Response:
+    path = f"/topics/{topic.name}/partitions/{partition}/events"
+    headers = {
+        "cache-control": "no-store",
+        "link": f'<{path}?offset={page.next}&limit={limit}>; rel="next"',
+        "tidelog-next-offset": str(page.next),
+    }
+    if LINES_TYPE in request.headers.get("accept", ""):
+        return Response(page.lines, headers=headers, media_type=LINES_TYPE)
+    front = encode(
+        {
+            "topic": topic.name,
+            "partition": partition,
+            "start": page.start,
+            "end": page.end,
+            "next": page.next,
+        }
+    )
+    body = front[:-1] + b',"events":' + as_array(page.lines) + b"}"
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _json(value: dict[str, Any]) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(encode(value), headers=headers, media_type="application/json")
+
+
+From = int | Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The events of consecutive offsets of a partition, and where the next page begins."""
+
+    lines: bytes  # one JSON object each
+    offsets: Sequence[int]  # of each event
+    first: int  # where the page begins
+    next: int  # the offset to go on from
+    start: int  # of the partition, as it was then
+    end: int
+
+    @property
+    def count(self) -> int:
+        """How many events it has."""
+        return len(self.offsets)
+
+
+def as_array(lines: bytes) -> bytes:
+    """JSON lines as one JSON array; within a line JSON has no newline."""
+    return b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
+
+
+def read_page(context: Context, topic: Topic, partition: int, offset: From, limit: int) -> Page:
+    """Up to ``limit`` events, fewer where they are large; what was erased is passed over.
+
+    ``NotFoundError`` for an offset that was trimmed or that lies beyond the end.
+    """
+    topic.check_partition(partition)
+    head, _ = read_head(context, topic, partition)
+    if not isinstance(offset, int):
+        offset = head.start if offset == "earliest" else head.next
+    if offset > head.next:
+        raise NotFoundError(
+            f"partition `{topic.name}/{partition}`: offset {offset} is beyond its end, "
+            f"{head.next}: go on from there",
+            offset=offset,
+            end=head.next,
+        )
+    reader = Reader(context, topic, partition)
+    if offset < head.start:
+        reader.check_start(offset)
+    lines: list[bytes] = []
+    offsets: list[int] = []
+    at, room = offset, PAGE_BYTES_MAX
+    for stretch in reader.stretches(offset, head.next):
+        part = _fitting(stretch, limit - len(offsets), room)
+        lines.append(batch_lines(part.arrow()))
+        offsets += part.offsets.tolist()
+        at = part.end
+        room -= len(lines[-1])
+        if room <= 0 or len(offsets) == limit or part.end < stretch.end:
+            break
+    return Page(b"".join(lines), offsets, offset, at, head.start, head.next)
+
+
+def _fitting(stretch: OffsetEvents, count: int, room: int) -> OffsetEvents:
+    """Returns as many of its events as fit by their sizes, one at least, up to a count."""
+    return stretch.take(min(count, fitting_rows(stretch.batch, room)))

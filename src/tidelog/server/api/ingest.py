@@ -1,0 +1,312 @@
+"""``POST /topics/{topic}/events``: events in, positions out, once all are durable.
+
+A body is one JSON event, a JSON array of them, JSON lines, or the bytes of one value with its key,
+id, time and type in headers. Small bodies are sent from the event loop itself, which takes
+microseconds; large ones from a thread. Requests share flushes; those with an ``Idempotency-Key``
+are appended on their own, so that a repeat finds them (``log.once``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tidelog.codec.event_json import event_of_line, json_problem
+from tidelog.coordination.outcome import append_error
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnknownOutcomeError
+from tidelog.home import Home
+from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.idempotent_append import append_once
+from tidelog.model import limits as model_limits
+from tidelog.model.depth import too_deep
+from tidelog.model.event import Event, Position, check_event, check_timestamp, from_iso
+from tidelog.model.positions import Positions
+from tidelog.model.topic import Topic
+from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
+from tidelog.server.topics import OpenTopic, OpenTopics
+
+__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "time_of"]
+
+EVENT_HEADERS = ("Tidelog-Key", "Tidelog-Id", "Tidelog-Time", "Tidelog-Type")
+IDEMPOTENCY_KEY = "Idempotency-Key"
+IF_ABSENT = "Tidelog-If-Absent"
+_IDEMPOTENCY_KEY_MAX = 255  # bytes
+_SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
+_OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
+
+_JSON = frozenset((b"application/json",))
+_LINES = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/json-lines"))
+_OF_RAW = frozenset((b"tidelog-id", b"tidelog-key", b"tidelog-time", b"tidelog-type"))
+_RAW = frozenset((b"", b"application/octet-stream", b"text/plain"))
+
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+Headers = Mapping[bytes, bytes]
+
+
+class Ingest:
+    """Appends what requests bring."""
+
+    def __init__(
+        self,
+        home: Home,
+        topics: OpenTopics,
+        pool: Executor,
+        link: Callable[[], object | None] = lambda: None,
+    ) -> None:
+        self._home = home
+        self._topics = topics
+        self._pool = pool
+        self._link = link  # to the span of the present request
+        self._event_bytes_max = home.context.settings.event_bytes_max
+
+    async def append(self, topic: str, headers: Headers, body: bytes) -> Sequence[Position]:
+        """Store the events of a body, all or none of them refused; where they stand."""
+        opened = self._topics.get(topic) or await self._topics.open(topic)
+        key = headers.get(b"idempotency-key")
+        if_absent = _if_absent(headers)
+        if key is None and not if_absent and len(body) <= _SMALL_BYTES:
+            return await self.send(opened, self._events(headers, body))
+        loop = asyncio.get_running_loop()
+        events = await loop.run_in_executor(self._pool, self._events, headers, body)
+        if if_absent:
+            return await loop.run_in_executor(self._pool, self._append_absent, topic, events)
+        if key is None:
+            return await self.send(opened, events)
+        return await self._send_once(opened, _idempotency_key(key), events)
+
+    async def send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
+        """Store events through the shared producer; where they stand.
+
+        A topic that was made again since it was opened is opened again.
+        """
+        try:
+            return await self._send(opened, events)
+        except NotFoundError:
+            self._topics.drop(opened)
+            again = await self._topics.open(opened.topic.name)
+            return await self._send(again, events)
+
+    def enter(self, opened: OpenTopic, event: Event) -> None:
+        """Put one event into the buffer, and wait for nothing."""
+        self._check_room(opened, [event])
+        _send_all(opened, [event])
+
+    async def _send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
+        opened.users += 1
+        try:
+            sent = await self._enter(opened, events)
+        finally:
+            self._topics.leave(opened)
+        link = self._link()
+        if link is not None:
+            for flush in {each.flush: None for each in sent}:
+                flush.links.append(link)
+        if len(sent) == 1:  # the common case
+            flush, index = sent[0].flush, sent[0].index
+            await opened.durable(flush)
+            if flush.error is None or flush.is_stored(index):
+                return (flush.positions()[index],)
+            flush.tell(index)
+            raise flush.error_of(index).with_traceback(None)
+        for flush in {each.flush: None for each in sent}:
+            await opened.durable(flush)
+        return _positions(opened.topic.name, sent)
+
+    async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
+        """Put events into the producer's buffer, if that has room for all of them."""
+        size = self._check_room(opened, events)
+        if size <= _SMALL_BYTES:
+            return _send_all(opened, events)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, _send_all, opened, events)
+
+    def _check_room(self, opened: OpenTopic, events: list[Event]) -> int:
+        """Check each event, and that all fit; their size. ``BusyError``."""
+        size = sum(map(self._size, events))
+        if opened.producer.room < size + _OVERHEAD_BYTES * len(events):
+            raise BusyError(
+                f"topic `{opened.topic.name}`: more events are on their way than the server "
+                "holds: try again",
+                retry_after_s=1,
+            )
+        return size
+
+    async def _send_once(
+        self, opened: OpenTopic, key: str, events: list[Event]
+    ) -> Sequence[Position]:
+        loop = asyncio.get_running_loop()
+
+        def append(topic: Topic) -> Positions:
+            for event in events:
+                self._size(event)
+            return append_once(self._home.context, topic, key, events)
+
+        try:
+            return await loop.run_in_executor(self._pool, append, opened.topic)
+        except NotFoundError:
+            self._topics.drop(opened)
+            again = await self._topics.open(opened.topic.name)
+            return await loop.run_in_executor(self._pool, append, again.topic)
+
+    def _append_absent(self, topic: str, events: list[Event]) -> Sequence[Position]:
+        for event in events:
+            self._size(event)
+        return self._home.append(topic, events, if_absent=True)
+
+    def _events(self, headers: Headers, body: bytes) -> list[Event]:
+        """What a body holds. ``InvalidError``, ``MediaTypeError``."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind not in _RAW and not _OF_RAW.isdisjoint(headers):
+            given = ", ".join(name.decode() for name in sorted(_OF_RAW.intersection(headers)))
+            raise InvalidError(
+                f"header {given}: is for a body that is the value: put it into the JSON event"
+            )
+        if kind in _JSON:
+            if body.lstrip()[:1] != b"[":
+                return [event_of_line(body)]
+            try:
+                lines: Sequence[Any] = _array.decode(body)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+                raise InvalidError(f"body: is not JSON: {json_problem(body, exc)}") from exc
+            except RecursionError as exc:  # much deeper than an event may be
+                raise too_deep("body") from exc
+        elif kind in _LINES:
+            lines = [line for line in body.split(b"\n") if line.strip()]
+        elif kind in _RAW:
+            return [_event_of_headers(headers, body)]
+        else:
+            raise MediaTypeError(
+                f"body: is `{kind[:80].decode('latin-1')}`: give application/json, "
+                "application/x-ndjson, or application/octet-stream for the bytes of one value"
+            )
+        if not lines:
+            raise InvalidError("body: holds no event: give one or more")
+        if len(lines) > model_limits.SEGMENT_EVENTS_MAX:
+            raise TooLargeError(
+                f"body: holds {len(lines)} events: at most {model_limits.SEGMENT_EVENTS_MAX}"
+            )
+        return [_numbered(number, line) for number, line in enumerate(lines)]
+
+    def _size(self, event: Event) -> int:
+        """How many bytes an event has. ``InvalidError``, ``TooLargeError``."""
+        size = check_event(event, sys.maxsize)
+        if size > self._event_bytes_max:
+            raise TooLargeError(
+                f"event: has {size} bytes, at most {self._event_bytes_max} are allowed: split it",
+                bytes_max=self._event_bytes_max,
+            )
+        return size
+
+
+def time_of(text: str) -> int:
+    """A time in a header or a query: whole milliseconds, or ISO 8601."""
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return check_timestamp(int(text))
+    return from_iso(text)
+
+
+def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
+    """Put events that were checked into the buffer."""
+    sent: list[SendFuture] = []
+    send = opened.producer.send
+    try:
+        for event in events:
+            sent.append(  # noqa: PERF401 - what was sent must be known when one fails
+                send(
+                    event.value,
+                    event.key,
+                    id=event.id,
+                    timestamp=event.timestamp,
+                    type=event.type,
+                    headers=event.headers,
+                )
+            )
+    except TidelogError as exc:
+        if not sent:
+            raise
+        raise UnknownOutcomeError(
+            f"append to `{opened.topic.name}`: {len(sent)} of {len(events)} events may be stored, "
+            f"then: {exc}"
+        ) from exc
+    return sent
+
+
+def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
+    """Where several events stand. ``PartialAppendError`` when not all of them are stored."""
+    partitions = np.zeros(len(sent), np.int32)
+    offsets = np.full(len(sent), -1, np.int64)
+    unknown: list[int] = []
+    error: BaseException | None = None
+    for number, each in enumerate(sent):
+        if each.flush.error is None or each.flush.is_stored(each.index):
+            at = each.flush.positions()[each.index]
+            partitions[number], offsets[number] = at.partition, at.offset
+            continue
+        each.flush.tell(each.index)
+        failure = each.flush.error_of(each.index)
+        is_unknown = isinstance(failure, UnknownOutcomeError) or not isinstance(
+            failure, TidelogError
+        )
+        if is_unknown:
+            unknown.append(number)
+        if error is None or (is_unknown and len(unknown) == 1):
+            error = failure
+    positions = Positions(topic, partitions, offsets)
+    if error is None:
+        return positions
+    raise append_error(positions, unknown, error).with_traceback(None)
+
+
+def _numbered(number: int, line: bytes) -> Event:
+    try:
+        return event_of_line(line)
+    except InvalidError as exc:
+        raise InvalidError(f"event {number}: {exc}", event=number) from exc
+
+
+def _event_of_headers(headers: Headers, body: bytes) -> Event:
+    """One event whose value is the body."""
+    time = _text(headers, b"tidelog-time")
+    key = headers.get(b"tidelog-key")
+    return Event(
+        value=body,
+        key=key,
+        id=_text(headers, b"tidelog-id"),
+        timestamp=None if time is None else time_of(time),
+        type=_text(headers, b"tidelog-type"),
+    )
+
+
+def _text(headers: Headers, name: bytes) -> str | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidError(f"header {name.decode()}: is not UTF-8: give text") from exc
+
+
+def _if_absent(headers: Headers) -> bool:
+    given = headers.get(b"tidelog-if-absent")
+    if given is None:
+        return False
+    if given != b"true":
+        raise InvalidError(f"header {IF_ABSENT}: give `true`, or leave it out")
+    if b"idempotency-key" in headers:
+        raise InvalidError(f"headers {IF_ABSENT} and {IDEMPOTENCY_KEY}: give one of them")
+    return True
+
+
+def _idempotency_key(key: bytes) -> str:
+    if not 1 <= len(key) <= _IDEMPOTENCY_KEY_MAX or not key.isascii():
+        raise InvalidError(
+            f"header {IDEMPOTENCY_KEY}: give 1 to {_IDEMPOTENCY_KEY_MAX} ASCII characters"
+        )
+    return key.decode()

@@ -1,0 +1,319 @@
+"""The description of what the server takes and answers, in OpenAPI; a test walks it."""
+
+from __future__ import annotations
+
+from tidelog import __version__
+from tidelog.server.api.openapi_schemas import (
+    BYTES,
+    LIMIT,
+    OFFSET,
+    PARTITION,
+    TIME,
+    TOPIC,
+    Json,
+    header,
+    ids_paths,
+    json_answer,
+    named,
+    operation,
+    parameter,
+    path_topic,
+    ref,
+    token,
+)
+from tidelog.server.http import limits
+from tidelog.server.options import ServeOptions
+
+__all__ = ["description"]
+
+
+def description(options: ServeOptions) -> Json:
+    """The whole document, for a server with these options."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tidelog",
+            "version": __version__,
+            "description": "Events in and out of the topics of one home.",
+        },
+        "paths": {
+            "/topics": {"get": _topics()},
+            "/topics/{topic}": {"get": _topic()},
+            "/topics/{topic}/events": {"get": _range(), "post": _append(options)},
+            "/topics/{topic}/partitions/{partition}/events": {"get": _events()},
+            "/topics/{topic}/tail": {"get": _tail()},
+            **ids_paths(options),
+            "/track.gif": {"get": _track(False, options)},
+            "/track/{topic}.gif": {"get": _track(True, options)},
+            "/metrics": {"get": _plain("metrics", "Counts, for Prometheus", "text/plain", True)},
+            "/healthz": {"get": _plain("health", "Whether the process answers")},
+            "/readyz": {"get": _ready()},
+            "/openapi.json": {"get": _plain("openapi", "This description")},
+        },
+        "components": {
+            "schemas": _schemas(),
+            "responses": _errors(),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _topics() -> Json:
+    listed = {"type": "array", "items": ref("Topic")}
+    shown = {"type": "object", "properties": {"topics": listed}, "required": ["topics"]}
+    return operation("topics", "All topics", {"200": json_answer("The topics", shown)})
+
+
+def _topic() -> Json:
+    row = {
+        "type": "object",
+        "properties": {"partition": OFFSET, "start": OFFSET, "next": OFFSET},
+        "required": ["partition", "start", "next"],
+    }
+    rows = {
+        "type": "object",
+        "properties": {"per_partition": {"type": "array", "items": row}},
+        "required": ["per_partition"],
+    }
+    shown = {"allOf": [ref("Topic"), rows]}
+    answers = {"200": json_answer("The topic", shown), **named("404")}
+    return operation("topic", "One topic, and where its partitions end", answers, [path_topic()])
+
+
+def _append(options: ServeOptions) -> Json:
+    headers = [
+        header("Idempotency-Key", "A repeat with the same key gets the first positions", 255),
+        parameter(
+            "Tidelog-If-Absent",
+            {"enum": ["true"]},
+            "header",
+            "Refuse events whose ids are there already; all must have one",
+        ),
+        header("Tidelog-Key", "The key of an event given as bytes"),
+        header("Tidelog-Id", "Its id"),
+        header("Tidelog-Time", "Its time: ISO 8601, or milliseconds since 1970"),
+        header("Tidelog-Type", "Its type"),
+    ]
+    position = {
+        "type": "object",
+        "properties": {"partition": OFFSET, "offset": OFFSET},
+        "required": ["partition", "offset"],
+    }
+    stored = {
+        "type": "object",
+        "properties": {
+            "topic": TOPIC,
+            "positions": {"type": "array", "items": position, "minItems": 1},
+        },
+        "required": ["topic", "positions"],
+    }
+    one_or_many = {"anyOf": [ref("Event"), {"type": "array", "items": ref("Event")}]}
+    body = {
+        "required": True,
+        "description": f"At most {options.body_bytes_max} bytes.",
+        "content": {
+            "application/json": {"schema": one_or_many},
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            "application/octet-stream": {"schema": {"type": "string"}},
+            "text/plain": {"schema": {"type": "string"}},
+        },
+    }
+    answers = {"201": json_answer("All events are durable", stored)}
+    answers |= named("404", "409", "413", "415", "503", "504")
+    found = operation("append", "Append events", answers, [path_topic(), *headers])
+    return found | {"requestBody": body}
+
+
+def _events() -> Json:
+    parameters = [
+        path_topic(),
+        parameter("partition", PARTITION, "path", "A partition"),
+        parameter(
+            "offset",
+            {"anyOf": [OFFSET, {"enum": ["earliest", "latest"]}], "default": "earliest"},
+            "query",
+            "Where to begin",
+        ),
+        parameter("limit", LIMIT, "query", "How many events at most"),
+        parameter(
+            "wait",
+            {"type": "number", "minimum": 0, "maximum": limits.WAIT_S_MAX, "default": 0},
+            "query",
+            "How many seconds to wait for the first one",
+        ),
+    ]
+    page = {
+        "type": "object",
+        "properties": {
+            "topic": TOPIC,
+            "partition": OFFSET,
+            "start": OFFSET,
+            "end": OFFSET,
+            "next": OFFSET,
+            "events": {"type": "array", "items": ref("StoredEvent")},
+        },
+        "required": ["topic", "partition", "start", "end", "next", "events"],
+    }
+    answer = json_answer("A page; its `Link` header leads to the next one", page)
+    answer["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+    answer["headers"] = {
+        "Link": {"schema": {"type": "string"}, "required": True},
+        "Tidelog-Next-Offset": {"schema": OFFSET, "required": True},
+    }
+    answers = {"200": answer, **named("404", "410", "503")}
+    return operation("events", "Events of a partition, from an offset on", answers, parameters)
+
+
+def _range() -> Json:
+    when = "ISO 8601, or back from now (-15m)"
+    parameters = [
+        path_topic(),
+        parameter("start", {"type": "string"}, "query", f"{when}; default 15 minutes before end"),
+        parameter("end", {"type": "string"}, "query", f"Exclusive; {when}; default now"),
+        parameter("limit", LIMIT, "query", "How many events at most"),
+        parameter("cursor", {"type": "string"}, "query", "Of the page before, instead of both"),
+    ]
+    page = {
+        "type": "object",
+        "properties": {
+            "topic": TOPIC,
+            "start": TIME,
+            "end": TIME,
+            "next": {"type": ["string", "null"]},
+            "events": {"type": "array", "items": ref("StoredEvent")},
+        },
+        "required": ["topic", "start", "end", "next", "events"],
+    }
+    answer = json_answer("By time; a `Link` header leads to the next page, if there is one", page)
+    answer["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+    answer["headers"] = {"Link": {"schema": {"type": "string"}}}
+    answers = {"200": answer, **named("404", "410", "503")}
+    return operation("range", "Events of a range of times, by time", answers, parameters)
+
+
+def _tail() -> Json:
+    parameters = [
+        path_topic(),
+        parameter("partition", PARTITION, "query", "Only this one"),
+        parameter(
+            "from",
+            {"anyOf": [OFFSET, {"enum": ["earliest", "latest"]}], "default": "latest"},
+            "query",
+            "Where to begin, in each partition",
+        ),
+        token(),
+        header("Last-Event-ID", "The id of the last event that was seen: go on after it"),
+    ]
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    stream = {"description": "Each event as JSON, as it comes", "content": content}
+    answers = {"200": stream, **named("404", "410", "503")}
+    return operation("tail", "Events as they come, as server-sent events", answers, parameters)
+
+
+def _track(in_path: bool, options: ServeOptions) -> Json:
+    topic = path_topic()
+    if not in_path:
+        needed = options.topic_default is None
+        topic = parameter("topic", TOPIC, "query", "The topic", required=needed)
+    parameters = [
+        topic,
+        parameter("id", {"type": "string", "minLength": 1}, "query", "The event's id"),
+        parameter("key", {"type": "string"}, "query", "Its key"),
+        parameter("t", {"anyOf": [TIME, OFFSET]}, "query", "Its time"),
+        parameter("ack", {"enum": ["0", "1"]}, "query", "0: answer before it is durable"),
+        token(),
+    ]
+    gif = {"image/gif": {"schema": {"type": "string", "contentMediaType": "image/gif"}}}
+    answer = {
+        "description": "An image of one pixel; all other parameters are in the event",
+        "content": gif,
+        "headers": {"Tidelog-Position": {"schema": {"type": "string"}}},
+    }
+    name = "track_topic" if in_path else "track"
+    answers = {"200": answer, **named("404", "413", "503", "504")}
+    return operation(name, "Turn this request into an event", answers, parameters)
+
+
+def _ready() -> Json:
+    ready = _plain("ready", "Whether the store and the catalog answer")
+    ready["responses"] |= named("503")
+    return ready
+
+
+def _plain(name: str, what: str, media: str = "application/json", secured: bool = False) -> Json:
+    schema = {"type": "string"} if media == "text/plain" else {"type": "object"}
+    answers = {"200": {"description": what, "content": {media: {"schema": schema}}}}
+    if secured:
+        return operation(name, what, answers)
+    return {
+        "operationId": name,
+        "summary": what,
+        "security": [],
+        "responses": answers | named("400", "431", "500"),
+    }
+
+
+def _errors() -> Json:
+    told = {
+        "400": "The request is wrong",
+        "401": "No token, or none that is known",
+        "403": "The token may not do this, or the request comes from a web page",
+        "404": "There is no such topic, offset or id",
+        "409": "The Idempotency-Key was used for other events, or ids are there already",
+        "410": "The offset was trimmed",
+        "413": "The body or an event is too large",
+        "415": "A body of this type is not read here",
+        "429": "Too many requests; Retry-After says how long to wait",
+        "431": "The URL or the headers are too large",
+        "500": "Something is wrong on the server",
+        "503": "The home is out of reach, or the server is full: nothing was stored; Retry-After "
+        "says how long to wait",
+        "504": "All or a part of the events may be stored: the context's `positions` shows which "
+        "are, `unknown` the indexes of those that may be",
+    }
+    return {status: json_answer(what, ref("Error")) for status, what in told.items()}
+
+
+def _schemas() -> Json:
+    nullable_text = {"type": ["string", "null"]}
+    nullable_bytes = {"anyOf": [*BYTES["anyOf"], {"type": "null"}]}
+    pair = {"type": "array", "prefixItems": [{"type": "string"}, nullable_bytes], "minItems": 2}
+    fields: Json = {
+        "value": nullable_bytes,
+        "key": nullable_bytes,
+        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": 16_384},
+        "timestamp": {"anyOf": [TIME, OFFSET, {"type": "null"}]},
+        "type": nullable_text,
+        "headers": {"type": ["array", "null"], "items": pair | {"maxItems": 2}},
+    }
+    position: Json = {"topic": TOPIC, "partition": OFFSET, "offset": OFFSET}
+    stored = fields | position | {"timestamp": TIME, "id": nullable_text}
+    error: Json = {"kind": {"type": "string"}, "message": {"type": "string"}}
+    error["context"] = {"type": "object"}
+    return {
+        "Event": {
+            "type": "object",
+            "description": "A position is ignored, so that what was read can be sent again.",
+            "properties": fields | {name: {} for name in position},
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+        "StoredEvent": {"type": "object", "properties": stored, "required": list(stored)},
+        "Topic": {
+            "type": "object",
+            "properties": {
+                "name": TOPIC,
+                "partitions": {"type": "integer", "minimum": 1},
+                "slot_ms": {"type": "integer", "minimum": 1},
+                "created": TIME,
+            },
+            "required": ["name", "partitions", "slot_ms", "created"],
+        },
+        "Error": {
+            "type": "object",
+            "properties": {
+                "error": {"type": "object", "properties": error, "required": list(error)}
+            },
+            "required": ["error"],
+        },
+    }

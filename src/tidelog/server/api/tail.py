@@ -1,0 +1,160 @@
+"""``GET /topics/{topic}/tail``: events as they come, as server-sent events.
+
+Each event's id names the offsets to go on from, partition by partition (``0:41,1:7``), and so does
+the id that the stream begins with. So a client that connects again with ``Last-Event-ID``, as
+browsers do by themselves, misses nothing and gets nothing twice. Order holds within a partition. A
+stream ends when the topic is deleted or trimmed beneath it, with an event named ``error``; and when
+the server stops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from tidelog.context import Context
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.home import Home
+from tidelog.log.topics import read_head
+from tidelog.model.topic import Topic
+from tidelog.server.api.by_offset import (
+    From,
+    Page,
+    check_parameters,
+    offset_of,
+    partition_of,
+    read_page,
+)
+from tidelog.server.api.watch import PartitionWatch, Waiter
+from tidelog.server.http.errors import BusyError, encode, shape
+from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, TAILS_MAX
+from tidelog.server.http.metrics import Metrics
+from tidelog.server.http.threads import ServerThreads
+
+__all__ = ["Tails", "parse_cursors"]
+
+_KEEP_ALIVE_S = 15.0  # after which a quiet stream says that it lives
+_AT_ONCE = 500  # events of a partition before the next one has its turn
+_CURSORS = re.compile(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*")
+
+
+class Tails:
+    """Streams of events."""
+
+    def __init__(
+        self, home: Home, threads: ServerThreads, watch: PartitionWatch, metrics: Metrics
+    ) -> None:
+        self._home = home
+        self._threads = threads
+        self._watch = watch
+        self._metrics = metrics
+
+    async def tail(self, request: Request) -> Response:
+        """The stream, after all that can be refused has been looked at."""
+        check_parameters(request, ("partition", "from", "token"))
+        params = request.query_params
+        start = params.get("from", "latest")
+        topic = await self._threads.run(self._home.topic, request.path_params["topic"])
+        partitions = _partitions(topic, params.get("partition"))
+        resumed = parse_cursors(request.headers.get("last-event-id", ""), partitions)
+        if self._metrics.waiting >= TAILS_MAX:
+            raise BusyError("server: too many requests wait for events: try later", retry_after_s=5)
+        cursors = await self._threads.run(
+            _begin, self._home.context, topic, partitions, offset_of(start), resumed
+        )
+        return StreamingResponse(
+            self._frames(topic, cursors),
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            media_type="text/event-stream",
+        )
+
+    async def _frames(self, topic: Topic, cursors: dict[int, int]) -> AsyncIterator[bytes]:
+        """The stream; what goes wrong on the way is its last event."""
+        try:
+            with self._watch.waiting(topic.incarnation, cursors) as waiter:
+                yield b"retry: 1000\nid: %s\n\n" % _spell(cursors).encode()
+                async for frame in self._news(topic, cursors, waiter):
+                    yield frame
+        except TidelogError as exc:
+            yield b"event: error\ndata: " + encode(shape(exc)) + b"\n\n"
+
+    async def _news(
+        self, topic: Topic, cursors: dict[int, int], waiter: Waiter
+    ) -> AsyncIterator[bytes]:
+        """What comes, page by page, and a sign of life where nothing does."""
+        context = self._home.context
+        spoke_s = context.clock.monotonic_s()
+        going = True
+        while going:
+            changed = await self._threads.run(_changed, context, topic, cursors)
+            for partition in changed:
+                page = await self._threads.run(
+                    read_page, context, topic, partition, cursors[partition], _AT_ONCE
+                )
+                if page.count:
+                    yield _frames_of(cursors, partition, page)
+                    spoke_s = context.clock.monotonic_s()
+                cursors[partition] = page.next
+                self._metrics.events_out += page.count
+            if context.clock.monotonic_s() - spoke_s > _KEEP_ALIVE_S:
+                yield b": still here\n\n"
+                spoke_s = context.clock.monotonic_s()
+            going = not self._watch.stopping
+            if not changed:
+                going = await waiter.wait(_KEEP_ALIVE_S)
+
+
+def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:
+    """The offsets of an event's id; those of other partitions are not looked at."""
+    if not text:
+        return {}
+    if not _CURSORS.fullmatch(text):
+        raise InvalidError(f"header Last-Event-ID `{text[:80]}`: give the id of an event")
+    pairs = (pair.split(":") for pair in text.split(","))
+    given = {int(partition): int(offset) for partition, offset in pairs}
+    return {partition: given[partition] for partition in partitions if partition in given}
+
+
+def _partitions(topic: Topic, given: str | None) -> list[int]:
+    if given is not None:
+        return [partition_of(topic, given)]
+    if topic.partitions > PARTITIONS_TAILED_MAX:
+        raise InvalidError(
+            f"topic `{topic.name}`: has {topic.partitions} partitions, a tail follows "
+            f"{PARTITIONS_TAILED_MAX} at most: give `partition`"
+        )
+    return list(range(topic.partitions))
+
+
+def _begin(
+    context: Context, topic: Topic, partitions: list[int], start: From, resumed: dict[int, int]
+) -> dict[int, int]:
+    """The offset to go on from in each partition. ``NotFoundError`` for one that is not there."""
+    cursors = {}
+    for partition in partitions:
+        offset = resumed.get(partition, start)
+        cursors[partition] = read_page(context, topic, partition, offset, 1).first
+    return cursors
+
+
+def _changed(context: Context, topic: Topic, cursors: dict[int, int]) -> list[int]:
+    """The partitions where something has come, or gone, since."""
+    heads = {partition: read_head(context, topic, partition)[0] for partition in cursors}
+    return [p for p, head in heads.items() if head.next > cursors[p] or head.start > cursors[p]]
+
+
+def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:
+    """The events of a page, each with the id from which to go on after it."""
+    before, _, after = _spell(cursors | {partition: -1}).encode().partition(b"-1")
+    frames = [
+        b"id: %s%d%s\ndata: %s\n\n" % (before, at + 1, after, line)
+        for at, line in zip(page.offsets, page.lines.splitlines(), strict=True)
+    ]
+    return b"".join(frames)
+
+
+def _spell(cursors: dict[int, int]) -> str:
+    return ",".join(f"{partition}:{cursors[partition]}" for partition in sorted(cursors))

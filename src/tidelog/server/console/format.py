@@ -1,0 +1,311 @@
+"""How values stand on a page: numbers, sizes, times, and bytes that may be anything.
+
+Templates escape all that they show. What escaping leaves, characters that nobody sees or that turn
+the direction of a line, is made visible here.
+
+Lines on a page: points of a series as the coordinates of an SVG, and the labels beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from array import array
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from tidelog.model.depth import is_deep_json
+from tidelog.model.event import to_iso
+
+__all__ = [
+    "PREVIEW_MAX",
+    "SHOWN_MAX",
+    "Bytes",
+    "Chart",
+    "Series",
+    "ago",
+    "clock_time",
+    "duration",
+    "line_chart",
+    "number",
+    "one_line",
+    "rate",
+    "short",
+    "size",
+    "url",
+    "visible",
+    "when",
+]
+
+SHOWN_MAX = 65_536  # bytes of a value on its own page; a file has the rest
+PREVIEW_MAX = 240  # characters of a value in a list
+_HEX_MAX = 8_192  # bytes that are shown in hexadecimal digits
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
+
+
+def visible(text: str) -> str:
+    """Text without control characters and the like: those stand as their numbers."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(
+        char
+        if char in "\n\t" or unicodedata.category(char) not in _UNSEEN
+        else f"\\u{{{ord(char):x}}}"
+        for char in text
+    )
+
+
+def one_line(data: bytes | str | None, most: int = PREVIEW_MAX) -> str:
+    """The beginning of a value, on one line; what is no text as hexadecimal digits."""
+    if data is None:
+        return ""
+    if isinstance(data, bytes):
+        part = data[: 4 * most]
+        try:
+            text = part.decode()
+        except UnicodeDecodeError as exc:
+            if len(data) <= len(part) or exc.start < len(part) - 4:
+                return part[: most // 3].hex(" ") + (" …" if len(data) > most // 3 else "")
+            text = part[: exc.start].decode()
+        longer = len(data) > len(part)
+    else:
+        text, longer = data, False
+    shown = visible(" ".join(text.split(None, -1))) if "\n" in text else visible(text)
+    return shown[:most] + ("…" if longer or len(shown) > most else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A value of an event in each of its views."""
+
+    data: bytes | None
+
+    @property
+    def text(self) -> str:
+        """As text; what is no UTF-8 is replaced by a mark."""
+        return visible((self.data or b"")[:SHOWN_MAX].decode("utf-8", "replace"))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all of it is UTF-8."""
+        try:
+            (self.data or b"").decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    @property
+    def json(self) -> str | None:
+        """Laid out, with its numbers and names as they are; None for what is no JSON."""
+        if self.data is None or len(self.data) > SHOWN_MAX:
+            return None
+        if is_deep_json(self.data):
+            return None
+        try:
+            laid_out = msgspec.json.format(self.data, indent=2)
+            return visible(laid_out.decode())
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    @property
+    def hex(self) -> str:
+        """Lines of 16 bytes each, with their place and with what of them is plain text."""
+        data = (self.data or b"")[:_HEX_MAX]
+        lines = []
+        for at in range(0, len(data), 16):
+            part = data[at : at + 16]
+            plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+            lines.append(f"{at:08x}  {part[:8].hex(' '):23}  {part[8:].hex(' '):23}  {plain}")
+        return "\n".join(lines)
+
+    @property
+    def best(self) -> str:
+        """The view to begin with."""
+        if self.json is not None:
+            return "json"
+        return "text" if self.is_text else "hex"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the page shows a part of it only."""
+        return len(self.data or b"") > SHOWN_MAX
+
+    @property
+    def hex_is_cut(self) -> bool:
+        return len(self.data or b"") > _HEX_MAX
+
+
+def number(value: int | None) -> str:
+    """With separators; a dash for what is not known."""
+    return "—" if value is None else f"{value:,}"
+
+
+def short(value: float | None) -> str:
+    """In three digits or so: 1.2 M."""
+    if value is None:
+        return "—"
+    for unit, least in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= least:
+            return f"{value / (1e3 if unit == 'k' else least):.3g} {unit}"
+    return f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Events a second."""
+    if value is None:
+        return "—"
+    if 0 < value < 10:
+        return f"{value:.2g}"
+    return short(value)
+
+
+def size(value: int | None) -> str:
+    """Bytes in the unit that fits."""
+    if value is None:
+        return "—"
+    amount, unit = float(value), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if amount < 1024 or unit == "PiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """As people say it: 3 s, 5 min, 2 h, 4 d."""
+    if milliseconds is None:
+        return "—"
+    seconds = max(0.0, milliseconds / 1000)
+    for unit, length, until in (("s", 1, 90), ("min", 60, 5_400), ("h", 3_600, 172_800)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def ago(then_ms: int | None, now_ms: int) -> str:
+    """How long since."""
+    if not then_ms:
+        return "never"
+    if then_ms - now_ms > 1_000:
+        return f"in {duration(then_ms - now_ms)}"
+    return "just now" if now_ms - then_ms < 1_500 else f"{duration(now_ms - then_ms)} ago"
+
+
+def when(time_ms: int | None) -> str:
+    """A time as ISO 8601; a dash for none."""
+    return "—" if time_ms is None or time_ms < 0 else to_iso(time_ms)
+
+
+def clock_time(time_ms: int) -> str:
+    """The time of day alone, for who looks at it on that day."""
+    return to_iso(time_ms)[11:19]
+
+
+def url(path: str, /, *parts: str, **query: Any) -> str:
+    """A path of the console with its parts and query; what is None is left out."""
+    whole = "/".join([path, *(quote(part, safe="") for part in parts)])
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{whole}?{urlencode(given)}" if given else whole
+
+
+_POINTS_MAX = 240
+_STEP_MS_MAX = 60_000  # beyond this the oldest points go
+
+
+class Series:
+    """A figure over time, in a bounded number of points: the longer, the coarser."""
+
+    __slots__ = ("_step_ms", "times_ms", "values")
+
+    def __init__(self) -> None:
+        self.times_ms = array("q")
+        self.values = array("d")
+        self._step_ms = 1_000
+
+    def add(self, time_ms: int, value: float) -> None:
+        """One more point; one that comes soon after the last takes its place."""
+        times, values = self.times_ms, self.values
+        if len(times) > 1 and time_ms - times[-2] < self._step_ms:
+            times[-1], values[-1] = time_ms, value
+            return
+        times.append(time_ms)
+        values.append(value)
+        if len(times) <= _POINTS_MAX:
+            return
+        if self._step_ms < _STEP_MS_MAX:
+            self._step_ms *= 2
+            del times[1:-1:2], values[1:-1:2]
+        else:
+            del times[0], values[0]
+
+    @property
+    def last(self) -> float | None:
+        """The newest value."""
+        return self.values[-1] if self.values else None
+
+    def rates(self) -> Series:
+        """How much it grew each second, from point to point; what falls counts as 0."""
+        found = Series()
+        points = list(zip(self.times_ms, self.values, strict=True))
+        for (before_ms, before), (time_ms, value) in itertools.pairwise(points):
+            passed_ms = time_ms - before_ms
+            if passed_ms > 0:
+                found.times_ms.append(time_ms)
+                found.values.append(max(0.0, value - before) * 1000 / passed_ms)
+        return found
+
+    def rate(self, over_ms: int = 10_000) -> float | None:
+        """How much it grew each second, lately; None before two points are there."""
+        times, values = self.times_ms, self.values
+        if len(times) < 2:
+            return None
+        first = len(times) - 2
+        while first > 0 and times[-1] - times[first] < over_ms:
+            first -= 1
+        passed_ms = times[-1] - times[first]
+        return max(0.0, values[-1] - values[first]) * 1000 / passed_ms if passed_ms > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One line with its area, for a view box of a given size."""
+
+    line: str
+    area: str
+    width: int
+    height: int
+    highest: str
+    first: str
+    last: str
+    says: str  # the same in words, for who does not see it
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.line
+
+
+def line_chart(series: Series, width: int = 600, height: int = 120) -> Chart:
+    """The chart of a series, from 0 to its highest value."""
+    times, values = series.times_ms, series.values
+    if len(times) < 2 or times[-1] == times[0]:
+        return Chart("", "", width, height, "", "", "", "no points yet")
+    top = max(1e-9, *values)
+    points = [
+        f"{(time_ms - times[0]) * width / (times[-1] - times[0]):.1f},"
+        f"{height - 2 - value * (height - 6) / top:.1f}"
+        for time_ms, value in zip(times, values, strict=True)
+    ]
+    line = " ".join(points)
+    area = f"0,{height} {line} {width},{height}"
+    first, last = clock_time(times[0]), clock_time(times[-1])
+    says = f"from {first} to {last}: now {_word(values[-1])}, at most {_word(max(values))}"
+    return Chart(line, area, width, height, _word(max(values)), first, last, says)
+
+
+def _word(value: float) -> str:
+    return f"{value:.2g}" if 0 < value < 10 and value % 1 else short(value)

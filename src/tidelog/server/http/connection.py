@@ -1,0 +1,174 @@
+"""What a socket may do: uvicorn's HTTP connection, with an end to its patience.
+
+A head that does not end, a body that trickles, a client that takes no answer: each is closed after
+a time. A head that is too large reaches the app as a mark in its scope, and is refused there.
+What is malformed gets status 400. None of these leaves a trace in a topic.
+
+Who is refused may still be sending. A socket that is closed with bytes unread is reset, and its
+client then sees the reset in place of the answer; so what comes is read for a moment, for nobody.
+
+Timers are armed for requests that do not come in one piece, so that most requests need none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tidelog.errors import InvalidError
+from tidelog.server.http import limits
+from tidelog.server.http.errors import encode
+
+__all__ = ["HEAD_TOO_LARGE", "Connection"]
+
+HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
+
+
+class Connection(HttpToolsProtocol):
+    """One client's socket."""
+
+    _patience: asyncio.TimerHandle | None = None  # for what it should send
+    _slowness: asyncio.TimerHandle | None = None  # for what it should take
+    _in_head = True
+    _complete = True  # the request that came last
+    _head_bytes = 0  # of a head that is not complete yet
+    _refused = False  # answered without the app, and only read until it ends
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > limits.CONNECTIONS_MAX:
+            self._refuse(503, "unavailable", "server: too many connections: try again")
+            return
+        self._wait(limits.HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        if self._slowness is not None:
+            self._slowness.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self.transport.is_closing():
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._refused:
+            return
+        if self._in_head and self._head_bytes > limits.HEAD_BYTES_MAX:
+            self._refuse_head()
+        elif self._patience is None and not (self._complete and self._is_busy()):
+            self._wait(limits.HEAD_S if self._in_head else limits.BODY_S)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """A client that says it is done with sending still gets the answer to a whole POST."""
+        if self._refused or not self._complete or not self._is_busy():
+            return None
+        if self.scope["method"] != "POST":
+            return None  # of those who wait for events, nobody would know that they have gone
+        self.cycle.keep_alive = False
+        return True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._complete = True, False
+
+    def on_headers_complete(self) -> None:
+        self._relax()
+        if self._is_too_large():
+            self.scope["state"][HEAD_TOO_LARGE] = True
+        super().on_headers_complete()  # raises for a URL that is none: still in the head then
+        self._head_bytes = 0
+        self._in_head = False
+
+    def on_message_complete(self) -> None:
+        self._complete = self._in_head = True
+        self._relax()
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """The server stops: a body that is on its way has a moment left."""
+        if self._refused:
+            self.transport.close()
+            return
+        super().shutdown()
+        if not self._complete and not self.transport.is_closing():
+            self._relax()
+            self._wait(limits.LAST_S)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._slowness = self.loop.call_later(limits.WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._slowness is not None:
+            self._slowness.cancel()
+            self._slowness = None
+
+    def send_400_response(self, msg: str) -> None:
+        if self._in_head and self._is_too_large():  # a URL that the parser does not take any more
+            self._refuse_head()
+            return
+        self._refuse(400, InvalidError.kind, "request: is not HTTP/1.1: send well-formed requests")
+
+    def _is_busy(self) -> bool:
+        """Whether the app works on a request."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_too_large(self) -> bool:
+        """The head as far as it has come; what came with it may be its body."""
+        if len(self.headers) > limits.HEADERS_MAX:
+            return True
+        if self._head_bytes <= limits.HEAD_BYTES_MAX:
+            return False
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        return size > limits.HEAD_BYTES_MAX
+
+    def _wait(self, seconds: float) -> None:
+        self._patience = self.loop.call_later(seconds, self._lose_patience)
+
+    def _relax(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        """The request did not come in time; an app that waits for its body sees the end of it."""
+        self._patience = None
+        what = "head" if self._in_head else "body"
+        self._refuse(408, "timeout", f"request: its {what} did not come in time: send it at once")
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, "headers_too_large", "request: its headers are too large")
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        """Answer without the app, unless it has answered this request or begun to, and end."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        busy = self._is_busy()
+        if not self.cycle.response_started if busy else self._in_head:
+            body = encode({"error": {"kind": kind, "message": message, "context": {}}})
+            retry = b"retry-after: 1\r\n" if status == 503 else b""
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n"
+                % (len(body), retry)
+            )
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        if busy:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._relax()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that no more will come, and let the client end, or lose patience with it."""
+        many = len(self.connections) > limits.CONNECTIONS_MAX + limits.LINGERING_MAX
+        if many or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._patience = self.loop.call_later(limits.LINGER_S, self.transport.close)

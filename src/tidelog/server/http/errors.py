@@ -1,0 +1,187 @@
+"""Errors and answers: which error gets which status, and how both are sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    PartialAppendError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+
+__all__ = [
+    "STATUSES",
+    "BusyError",
+    "DisconnectedError",
+    "ForbiddenError",
+    "HeadError",
+    "HttpError",
+    "MediaTypeError",
+    "MethodError",
+    "Pair",
+    "TooLargeError",
+    "TooManyError",
+    "UnauthorizedError",
+    "answer",
+    "answer_error",
+    "encode",
+    "shape",
+    "status_of",
+]
+
+_RETRY_AFTER_S = 1  # where nothing better is known
+
+Pair = tuple[bytes, bytes]
+
+
+class HttpError(TidelogError):
+    """What HTTP has a word for and the library does not."""
+
+    status = 400
+    kind = "refused"
+
+
+class UnauthorizedError(HttpError):
+    """No token, or none that is known."""
+
+    status = 401
+    kind = "unauthorized"
+
+
+class ForbiddenError(HttpError):
+    """A token, or a page, that may not do this."""
+
+    status = 403
+    kind = "forbidden"
+
+
+class MethodError(HttpError):
+    """A path that takes other methods."""
+
+    status = 405
+    kind = "method_not_allowed"
+
+
+class TooLargeError(HttpError):
+    """A body or an event beyond its limit."""
+
+    status = 413
+    kind = "too_large"
+
+
+class MediaTypeError(HttpError):
+    """A body of a kind that nobody here reads."""
+
+    status = 415
+    kind = "unsupported_media_type"
+
+
+class TooManyError(HttpError):
+    """A client beyond its rate."""
+
+    status = 429
+    kind = "too_many_requests"
+
+
+class HeadError(HttpError):
+    """A URL or headers beyond their limit."""
+
+    status = 431
+    kind = "headers_too_large"
+
+
+class BusyError(HttpError):
+    """More than this server takes at once."""
+
+    status = 503
+    kind = "unavailable"
+
+
+class DisconnectedError(Exception):
+    """The client has gone; there is nobody to answer."""
+
+
+STATUSES: tuple[tuple[type[TidelogError], int], ...] = (
+    (ConflictError, 409),
+    (FencedError, 409),
+    (AlreadyExistsError, 409),
+    (NotFoundError, 404),
+    (InvalidError, 400),
+    (PartialAppendError, 504),  # 503 always means that nothing was stored
+    (UnavailableError, 503),
+    (UnknownOutcomeError, 504),
+    (TidelogError, 500),
+)
+_TOLD = {  # what clients are told where the message is about the inside of the home
+    503: "the store or the catalog of this home is out of reach, or too slow: try again",
+    504: "nobody can tell whether this was stored: read back, or repeat it with an Idempotency-Key",
+    500: "something is wrong on the server: its operator finds the reason on its standard error",
+}
+_PARTIAL = (
+    "a part of the events is stored: those that have a position; the indexes of those that may be "
+    "stored are in `unknown`; send only the others again"
+)
+_KEPT = ("positions", "unknown")  # of an error's context, where its message stays inside
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def encode(value: Any) -> bytes:
+    """A value as JSON."""
+    return _encoder.encode(value)
+
+
+def status_of(error: TidelogError) -> int:
+    """The HTTP status of an error; 410 for offsets that were trimmed."""
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, NotFoundError) and "start" in error.context:
+        return 410
+    return next(status for kind, status in STATUSES if isinstance(error, kind))
+
+
+def shape(error: TidelogError) -> dict[str, Any]:
+    """How an error is shown to a client.
+
+    What a client can do nothing about is told in general words, without names of the inside.
+    """
+    shown = error.as_json()
+    status = status_of(error)
+    if status >= 500 and not isinstance(error, HttpError):
+        kept = {name: error.context[name] for name in _KEPT if name in error.context}
+        told = _PARTIAL if isinstance(error, PartialAppendError) else _TOLD[status]
+        shown["error"] |= {"message": told, "context": kept}
+    return shown
+
+
+async def answer(send: Send, status: int, headers: list[Pair], body: bytes) -> None:
+    """One whole answer; ``headers`` lacks the length alone."""
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def answer_error(send: Send, error: TidelogError) -> int:
+    """An error in its one shape; its status."""
+    status = status_of(error)
+    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    if status in (429, 503):
+        wait_s = error.context.get("retry_after_s", _RETRY_AFTER_S)
+        headers.append((b"retry-after", b"%d" % wait_s))
+    elif status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    elif status == 405:
+        headers.append((b"allow", str(error.context["allow"]).encode()))
+    elif status in (408, 413, 431):  # the rest of the request is not waited for
+        headers.append((b"connection", b"close"))
+    await answer(send, status, headers, encode(shape(error)))
+    return status

@@ -1,0 +1,31 @@
+"""Threads for what blocks: the catalog and the store, away from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+__all__ = ["ServerThreads"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 16
+
+
+class ServerThreads:
+    """A pool, and how the loop waits for it."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(_THREADS, "tidelog-serve")
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do it in a thread. Who is cancelled meanwhile leaves it to end by itself."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, lambda: call(*args, **kwargs))
+
+    def close(self) -> None:
+        """After all that is under way; what has not begun is not done."""
+        self.pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,233 @@
+"""Compile by Spark: the groups of many partitions at once, each made into journals by a task.
+
+The driver holds the partitions' ``compile`` rows, plans, and swaps; the steps are those of
+``journal.compile``. A task gets a group with its amendments, needs nothing but the store, and gives
+back the rows of the journals that it has uploaded. A task that Spark runs again uploads under other
+names; what no swap took is left to a sweep.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from tidelog.clock import RandomIds
+from tidelog.context import Context
+from tidelog.coordination.ownership import beating
+from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError, unexpected
+from tidelog.journal.compile.build import Made, Work, make_journals
+from tidelog.journal.compile.compile import CompileReport, PartitionCompile, PlannedGroup
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.reader.amendments import Amendments, joined
+from tidelog.model.topic import Topic
+from tidelog.store import open_store_here
+
+__all__ = ["compile_by_spark"]
+
+_TASKS_EACH = 4  # for each core at once, so that none waits long for the slowest
+_PAGES_MAX = 16  # of amendments that are sent with a task; a group that has more is done here
+_READERS = 4  # objects that a task fetches at once
+_LOOK_S = 0.2
+_ROUNDS_MAX = 100  # in which others changed rows under our hands
+
+GoOn = Callable[[], bool]
+OnSwap = Callable[[CompileReport], None]
+
+
+@dataclass(frozen=True)
+class _CompileTask:
+    """A group, with all that is needed to make journals of it anywhere; pickles."""
+
+    store: str  # URL
+    work: Work
+    amendments: Amendments
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    made: Made | None = None  # None: an object is gone
+    lost: NotFoundError | None = None
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A group whose turn it is."""
+
+    compiling: PartitionCompile
+    planned: PlannedGroup
+
+
+def compile_by_spark(
+    context: Context,
+    session: SparkSession,
+    topics: Sequence[Topic],
+    policy: CompilePolicy,
+    go_on: GoOn = lambda: True,
+    on_swap: OnSwap = lambda _: None,
+) -> CompileReport:
+    """Compile all partitions of some topics; ``go_on`` is asked between jobs.
+
+    ``NotFoundError`` when a topic was deleted; what was swapped until then stays.
+    """
+    waiting = [
+        compiling
+        for topic in topics
+        for partition in range(topic.partitions)
+        if (compiling := PartitionCompile(context, topic, partition, policy)).plan().groups
+    ]
+    held = _take(context, waiting)
+    total = CompileReport(partitions=len(waiting), busy=len(waiting) - len(held))
+    living = list(held)
+    try:
+        with beating(context, lambda: _beat(living)):
+            for report in _rounds(context, session, living, go_on):
+                on_swap(report)
+                total += report
+    finally:
+        for compiling in held:
+            compiling.holding.release()
+    return total
+
+
+def _take(context: Context, waiting: Sequence[PartitionCompile]) -> list[PartitionCompile]:
+    """Those that nobody else compiles; who is silent for the time to live is taken for dead."""
+    held: list[PartitionCompile] = []
+    left = list(waiting)
+    until_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
+    while left:
+        is_last = (
+            context.clock.monotonic_s() > until_s
+        )  # before the look: then a stall costs no look
+        taken = [compiling for compiling in left if compiling.holding.try_take()]
+        held += taken
+        left = [compiling for compiling in left if compiling not in taken]
+        if is_last:
+            break
+        if left:
+            context.clock.sleep(_LOOK_S)
+    return held
+
+
+def _beat(living: list[PartitionCompile]) -> None:
+    for compiling in list(living):
+        try:
+            compiling.holding.beat()
+        except FencedError:
+            continue  # its next swap finds out, and takes the row anew if it may
+
+
+def _rounds(
+    context: Context, session: SparkSession, living: list[PartitionCompile], go_on: GoOn
+) -> Iterator[CompileReport]:
+    """Plan, let tasks make journals, and swap, until nothing is left to do."""
+    at_once = int(session.sparkContext.defaultParallelism) * _TASKS_EACH
+    for _ in range(_ROUNDS_MAX):
+        ready: list[_Ready] = []
+        for compiling in list(living):
+            plan = compiling.plan()
+            if not plan.groups:
+                compiling.clean()
+                living.remove(compiling)
+            try:
+                ready += [_Ready(compiling, compiling.prepare(plan, each)) for each in plan.groups]
+            except FencedError:
+                living.remove(compiling)
+                yield CompileReport(busy=1)
+        if not ready:
+            return
+        failed: set[PartitionCompile] = set()  # whose groups after it must wait for another plan
+        for first in range(0, len(ready), at_once):
+            if not go_on():
+                return
+            part = [each for each in ready[first : first + at_once] if each.compiling not in failed]
+            for each, outcome in zip(part, _run(context, session, part), strict=True):
+                yield from _swap(each, outcome, living, failed)
+    raise UnavailableError("compile: others keep changing the same rows: compile again")
+
+
+def _swap(
+    each: _Ready, outcome: _Outcome, living: list[PartitionCompile], failed: set[PartitionCompile]
+) -> Iterator[CompileReport]:
+    if each.compiling in failed:
+        return
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.lost is not None:
+        each.compiling.check_lost(each.planned, outcome.lost)  # else rows have changed: plan again
+    try:
+        made = outcome.made
+        done = each.compiling.swap(each.planned, made) if made is not None else None
+    except FencedError:
+        living.remove(each.compiling)
+        failed.add(each.compiling)
+        yield CompileReport(busy=1)
+        return
+    if done is None:
+        failed.add(each.compiling)
+    else:
+        yield done
+
+
+def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> list[_Outcome]:
+    """What tasks made of each group, in order."""
+    if not ready:
+        return []
+    tasks: dict[int, _CompileTask] = {}
+    here: dict[int, _Outcome] = {}
+    for number, each in enumerate(ready):
+        found = _amendments(each)
+        if found is None:
+            here[number] = _make_here(context, each)
+        else:
+            tasks[number] = _CompileTask(context.store.url, each.planned.work, found)
+    blobs = [pickle.dumps(task) for task in tasks.values()]
+    try:
+        parallel = session.sparkContext.parallelize(blobs, max(1, len(blobs)))
+        made = parallel.map(_run_pickled).collect()
+    except Exception as exc:
+        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else type(exc).__name__
+        raise UnavailableError(f"Spark: the job failed ({reason}): compile again") from exc
+    done = {n: pickle.loads(blob) for n, blob in zip(tasks, made, strict=True)}  # noqa: S301
+    return [(here | done)[number] for number in range(len(ready))]
+
+
+def _amendments(each: _Ready) -> Amendments | None:
+    """Those of a group; None where there are too many to be sent."""
+    page = each.compiling.pages(each.planned)
+    found = [page(each.planned.work.group.base)]
+    while (end := found[-1].end) is not None:
+        if len(found) == _PAGES_MAX:
+            return None
+        found.append(page(end))
+    return joined(found)
+
+
+def _make_here(context: Context, each: _Ready) -> _Outcome:
+    try:
+        page = each.compiling.pages(each.planned)
+        return _Outcome(make_journals(context.store, context.ids, each.planned.work, page))
+    except NotFoundError as exc:
+        return _Outcome(lost=exc)
+
+
+def _run_pickled(blob: bytes) -> bytes:
+    return pickle.dumps(_run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
+
+
+def _run_task(task: _CompileTask) -> _Outcome:
+    try:
+        store = open_store_here(task.store)
+        with ThreadPoolExecutor(_READERS, "tidelog-compile") as pool:
+            return _Outcome(
+                make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
+            )
+    except NotFoundError as exc:
+        return _Outcome(lost=exc)
+    except Exception as exc:  # noqa: BLE001 - one task must not stop the others
+        return _Outcome(error=unexpected("compile", exc))

@@ -1,0 +1,457 @@
+"""Playback by Spark: windows of the range as tasks, where order over slots does not matter.
+
+The driver finds the runs of each window, and a task plays it (``playback_task``). A window is made
+of whole slots, so what a task tells of a slot is all there is of it. Into a topic tasks stage
+segments, and the driver appends those of the windows in their order, once each; of a driver that is
+killed they are left to a sweep. Files of a task take their place when it is done. Into Kafka, which
+tells how far a window came, a task that Spark runs again repeats nothing; into other places it may
+repeat what it had put.
+
+One window of a playback by Spark: what a task is told, and what it does, wherever it runs.
+
+It needs nothing but the store. The events of its window come out by time, into an outlet of the
+task's own; or, for a topic, into segments that the driver appends.
+
+All that a playback needs to be played elsewhere, from the store alone: runs and amendments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tidelog.clock import RandomIds
+from tidelog.connectors.files.playback_sink import WholeFile
+from tidelog.connectors.playback_sinks import (
+    Lot,
+    PlaybackSink,
+    SinkContext,
+    check_outlet,
+    lots_of,
+    open_outlet,
+)
+from tidelog.connectors.sink import TargetSink, Written
+from tidelog.connectors.topic.playback_sink import places_in, target_of
+from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter, keeps_partition
+from tidelog.context import Context
+from tidelog.errors import (
+    AlreadyExistsError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    unexpected,
+)
+from tidelog.model import layout
+from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.pipeline import Manifest
+from tidelog.model.playback import Cursor, Pin, TimeRange
+from tidelog.model.topic import Topic
+from tidelog.pipeline.endpoints import sink_at
+from tidelog.playback.merge import READERS, BufferBounds, Windows
+from tidelog.playback.pace import SlotCount, SlotCounter
+from tidelog.playback.play import PlaybackOptions, PlaybackResult, opened
+from tidelog.playback.run_buffer import EventFilter, Loader, TimedRows
+from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
+from tidelog.store import open_store_here
+from tidelog.store.base import Store
+
+__all__ = [
+    "PlayedWindow",
+    "Window",
+    "WindowStaging",
+    "WindowTask",
+    "plan_windows",
+    "planned_runs",
+    "play_parallel",
+    "run_window",
+]
+
+Window = tuple[TimeRange, tuple[FoundRun, ...]]  # and the runs that overlap it, by their first time
+
+_TASK_BYTES = 64 << 20  # of events, for a task; a slot that holds more is one all the same
+_TASK_BYTES_MIN = 4 << 20
+_TASKS_EACH = 4  # for each core at once, so that none waits long for the slowest
+
+
+def play_parallel(
+    context: Context, session: SparkSession, topic: Topic, pin: Pin, sink: str, how: PlaybackOptions
+) -> PlaybackResult:
+    """Play all; or until it is stopped, which is seen after some tasks for each core.
+
+    ``InvalidError`` for a sink that tasks cannot write to.
+    """
+    cores = int(session.sparkContext.defaultParallelism)
+    target = _Target(context, sink)
+    with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+        windows = plan_windows(context, topic, pin, cores, pool)
+    tasks = [target.aimed(_task(context, topic, pin, window)) for window in windows]
+    played = PlaybackResult()
+    span = context.spans.span("tidelog.playback", topic=topic.name, windows=len(tasks))
+    with span, contextlib.closing(target):
+        for first in range(0, len(tasks), cores * _TASKS_EACH):
+            if how.stopped():
+                break
+            for window in _run(session, tasks[first : first + cores * _TASKS_EACH]):
+                played.left_out += target.publish(window, played.events)
+                played.events += window.events
+                played.slots += len(window.slots)
+                played.last = window.last or played.last
+                for slot in window.slots:
+                    how.on_slot(slot)
+    played.finished = not how.stopped()
+    return played
+
+
+def plan_windows(
+    context: Context, topic: Topic, pin: Pin, cores: int, pool: Executor | None = None
+) -> list[Window]:
+    """Windows of whole slots, but for the ends of the range; those without runs are left out."""
+    found = planned_runs(context, topic, pin, pool)
+    total = sum(each.raw_bytes for each in found)
+    task_bytes = max(_TASK_BYTES_MIN, min(_TASK_BYTES, total // (cores * _TASKS_EACH)))
+    cuts = [pin.range.start_ms]
+    held = 0
+    for each in found:
+        slot = each.first_ms // topic.slot_ms * topic.slot_ms
+        if held + each.raw_bytes > task_bytes and slot > cuts[-1]:
+            cuts.append(slot)
+            held = 0
+        held += each.raw_bytes
+    return list(_windows(found, [*cuts, pin.range.end_ms]))
+
+
+def _windows(found: list[FoundRun], cuts: list[int]) -> Iterator[Window]:
+    waiting = list(reversed(found))
+    begun: list[FoundRun] = []
+    for start_ms, end_ms in pairwise(cuts):
+        begun = [each for each in begun if each.last_ms >= start_ms]
+        while waiting and waiting[-1].first_ms < end_ms:
+            begun.append(waiting.pop())
+        runs = sorted(replace(each, first_ms=max(each.first_ms, start_ms)) for each in begun)
+        if runs:
+            yield TimeRange(start_ms, end_ms), tuple(runs)
+
+
+def _task(context: Context, topic: Topic, pin: Pin, window: Window) -> WindowTask:
+    times, runs = window
+    partitions = {each.partition for each in runs}
+    return WindowTask(
+        topic=topic.name,
+        slot_ms=topic.slot_ms,
+        times=times,
+        runs=runs,
+        bounds={p: (pin.starts[p], pin.ends[p]) for p in partitions},
+        store=context.store.url,
+        sink="",
+        id="",
+    )
+
+
+def _run(session: SparkSession, tasks: Sequence[WindowTask]) -> list[PlayedWindow]:
+    """All tasks, in the order of their windows; raises the first error."""
+    blobs = [pickle.dumps(task) for task in tasks]
+    try:
+        parallel = session.sparkContext.parallelize(blobs, len(blobs))
+        done = [pickle.loads(blob) for blob in parallel.map(_run_pickled).collect()]  # noqa: S301
+    except Exception as exc:
+        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else type(exc).__name__
+        raise UnavailableError(f"Spark: the job failed ({reason}): play again") from exc
+    for window in done:
+        if window.error is not None:
+            raise window.error
+    return done
+
+
+def _run_pickled(blob: bytes) -> bytes:
+    return pickle.dumps(run_window(pickle.loads(blob)))  # noqa: S301 - our own bytes
+
+
+class _Target:
+    """Where tasks put events, and what the driver does with it."""
+
+    def __init__(self, context: Context, sink: str) -> None:
+        self._context = context
+        self._id = context.ids.new()
+        self._address = check_outlet(sink, named=False)
+        self._folder: Path | None = None
+        self._staging: WindowStaging | None = None
+        self._topic: TargetSink | None = None
+        if self._address.scheme == "stdout":
+            raise InvalidError(
+                "sink `stdout:`: tasks have no standard output of yours: leave out --parallel, or "
+                "play into files"
+            )
+        if self._address.scheme == "file":
+            self._folder = _fresh_folder(Path(self._address.path).absolute())
+        if self._address.scheme == "topic":
+            topic = target_of(context, self._address)
+            self._topic = sink_at(context, sink)
+            self._staging = WindowStaging(
+                topic=topic,
+                keep_partition=keeps_partition(self._address),
+                folder=layout.staging(layout.playback_staging(self._id), 0, "windows"),
+            )
+
+    def aimed(self, task: WindowTask) -> WindowTask:
+        """The task with where it puts its events."""
+        window = f"{task.times.start_ms:015}"
+        named = replace(task, id=f"{self._id}-{window}", sink=self._address.text)
+        if self._folder is not None:
+            part = self._folder / f"part-{window}{self._folder.suffix or '.jsonl'}"
+            return replace(named, sink=str(part), is_file=True)
+        if self._staging is not None:
+            return replace(named, staging=self._staging)
+        return named
+
+    def publish(self, window: PlayedWindow, number: int) -> int:
+        """Append what a task has staged, after what came before it; how many were left out."""
+        if self._topic is None or window.staged is None or not window.staged.files:
+            return 0
+        manifest = Manifest(
+            pipeline=f"~playback-{self._id}",  # a producer that sweeps may forget in time
+            partition="windows",
+            start=str(window.times.start_ms),
+            end=str(window.times.end_ms),
+            ordinal=number,
+            read=window.events,
+            written=window.events,
+            files=window.staged.files,
+        )
+        with self._context.spans.span("tidelog.publish", events=window.events):
+            left_out = self._topic.publish(manifest)
+        self._topic.discard(manifest)
+        return left_out or 0
+
+    def close(self) -> None:
+        """Remove what attempts have staged and nobody needs."""
+        if self._staging is not None:
+            folder = layout.staging_of(layout.playback_staging(self._id))
+            self._context.store.delete([info.key for info in self._context.store.list(folder)])
+
+
+def _fresh_folder(path: Path) -> Path:
+    """An empty folder for the files of tasks."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise AlreadyExistsError(f"folder `{path}`: is not empty: choose another, or empty it")
+    except OSError as exc:
+        raise InvalidError(
+            f"sink `file:{path}`: {exc.strerror}: tasks put their files into a folder of this "
+            "name: choose another"
+        ) from exc
+    return path
+
+
+_READERS = 4  # runs that a task fetches at once
+_BOUNDS = BufferBounds(
+    window_bytes=16 << 20, ahead_bytes=32 << 20, held_bytes=64 << 20
+)  # of each task
+
+
+@dataclass(frozen=True)
+class WindowStaging:
+    """How segments are staged for a topic; plain values."""
+
+    topic: Topic
+    keep_partition: bool
+    folder: str
+
+
+@dataclass(frozen=True)
+class WindowTask:
+    """A window to play, with all that is needed to do it anywhere; picklable."""
+
+    topic: str
+    slot_ms: int
+    times: TimeRange
+    runs: tuple[FoundRun, ...]  # by the time of their first event
+    bounds: dict[int, tuple[int, int]]  # of partitions, as they were pinned
+    store: str  # URL
+    sink: str  # URL of an outlet, or the path of a file
+    id: str  # of the playback and the window
+    is_file: bool = False
+    staging: WindowStaging | None = None
+
+
+@dataclass(frozen=True)
+class PlayedWindow:
+    """What came of a task."""
+
+    times: TimeRange
+    slots: tuple[SlotCount, ...] = ()
+    last: Cursor | None = None
+    staged: Written | None = None
+    error: TidelogError | None = None
+
+    @property
+    def events(self) -> int:
+        return sum(slot.events for slot in self.slots)
+
+
+def run_window(task: WindowTask) -> PlayedWindow:
+    """Play one window; what a person can mend becomes its error."""
+    store = open_store_here(task.store)
+    counter = SlotCounter(task.slot_ms, task.times.start_ms, task.times.end_ms)
+    slots: list[SlotCount] = []
+    last: Cursor | None = None
+    outlet: PlaybackSink | None = None
+    try:
+        with opened(lambda: _open(task, store)) as outlet, ThreadPoolExecutor(_READERS) as pool:
+            for lot in _lots(task, store, outlet, pool):
+                outlet.put(lot)
+                slots += counter.add(lot.batch)
+                last = lot.last
+    except Exception as exc:  # noqa: BLE001 - one window must not stop the others
+        return PlayedWindow(task.times, error=unexpected("playback window", exc))
+    slots += counter.rest()
+    staged = outlet.staged if isinstance(outlet, _StagingOutlet) else None
+    return PlayedWindow(task.times, tuple(slots), last, staged)
+
+
+def _lots(task: WindowTask, store: Store, outlet: PlaybackSink, pool: Executor) -> Iterator[Lot]:
+    load = functools.partial(_load, task, Loader(store, task.topic))
+    ahead = _PlannedRuns(task.runs)
+    windows = Windows(task.topic, ahead, load, task.times.end_ms, _BOUNDS, pool)
+    number = 0
+    try:
+        for batch in windows.batches():
+            for part in lots_of(batch, outlet):
+                lot = Lot(number, part)
+                yield lot
+                number = lot.end
+    finally:
+        windows.stop()
+
+
+def _load(task: WindowTask, loader: Loader, found: FoundRun) -> TimedRows:
+    start, end = task.bounds[found.partition]
+    wanted = EventFilter(found.partition, task.times.start_ms, task.times.end_ms, start, end)
+    try:
+        return loader.load(found, wanted, found.amendments)
+    except NotFoundError as exc:
+        raise NotFoundError(
+            f"object `{exc.context.get('key', found.run.object)}`: is gone: events of offsets "
+            f"{found.run.base} to {found.run.end} of `{task.topic}/{found.partition}` were trimmed "
+            "or compiled while they were played, or it is lost: play again, or run `tidelog verify`"
+        ) from exc
+
+
+def _open(task: WindowTask, store: Store) -> PlaybackSink:
+    if task.is_file:
+        return WholeFile(Path(task.sink), RandomIds().new(), replaces=True)
+    if task.staging is not None:
+        return _StagingOutlet(task.staging, task.sink, store)
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    return open_outlet(task.sink, SinkContext(environ, task.id))
+
+
+class _PlannedRuns:
+    """The runs of a task, as a playback takes them."""
+
+    def __init__(self, runs: tuple[FoundRun, ...]) -> None:
+        self._left = deque(runs)
+
+    def peek(self) -> FoundRun | None:
+        return self._left[0] if self._left else None
+
+    def take(self) -> FoundRun:
+        return self._left.popleft()
+
+
+class _StagingOutlet:
+    """Segments in staging, for a topic."""
+
+    lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
+
+    def __init__(self, staging: WindowStaging, url: str, store: Store) -> None:
+        place = functools.partial(places_in, staging.topic, staging.keep_partition)
+        target = SegmentTarget(url)
+        self._writer = SegmentWriter(store, staging.folder, target, place)
+        self.staged: Written | None = None
+
+    def put(self, lot: Lot) -> None:
+        self._writer.write(lot.batch)
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        if not failed:
+            self.staged = self._writer.close()
+
+
+_: type[PlaybackSink] = _StagingOutlet
+
+
+_ATTEMPTS = 20  # of a plan, against compiles that go on
+
+
+def planned_runs(
+    context: Context, topic: Topic, pin: Pin, pool: Executor | None = None
+) -> list[FoundRun]:
+    """The runs of what was pinned, by their first time, each with its amendments as of now.
+
+    ``NotFoundError`` when events of it were trimmed, ``UnavailableError`` when it is compiled again
+    and again meanwhile.
+    """
+    for _ in range(_ATTEMPTS):
+        standing = SwapGuard(context, topic)
+        try:
+            return _planned(standing, pin, pool)
+        except SwappedError:
+            continue
+        except NotFoundError:
+            if not _is_swapped(standing):
+                raise
+    raise UnavailableError(f"topic `{topic.name}`: is being compiled: play again")
+
+
+def _planned(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:
+    loader = Loader(standing.context.store, standing.topic.name)
+    ahead = Ahead(standing, pin, pin.range, loader.groups, pool)
+    found: list[FoundRun] = []
+    while ahead.peek() is not None:
+        found.append(ahead.take())
+    amended: dict[int, FoundRun] = {}
+    for partition in {each.partition for each in found}:
+        amended |= _amended(standing, partition, found)
+    return [amended.get(number, each) for number, each in enumerate(found)]
+
+
+def _amended(
+    standing: SwapGuard, partition: int, found: list[FoundRun]
+) -> Iterator[tuple[int, FoundRun]]:
+    """The runs of a partition that have amendments, by their number."""
+    numbers = [number for number, each in enumerate(found) if each.partition == partition]
+    start = min(found[number].base for number in numbers)
+    end = max(found[number].end for number in numbers)
+    all_of_them = standing.amendments(partition, start, end, standing.check(partition))
+    for number in numbers:
+        each = found[number]
+        amendments = all_of_them.of_run(each.run).between(each.base, each.end)
+        if len(amendments):
+            yield number, replace(each, amendments=amendments)
+
+
+def _is_swapped(standing: SwapGuard) -> bool:
+    """Whether something that is gone may have been compiled."""
+    try:
+        for partition in range(standing.topic.partitions):
+            standing.check(partition)
+    except SwappedError:
+        return True
+    return False

@@ -1,0 +1,231 @@
+"""A user's transform between a range and its files: a function from DataFrame to DataFrame.
+
+The ranges of a cycle become one DataFrame in event columns, with one Spark partition for each; the
+function says what becomes of it, and the sink's writer takes the result, in the same Spark task.
+Rows may be dropped and changed, but stay where they are: each keeps its offset, in its partition
+and in order. Whatever else is caught, so that an archive's ranges stay what they say they are:
+
+1. the reading half of a task notes the offsets that it gave out, in a file of that task alone
+2. the writing half takes rows, whose offsets must rise
+3. at the end it looks for the note of its own task: a function that shuffles, sorts over
+   partitions, caches or cuts its input short has none
+4. all offsets that were written must be among those that were given out
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
+from tidelog.connectors.sink import Written
+from tidelog.connectors.topic.segments import check_rows
+from tidelog.errors import InvalidError, TidelogError, unexpected
+from tidelog.pipeline.base import Task, TaskOutcome, TaskOutput, with_left_out
+from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
+
+__all__ = ["Transform", "load_transform", "transformed"]
+
+Transform = Callable[[DataFrame], DataFrame]
+
+_SHOWN = spark_schema(EVENT_SCHEMA.names)
+_STAYS = "a transform may drop and change rows, but must leave them where they are"
+
+
+def load_transform(name: str) -> Transform:
+    """The function that ``module:function`` names; modules of the working folder are found too."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise InvalidError(f"transform `{name}`: give module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = functools.reduce(getattr, function.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as exc:
+        raise InvalidError(
+            f"transform `{name}`: {exc}: install it, or run where the module's file is"
+        ) from exc
+    except AttributeError as exc:
+        raise InvalidError(f"transform `{name}`: {exc}: name a function of the module") from exc
+    if not callable(found):
+        raise InvalidError(f"transform `{name}`: is no function: name one")
+    made: Transform = found
+    return made
+
+
+def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
+    """Do all tasks, in one Spark job. ``InvalidError`` for a transform that breaks the rules."""
+    blobs = [pickle.dumps(task) for task in tasks]
+    ranges = session.range(0, len(blobs), 1, len(blobs))
+    events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
+    result = _applied(name, events)
+    rows = result.mapInArrow(functools.partial(_write, blobs), "outcome binary").collect()
+    found = [pickle.loads(row["outcome"]) for row in rows]  # noqa: S301 - our own bytes
+    for each in found:
+        if isinstance(each, TidelogError):
+            raise each
+    if len(found) != len(tasks):
+        raise InvalidError(f"transform `{name}`: has made fewer Spark partitions: {_STAYS}")
+    return found
+
+
+def _applied(name: str, events: DataFrame) -> DataFrame:
+    result: Any = load_transform(name)(events)
+    if not isinstance(result, DataFrame):
+        raise InvalidError(
+            f"transform `{name}`: gave {type(result).__name__}: return the DataFrame"
+        )
+    wanted = {field.name: field.dataType.simpleString() for field in _SHOWN.fields}
+    given = {field.name: field.dataType.simpleString() for field in result.schema.fields}
+    for column in wanted.keys() | given.keys():
+        if given.get(column) != wanted.get(column) or len(result.columns) != len(given):
+            raise InvalidError(
+                f"transform `{name}`: column `{column}` is {given.get(column, 'missing')}: events "
+                f"have {', '.join(f'{each} {kind}' for each, kind in wanted.items())}, and no more"
+            )
+    return result.select(*EVENT_SCHEMA.names)
+
+
+class _Note(NamedTuple):
+    """What a reading half has given out."""
+
+    end: str
+    offsets: npt.NDArray[np.int64]
+    mark: bytes  # what the source wants to find again
+    left_out: int  # events that were not given out, as they were erased
+
+
+def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The reading half of a Spark task."""
+    wanted = arrow_schema(_SHOWN)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
+            note = _note_path(task)
+            end, offsets, left_out = task.range.start, [np.empty(0, np.int64)], 0
+            marks: list[bytes] = []
+            try:
+                for chunk in task.chunks():
+                    check_rows(chunk.batch)
+                    rows = task.erased.left(chunk.batch)
+                    left_out += chunk.batch.num_rows - rows.num_rows
+                    if rows.num_rows:
+                        yield rows.cast(wanted)
+                        offsets.append(rows.column("offset").to_numpy())
+                    end = chunk.position
+                    marks.append(chunk.note)
+            except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
+                what = f"source partition `{task.range.partition.text}`"
+                note.write_bytes(pickle.dumps(unexpected(what, exc)))
+                return
+            given = _Note(end, np.concatenate(offsets), b"".join(marks), left_out)
+            note.write_bytes(pickle.dumps(given))
+
+
+def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The writing half of a Spark task, which is the same one if rows have stayed."""
+    number = _context().partitionId()
+    if number >= len(blobs):
+        if sum(batch.num_rows for batch in batches):
+            problem = InvalidError(f"transform: has made more Spark partitions: {_STAYS}")
+            yield _outcome(problem)
+        return
+    task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
+    try:
+        outcome = TaskOutcome(task.range.partition, _written(task, batches))
+    except TidelogError as exc:
+        outcome = TaskOutcome(task.range.partition, error=exc)
+    yield _outcome(outcome)
+
+
+def _outcome(found: TaskOutcome | TidelogError) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([pickle.dumps(found)], pa.binary())], ["outcome"])
+
+
+def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
+    writer = task.sink.writer(task.range.partition.text, task.staging)
+    written = [np.empty(0, np.int64)]
+    last = -1
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        rows = _as_events(task, batch)
+        offsets = rows.column("offset").to_numpy()
+        if int(offsets[0]) <= last or bool((np.diff(offsets) <= 0).any()):
+            raise _moved(task, f"offsets do not rise after {last}")
+        last = int(offsets[-1])
+        written.append(offsets)
+        writer.write(rows)
+    staged: Written = writer.close()
+    note = _taken_note(task)
+    strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
+    if len(strange):
+        raise _moved(task, f"offset {int(strange[0])} is not one that was read")
+    read = len(note.offsets) + note.left_out
+    return TaskOutput(note.end, read, with_left_out(staged, note.left_out), note.mark)
+
+
+def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Spark's rows in event columns; what is not of this range is refused."""
+    columns = []
+    for field in EVENT_SCHEMA:
+        column = batch.column(field.name)
+        if not field.nullable and column.null_count:
+            raise InvalidError(f"transform: column `{field.name}` has nulls: keep its values")
+        columns.append(
+            floored_times(column) if field.name == "timestamp" else column.cast(field.type)
+        )
+    rows = pa.record_batch(columns, schema=EVENT_SCHEMA)
+    check_times(rows.column("timestamp"))
+    here = task.range.partition
+    for name, wanted in (("topic", here.topic), ("partition", here.name)):
+        found = rows.column(name).unique().to_pylist()
+        if [str(each) for each in found] != [wanted]:
+            raise _moved(task, f"rows with {name} {found[0]} stand in it")
+    return rows
+
+
+def _taken_note(task: Task) -> _Note:
+    """The note of this task's reading half."""
+    path = _note_path(task)
+    try:
+        found = pickle.loads(path.read_bytes())  # noqa: S301 - our own bytes
+        path.unlink()
+    except FileNotFoundError:
+        raise _moved(task, "it was not read to its end by the task that wrote it") from None
+    if isinstance(found, TidelogError):
+        raise found
+    note: _Note = found
+    return note
+
+
+def _note_path(task: Task) -> Path:
+    """On this machine's disk, by names that nobody else has: this attempt's, of this task."""
+    attempt = task.staging.replace("/", "-")
+    return Path(tempfile.gettempdir()) / f"tidelog-{attempt}-{_context().taskAttemptId()}"
+
+
+def _moved(task: Task, problem: str) -> InvalidError:
+    return InvalidError(
+        f"transform of source partition `{task.range.partition.text}`: {problem}: {_STAYS} "
+        "(no shuffle, sort, cache, limit or union)"
+    )
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidError("transform: runs outside of Spark: run it with a Spark master")
+    return context

@@ -1,0 +1,271 @@
+"""Repeat what failed for want of an answer, and settle what may have landed.
+
+Reads and deletes are simply repeated. A create whose reply was lost is repeated too; if the
+object is there then, it is ours when its bytes are ours, and only otherwise somebody else's. The
+same holds for a copy, whose bytes are those of its source, and for a replace.
+
+Count requests, bytes and time by verb, for costs and for finding where the time goes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tidelog.clock import Clock
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model.backoff import Backoff
+from tidelog.model.limits import COPY_CHUNK_BYTES
+from tidelog.store.base import NoRoomError, ObjectInfo, Store, Upload
+
+__all__ = [
+    "Meter",
+    "MeteredStore",
+    "RetryingStore",
+    "Usage",
+]
+
+T = TypeVar("T")
+
+
+class RetryingStore:
+    """A store that tries again, with growing, jittered waits."""
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        clock: Clock,
+        random: random.Random,
+        backoff: Backoff,
+    ) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._random = random
+        self._backoff = backoff
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, data: bytes) -> str:
+        def landed() -> str | None:
+            return self.head(key).etag if self._holds(key, data) else None
+
+        return self._settle(lambda: self._inner.put(key, data), AlreadyExistsError, landed)
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        def landed() -> str | None:
+            info = self.head(key)
+            return info.etag if info.etag != etag and self._holds(key, data) else None
+
+        return self._settle(lambda: self._inner.replace(key, data, etag), ConflictError, landed)
+
+    def copy(self, source: str, target: str) -> None:
+        def landed() -> str | None:
+            return target if self._same(source, target) else None
+
+        self._settle(lambda: self._inner.copy(source, target), AlreadyExistsError, landed)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return self._repeat(lambda: self._inner.get(key, start, end))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._repeat(lambda: self._inner.head(key))
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        """Goes on after the last object that was given out when a page fails."""
+        delays = self._backoff.waits_s(self._random, self._clock)
+        while True:
+            try:
+                for info in self._inner.list(prefix, start_after):
+                    start_after = info.key
+                    yield info
+                return
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        self._repeat(lambda: self._inner.delete(wanted))
+
+    def uploads(self) -> Iterator[Upload]:
+        yield from self._repeat(lambda: list(self._inner.uploads()))
+
+    def abort_uploads(self, before_ms: int) -> int:
+        return self._repeat(lambda: self._inner.abort_uploads(before_ms))
+
+    def presign(self, key: str, expires_s: int) -> str:
+        return self._inner.presign(key, expires_s)
+
+    def _settle(
+        self,
+        attempt: Callable[[], T],
+        refusal: type[AlreadyExistsError | ConflictError],
+        landed: Callable[[], T | None],
+    ) -> T:
+        """Repeat ``attempt``; when refused after a lost reply, ask whether that was ourselves."""
+        unsure = False
+        delays = self._backoff.waits_s(self._random, self._clock)
+        while True:
+            try:
+                return attempt()
+            except UnknownOutcomeError:
+                unsure = True
+                if not self._wait(delays):
+                    raise
+            except NoRoomError:
+                raise
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+            except refusal:
+                if not unsure:
+                    raise
+                try:
+                    mine = landed()
+                except NotFoundError as exc:  # it was there, and somebody has deleted it since
+                    if not self._wait(delays):
+                        raise UnknownOutcomeError(f"{exc}: it was there a moment ago") from exc
+                    continue
+                if mine is None:
+                    raise
+                return mine
+
+    def _repeat(self, read: Callable[[], T]) -> T:
+        delays = self._backoff.waits_s(self._random, self._clock)
+        while True:
+            try:
+                return read()
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+
+    def _wait(self, delays: Iterator[float]) -> bool:
+        """Wait until the next try; False when there shall be none."""
+        delay_s = next(delays, None)
+        if delay_s is not None:
+            self._clock.sleep(delay_s)
+        return delay_s is not None
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        return self.head(key).size == len(data) and self.get(key) == data
+
+    def _same(self, source: str, target: str) -> bool:
+        size = self.head(source).size
+        if self.head(target).size != size:
+            return False
+        starts = range(0, size, COPY_CHUNK_BYTES)
+        return all(
+            self.get(source, start, start + COPY_CHUNK_BYTES)
+            == self.get(target, start, start + COPY_CHUNK_BYTES)
+            for start in starts
+        )
+
+
+def _prove(inner: Store, clock: Clock, random: random.Random) -> Store:
+    return RetryingStore(inner, clock=clock, random=random, backoff=Backoff())
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one verb has cost so far."""
+
+    requests: int = 0
+    errors: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Meter:
+    """Usage by verb; shared by threads."""
+
+    verbs: dict[str, Usage] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, verb: str, *, seconds: float, size: int = 0, failed: bool = False) -> None:
+        with self._lock:
+            usage = self.verbs.setdefault(verb, Usage())
+            usage.requests += 1
+            usage.errors += failed
+            usage.bytes += size
+            usage.seconds += seconds
+
+
+class MeteredStore:
+    """A store that counts. Put it inside a ``RetryingStore`` to see each attempt."""
+
+    def __init__(self, inner: Store, meter: Meter, *, clock: Clock) -> None:
+        self._inner = inner
+        self._meter = meter
+        self._clock = clock
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._count("put", lambda: self._inner.put(key, data), len(data))
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        return self._count("replace", lambda: self._inner.replace(key, data, etag), len(data))
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        began_s = self._clock.monotonic_s()
+        data = b""
+        failed = True
+        try:
+            data = self._inner.get(key, start, end)
+            failed = False
+            return data
+        finally:
+            seconds = self._clock.monotonic_s() - began_s
+            self._meter.add("get", seconds=seconds, size=len(data), failed=failed)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._count("head", lambda: self._inner.head(key))
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        yield from self._count("list", lambda: self._inner.list(prefix, start_after))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        self._count("delete", lambda: self._inner.delete(wanted))
+
+    def copy(self, source: str, target: str) -> None:
+        self._count("copy", lambda: self._inner.copy(source, target))
+
+    def uploads(self) -> Iterator[Upload]:
+        yield from self._count("list", self._inner.uploads)
+
+    def abort_uploads(self, before_ms: int) -> int:
+        return self._count("list", lambda: self._inner.abort_uploads(before_ms))
+
+    def presign(self, key: str, expires_s: int) -> str:
+        return self._inner.presign(key, expires_s)
+
+    def _count(self, verb: str, call: Callable[[], T], size: int = 0) -> T:
+        began_s = self._clock.monotonic_s()
+        failed = True
+        try:
+            result = call()
+            failed = False
+            return result
+        finally:
+            seconds = self._clock.monotonic_s() - began_s
+            self._meter.add(verb, seconds=seconds, size=0 if failed else size, failed=failed)
+
+
+def _check_metered(inner: Store, meter: Meter, clock: Clock) -> Store:
+    return MeteredStore(inner, meter, clock=clock)

@@ -1,0 +1,286 @@
+"""An erasure is a standing fact: no generation that is built later brings an event back."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.archive.test_archive import an_archive
+from tests.archive.test_fill import drive
+from tidelog import Event, Home
+from tidelog.archive import deletions as erased_before
+from tidelog.archive.account import read_account
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.generations import begin_backfill, promote
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.source import SourcePartition, SourceRange
+from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.erasure.from_archives import delete_events, erase_archived
+from tidelog.home import World, create_home
+from tidelog.journal.audit import Why, read_audit
+from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
+from tidelog.pipeline.cycle import Cycle
+from tidelog.settings import Settings
+from tidelog.spark import transform
+
+WHY = Why("asked", "me")
+LEFT = ["e0", "e1", "e2", "e4", "e5"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def fill(home: Home, first: int = 0, end: int = 6) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(first, end)])
+
+
+def write_events(folder: Path, name: str, events: list[tuple[str, int, str]]) -> str:
+    """Put events with ids, offsets and times into a file; the source that reads the folder."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {
+            "id": event,
+            "key": "k",
+            "value": "v",
+            "topic": "x",
+            "partition": 0,
+            "offset": offset,
+            "timestamp": time,
+            "headers": [],
+            "type": "",
+        }
+        for event, offset, time in events
+    ]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"file:{folder}?mode=events"
+
+
+def numbered(count: int) -> list[tuple[str, int, str]]:
+    return [(f"e{n}", n, "2025-01-01T00:00:00Z") for n in range(count)]
+
+
+def built(home: Home, name: str = "daily", source: str = "") -> Archive:
+    """A promoted generation that was built from a source."""
+    archive, generation = begin_backfill(home.context, name, ArchiveFormat(source=source))
+    drive(home, archive, generation)
+    return promote(home.context, name)
+
+
+def folder_of(home: Home, archive: Archive, generation: int | None = None) -> Path:
+    return Path(home.store.url.removeprefix("file://")) / archive.folder(generation)
+
+
+def ids(home: Home, archive: Archive, generation: int | None = None) -> list[str]:
+    files = folder_of(home, archive, generation).rglob("*.parquet")
+    return sorted(each for file in files for each in pq.ParquetFile(file).read()["id"].to_pylist())
+
+
+def check_account(home: Home, archive: Archive, erased: int) -> None:
+    """The live generation counts the erased events, and is as its account says."""
+    context, pipeline = home.context, archive.pipeline()
+    accounts = [
+        read_account(context, pipeline, each) for each in read_partitions(context, pipeline)
+    ]
+    assert sum(each.erased for each in accounts if each is not None) == erased
+    report = verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True))
+    assert report.problems == []
+
+
+def test_backfill_leaves_out_what_was_erased_from_the_archive(home: Home, tmp_path: Path) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    assert erase_archived(home.context, archive, WHY, ["e3"]).events == 1
+    archive = built(home)
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+def test_backfill_leaves_out_events_of_an_erased_key(home: Home, tmp_path: Path) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    assert erase_archived(home.context, archive, WHY, key=b"k").events == 6
+    archive = built(home)
+    assert ids(home, archive) == []
+    check_account(home, archive, erased=6)
+
+
+def test_backfill_from_another_archive_leaves_out_what_was_erased(home: Home) -> None:
+    fill(home)
+    for name in ("daily", "raw"):
+        drive(home, an_archive(home, name))
+    home.delete_topic("t")
+    erase_archived(home.context, find_archive(home.context, "daily"), WHY, ["e3"])
+    archive = built(home, source="archive:raw")
+    assert ids(home, archive) == LEFT
+    assert ids(home, find_archive(home.context, "raw")) == sorted([*LEFT, "e3"])
+    check_account(home, archive, erased=1)
+
+
+def test_archive_made_of_an_erased_one_leaves_out_what_was_erased_there(
+    home: Home, tmp_path: Path
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    first = an_archive(home, "first", source)
+    drive(home, first)
+    shutil.copytree(folder_of(home, first), tmp_path / "copy")
+    drive(home, an_archive(home, "daily", "archive:first"))
+    erase_archived(home.context, first, WHY, ["e3"])
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_copy_of_before_a_delete_brings_no_event_back(
+    home: Home, tmp_path: Path, deleted: bool
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    delete_events(home.context, home.amender("t", WHY), ["e3"])
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    if deleted:
+        home.delete_topic("t")
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+def test_deletes_of_a_deleted_topic_are_in_the_audit_of_its_archives(home: Home) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    home.delete("t", ["e3"], why="asked", who="me")  # before the archive has read it
+    drive(home, archive)
+    (before,) = home.audit("t")
+    home.delete_topic("t")
+    (record,) = read_audit(home.context, archive)
+    assert (record.id, record.at_ms, record.why) == (before.id, before.at_ms, "asked")
+    assert [event.offset for event in record.events] == [3]
+    assert record.sources[0].partition == "t/0"
+
+
+def test_event_that_was_sent_again_after_the_erasure_is_archived(
+    home: Home, tmp_path: Path
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    erase_archived(home.context, archive, WHY, ["e3"])
+    later = [*numbered(6), ("e3", 6, "2099-01-01T00:00:00Z"), ("e3", 7, "2025-01-01T00:00:00Z")]
+    write_events(tmp_path / "src", "a.jsonl", later)
+    drive(home, archive)
+    assert ids(home, archive) == sorted([*LEFT, "e3"])
+    check_account(home, archive, erased=2)
+
+
+def test_event_of_a_deleted_id_that_a_producer_sent_again_is_in_a_new_generation(
+    home: Home, tmp_path: Path
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    delete_events(home.context, home.amender("t", WHY), ["e3"])
+    home.append("t", [Event(b"again", id="e3", timestamp=0)])
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == sorted([*LEFT, "e3"])
+
+
+def test_running_eraser_covers_generations_that_were_made_since(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    delete_events(home.context, home.amender("t", WHY), ["e3"])
+    eraser = ArchiveEraser(home.context)
+    eraser.turn()
+    monkeypatch.setattr(erased_before.ErasedBefore, "__call__", lambda *_: NO_ERASED_ROWS)
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert "e3" in ids(home, archive)
+    eraser.turn()
+    assert ids(home, archive) == LEFT
+    assert eraser.turn() == []
+
+
+STEPS = ("_intend", "_task", "_record", "_publish", "_finish")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    real, erased = getattr(Cycle, step), []
+
+    def erase() -> None:
+        if not erased:
+            erased.append(True)
+            erase_archived(home.context, find_archive(home.context, "daily"), WHY, ["e3"])
+
+    def beside(self: Cycle, *args: Any) -> Any:
+        if not after:
+            erase()
+        done = real(self, *args)
+        erase()
+        return done
+
+    monkeypatch.setattr(Cycle, step, beside)
+    archive = built(home)
+    assert erased
+    ArchiveEraser(home.context).turn()
+    sweep_archives(home.context, grace_ms=-1)
+    assert {record.state for record in read_audit(home.context, archive)} == {"done"}
+    for generation in (1, 2):
+        assert ids(home, archive, generation) == LEFT
+    held = [info.key for info in home.store.list("") if b'"e3"' in home.store.get(info.key)]
+    assert held == []
+    check_account(home, archive, erased=1)
+
+
+def test_range_with_a_transform_counts_what_it_leaves_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both halves of a Spark task, in this process: the transform never sees erased events."""
+    fill(home)
+    archive = an_archive(home, "daily")
+    pipeline = open_pipeline(home.context, archive, LocalWorkers())
+    reader = pipeline.source.reader(SourceRange(SourcePartition("t", "0"), "0", "6"))
+    erased = ErasedRows(np.array([3, 5], np.int64))
+    task = Task(reader, pipeline.sink, f"staging/{archive.pipeline()}/0/x", "m:f", erased=erased)
+
+    context = SimpleNamespace(taskAttemptId=lambda: 7)
+    monkeypatch.setattr(transform, "_context", lambda: context)
+    numbers = iter([pa.record_batch([pa.array([0])], ["id"])])
+    given = list(transform._read([pickle.dumps(task)], numbers))
+    assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
+    produced = transform._written(task, iter([batch.slice(1) for batch in given]))
+    staged = produced.staged
+    assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)

@@ -1,0 +1,134 @@
+"""Erasures reach every generation, also while one is filled from the live one's files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.archive.test_archive import an_archive, payload
+from tests.archive.test_fill import backfill, drive, home, listed, trim
+from tests.support.waiting import until
+from tidelog import Event, Home
+from tidelog.archive.archive import find_archive
+from tidelog.archive.generations import promote, rollback
+from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.erasure import rewrite as erase
+from tidelog.erasure.from_archives import delete_events
+from tidelog.journal.audit import Why
+from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.model.archive import Archive
+from tidelog.pipeline.base import Task, TaskOutcome, run_task
+
+__all__ = ["home"]
+
+
+def test_a_kept_generation_is_erased_from_and_swept(home: Home) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    promoted = promote(home.context, "daily")
+    home.delete("t", ["id-7"], why="asked")
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    assert 7 not in listed(home, promoted, 1)
+    assert 7 not in listed(home, promoted, 2)
+    sweep_archives(home.context, grace_ms=-1)
+    assert sum(listed(home, promoted, 1).values()) == 19, "a sweep does not remove it"
+
+
+def test_events_that_were_erased_before_a_fill_stay_counted(home: Home) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    home.delete("t", ["id-7"], why="asked")
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    trim(home, 20)
+    backfill(home)
+    promoted = promote(home.context, "daily")
+    (manifest,) = read_manifests(home.context, promoted.pipeline(), "t/0")
+    assert (manifest.read, manifest.deleted) == (19, 1)
+
+
+def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Home) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    promote(home.context, "daily")
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20, 40)])
+    drive(home, find_archive(home.context, "daily"))
+    trim(home, 40)
+
+    class Erasing:
+        """Reads the range from the live files, and lets an erasure come before it is written."""
+
+        def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+            done = [run_task(task) for task in tasks]
+            home.delete("t", ["id-30"], why="asked")
+            threading.Thread(target=erase).start()
+            until(begun.is_set)
+            yield from done
+
+    begun = threading.Event()
+    ended = threading.Event()
+
+    def erase() -> None:
+        begun.set()
+        delete_archived(home, "id-30")
+        ended.set()
+
+    def delete_archived(home: Home, event: str) -> None:
+        delete_events(home.context, home.amender("t", Why("asked", "me")), [event])
+        carry_out(home.context, home.topic("t"), grace_ms=0, wait_ms=60_000)
+
+    back = rollback(home.context, "daily", workers=Erasing())
+    until(ended.is_set)
+    for generation in (1, 2):
+        assert 30 not in listed(home, back, generation)
+
+
+def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    trim(home, 20)
+    delete_events(home.context, home.amender("t", Why("asked", "me")), ["id-7"])
+    erasing = erase.erase_from_archive
+
+    def late(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
+        if generation == 1:
+            backfill(home)  # from files that still have the event
+        return erasing(home, archive, generation, offsets)
+
+    monkeypatch.setattr(erase, "erase_from_archive", late)
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    for generation in (1, 2):
+        assert listed(home, find_archive(home.context, "daily"), generation)[7] == 0
+
+
+def test_an_erasure_takes_the_live_generation_first(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rollback fills another one from it, after that one was looked at."""
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    promoted = promote(home.context, "daily")
+    home.append("t", [Event(payload(20), id="id-20")])
+    drive(home, promoted)
+    trim(home, 21)
+    delete_events(home.context, home.amender("t", Why("asked", "me")), ["id-20"])
+    erasing = erase.erase_from_archive
+
+    def rolled_back(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
+        done = erasing(home, archive, generation, offsets)
+        if generation == 1 and archive.generation == 2:
+            rollback(home.context, "daily")
+        return done
+
+    monkeypatch.setattr(erase, "erase_from_archive", rolled_back)
+    erase.erase_from_archives(home.context, home.topic("t"), {0: [20]})
+    for generation in (1, 2):
+        assert listed(home, promoted, generation)[20] == 0

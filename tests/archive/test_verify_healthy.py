@@ -1,0 +1,115 @@
+"""``archive verify --source`` reports no healthy archive, and still sees what is wrong."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.archive.test_archive import fill
+from tests.archive.test_fill import drive, home, trim
+from tests.support.archive_look import an_archive
+from tidelog import Event, Home
+from tidelog.archive.archive import find_archive
+from tidelog.archive.generations import begin_backfill, promote
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify_rows import SourceCheck
+from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.erasure.from_archives import delete_events
+from tidelog.journal.audit import Why
+from tidelog.maintenance.erase import carry_out
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.pipeline import Gap, Manifest
+from tidelog.pipeline.endpoints import source_at
+
+__all__ = ["home"]
+
+
+def problems(home: Home, name: str = "daily") -> list[str]:
+    report = verify_archive(
+        home.context, find_archive(home.context, name), ArchiveVerifyOptions(deep=True, source=True)
+    )
+    return [f"{each.where}: {each.what}" for each in report.problems]
+
+
+def built(home: Home, name: str = "daily") -> Archive:
+    archive, generation = begin_backfill(home.context, name, ArchiveFormat())
+    drive(home, archive, generation)
+    return promote(home.context, name)
+
+
+def with_gap(home: Home) -> Archive:
+    """An archive with a gap from 5 to 8."""
+    fill(home, 5)
+    archive = an_archive(home)
+    drive(home, archive)
+    fill(home, 7, first=5)
+    trim(home, 8)
+    drive(home, archive, accept_loss=True)
+    return archive
+
+
+def test_chain_over_a_gap_is_healthy(home: Home) -> None:
+    with_gap(home)
+    drive(home, an_archive(home, "copy", "archive:daily"))
+    assert problems(home, "copy") == []
+
+
+def test_range_with_a_gap_that_was_filled_is_healthy(home: Home) -> None:
+    with_gap(home)
+    built(home)
+    assert problems(home) == []
+
+
+def test_chain_is_healthy_after_its_source_was_built_again_without_erased_events(
+    home: Home,
+) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(6)])
+    drive(home, an_archive(home))
+    drive(home, an_archive(home, "copy", "archive:daily"))
+    delete_events(home.context, home.amender("t", Why("asked", "me")), ["e3"])
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    built(home)
+    assert problems(home, "copy") == []
+
+
+@pytest.mark.parametrize("more", [0, 4])
+def test_partition_that_ended_as_was_accepted_is_healthy(home: Home, more: int) -> None:
+    fill(home, 5)
+    archive = an_archive(home)
+    drive(home, archive)
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    fill(home, 3 + more)
+    assert any("it is another" in each for each in problems(home))
+    drive(home, archive, accept_loss=True)
+    assert problems(home) == []
+
+
+@pytest.fixture
+def range_of_topic(home: Home) -> Manifest:
+    """A range of 10 events of a topic from which nothing was deleted."""
+    fill(home, 10)
+    archive = an_archive(home)
+    drive(home, archive)
+    (manifest,) = read_manifests(home.context, archive.pipeline(), "t/0")
+    return manifest
+
+
+def found(home: Home, manifest: Manifest, **changes: object) -> list[str]:
+    changed = msgspec.structs.replace(manifest, **changes)
+    check = SourceCheck(source_at(home.context, "topic:t"), "daily")
+    return [each.what for each in check.count(changed)]
+
+
+def test_event_too_few_or_too_many_is_a_problem(home: Home, range_of_topic: Manifest) -> None:
+    assert found(home, range_of_topic) == []
+    assert found(home, range_of_topic, read=9) == ["9 events were read, the source has 10 there"]
+    assert "11 events were read" in found(home, range_of_topic, read=11)[0]
+    gaps = (Gap("2", "4", "retention", 2), Gap("6", "7", "retention", 1))
+    assert found(home, range_of_topic, read=7, lost=gaps) == []
+    assert found(home, range_of_topic, read=6, lost=gaps) != []
+    assert found(home, range_of_topic, read=8, lost=gaps) != []
+
+
+def test_range_that_was_carried_over_is_not_compared(home: Home, range_of_topic: Manifest) -> None:
+    assert found(home, range_of_topic, read=9, filled=1, as_is=True) == []

@@ -1,0 +1,92 @@
+"""A change log in an archive, by the clock of the present: each change once, and no gaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.archive.test_archive import an_archive, drive, folder
+from tests.archive.test_fill import backfill
+from tests.servers.cassandra import Cassandra
+from tests.servers.scylla_play import Play, Row
+from tidelog import Home
+from tidelog.archive.archive import find_archive
+from tidelog.archive.generations import promote
+from tidelog.archive.status import read_status
+from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.scylla.session import close_sessions
+from tidelog.home import World, create_home
+from tidelog.model.archive import ArchiveFormat
+from tidelog.settings import Settings
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        yield made
+    close_sessions()
+
+
+@pytest.mark.server
+def test_an_archive_of_a_change_log_holds_each_change_once(
+    home: Home, cassandra_server: Cassandra
+) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 3_600_000)
+    play.begin_generation(now_ms - 600_000)
+    for number in range(100):
+        row = Row("insert", f"r{number % 9}", number, {"state": "new"})
+        play.write(now_ms - 1_800_000 + number * 15_000, row)
+    archive = an_archive(home, "orders", play.url(lag="2s"))
+    assert drive(home, archive) == 100
+    play.write(int(time.time() * 1000), Row("row_delete", "r1", 1))
+    time.sleep(2.6)
+    assert drive(home, archive) == 1
+    assert drive(home, archive) == 0
+    files = f"{folder(home, archive)}/**/*.parquet"
+    found = duckdb.sql(
+        f'SELECT topic, "partition", "offset", id, type FROM read_parquet(\'{files}\')'
+    ).fetchall()
+    assert len({row[3] for row in found}) == len(found) == 101
+    assert {row[0] for row in found} == {f"{play.keyspace}.orders"}
+    for group in range(4):
+        offsets = sorted(row[2] for row in found if row[1] == group)
+        assert offsets == list(range(len(offsets)))
+    status = read_status(home.context, archive)
+    assert sum(each.events for each in status.partitions) == 101
+    accounts = verify_archive(home.context, archive, ArchiveVerifyOptions()).accounts
+    assert accounts == [each.account for each in status.partitions], "numbered by the archive"
+    assert all(each.is_numbered and each.adds_up for each in accounts)
+    assert sum(each.archived for each in accounts) == 101
+    play.close()
+
+
+@pytest.mark.server
+def test_chain_resumes_after_a_promote(home: Home, cassandra_server: Cassandra) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 3_600_000)
+    archive = an_archive(home, "orders", play.url(lag="2s"))
+    copy = an_archive(home, "copy", "archive:orders")
+    for number in range(40):
+        row = Row("insert", f"r{number % 9}", number, {"state": "new"})
+        play.write(now_ms - 1_800_000 + number * 15_000, row)
+    assert drive(home, archive) == 40
+    assert drive(home, copy) == 40
+    play.write(int(time.time() * 1000), Row("insert", "r1", 40, {"state": "new"}))
+    time.sleep(2.6)
+    assert drive(home, archive) == 1
+    backfill(home, "orders", ArchiveFormat(codec="gzip"))
+    promote(home.context, "orders")
+    assert drive(home, copy) == 1
+    play.write(int(time.time() * 1000), Row("insert", "r1", 41, {"state": "new"}))
+    time.sleep(2.6)
+    assert drive(home, find_archive(home.context, "orders")) == 1
+    assert drive(home, copy) == 1
+    play.close()

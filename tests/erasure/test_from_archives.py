@@ -1,0 +1,274 @@
+"""Erasing what archives still hold and their topic does not: trimmed, or the topic is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.archive_look import a_home, an_archive, drive
+from tests.support.compiled_journals import Death
+from tidelog import Event, Home
+from tidelog.archive.read import ReadRequest, archived_rows
+from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.catalog.base import Change
+from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.erasure import from_archives as archived
+from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.proof import prove_erased
+from tidelog.errors import InvalidError
+from tidelog.journal.audit import AuditedSource, id_mark, read_audit
+from tidelog.log.ledger import read_erased, was_erased
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.model.archive import Archive
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.testing.faults import FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 2)
+        for number in range(6):
+            made.append("t", [_event(number)], partition=number % 2)
+        yield made
+
+
+def _event(number: int) -> Event:
+    """Every third event has no id; each has one of two keys."""
+    own = None if number % 3 == 2 else f"id-{number}"
+    return Event(b"v%d" % number, b"ada" if number < 4 else b"bob", own, 1_000 + number)
+
+
+def archives(home: Home) -> list[Archive]:
+    made = [an_archive(home, "daily"), an_archive(home, "copy", source="archive:daily")]
+    for each in made:
+        drive(home, each)
+    return made
+
+
+def held(home: Home, archive: Archive) -> list[str]:
+    batches = archived_rows(home.context, archive, ReadRequest())
+    return sorted(v.decode() for batch in batches for v in batch.column("value").to_pylist())
+
+
+def trim(home: Home) -> None:
+    """The first two events of each partition are in archives alone."""
+    home.trim("t", ToOffsets({0: 2, 1: 2}))
+    left = [event.value for partition in (0, 1) for event in home.read("t", partition, 2)]
+    assert sorted(map(bytes, filter(None, left))) == [b"v4", b"v5"]
+
+
+WHY: dict[str, Any] = {"why": "asked for", "who": "ada"}
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_copy_that_a_restore_brings_during_the_delete_is_deleted_too(home: Home, by: str) -> None:
+    archives(home)
+    home.trim("t", ToOffsets({0: 3, 1: 3}))
+    catalog = home.context.catalog
+    write = catalog.write
+    restored: list[int] = []
+
+    def restore_first(where: str, *changes: Change, write_id: str) -> None:
+        if where.startswith("audit/") and not restored:
+            restored.append(0)
+            restored.append(
+                restore(home.context, RestoreOptions("daily", "topic:t"), LocalWorkers())
+            )
+        write(where, *changes, write_id=write_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "write", restore_first)
+        if by == "id":
+            delete_events(home.context, home.amender("t", home.reason(**WHY)), ["id-0"])
+        else:
+            delete_key(home.context, home.amender("t", home.reason(**WHY)), b"ada")
+    assert restored[-1] == 6
+    found = [event for partition in (0, 1) for event in home.read("t", partition, 3)]
+    assert found, "the others were restored"
+    assert not any(e.id == "id-0" if by == "id" else e.key == b"ada" for e in found)
+
+
+def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:
+    made = archives(home)
+    trim(home)
+    deleted = delete_events(
+        home.context, home.amender("t", home.reason(**WHY)), ["id-0", "id-4", "nowhere"]
+    )
+    assert (deleted.events, deleted.archived, deleted.missing) == (1, 1, ("nowhere",))
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    for archive in made:
+        assert held(home, archive) == ["v1", "v2", "v3", "v5"]
+    proof = prove_erased(home.context, home.topic("t"), ["id-0", "id-4"])
+    assert proof.is_erased
+    assert proof.known
+    assert read_erased(home.context, home.topic("t")).has("id-0")
+    (record,) = [each for each in home.audit("t") if each.archived]
+    assert (record.state, record.who, len(record.events)) == ("done", "ada", 1)
+    again = delete_events(home.context, home.amender("t", home.reason(**WHY)), ["id-0"])
+    assert (again.events, again.archived) == (0, 0)
+
+
+def test_trimmed_events_are_erased_from_archives_by_key(home: Home) -> None:
+    made = archives(home)
+    trim(home)
+    deleted = delete_key(home.context, home.amender("t", home.reason(**WHY)), b"ada")
+    assert (deleted.events, deleted.archived) == (0, 4)
+    ArchiveEraser(home.context).turn()
+    for archive in made:
+        assert held(home, archive) == ["v4", "v5"]
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    proof = prove_erased(home.context, home.topic("t"), keys=[b"ada"])
+    assert proof.is_erased
+    assert proof.known
+
+
+def test_erasure_that_dies_after_any_call_is_finished(home: Home) -> None:
+    """By the same call, or by the scribe once the record is there."""
+    home.append("t", [Event(b"x%d" % n, id=f"x{n}", timestamp=5) for n in range(120)], partition=0)
+    (archive, copy) = archives(home)
+    home.trim("t", ToOffsets({0: 100, 1: 2}))
+    topic = home.topic("t")
+    calls = ended = 0
+    while not ended:
+        calls += 1
+        each = f"x{calls}"
+        assert calls < 90, "a call takes fewer calls than that"
+        with dying(home, calls) as ended_here:
+            delete_events(home.context, home.amender("t", home.reason(**WHY)), [each])
+            ended_here.append(True)
+        ended = len(ended_here)
+        recorded = any(
+            event.id == id_mark(each) for record in home.audit("t") for event in record.events
+        )
+        if not recorded or calls % 2:
+            delete_events(home.context, home.amender("t", home.reason(**WHY)), [each])
+        ArchiveEraser(home.context).turn()
+        assert {record.state for record in home.audit("t")} == {"done"}
+        assert was_erased(home.context, topic, each)
+    for made in (archive, copy):
+        gone = {f"x{n}" for n in range(1, calls + 1)}
+        assert not gone & set(held(home, made))
+        assert len(held(home, made)) == 126 - len(gone)
+
+
+def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other delete dies after its step 2, while this one searches: no copy comes back."""
+    archives(home)
+    trim(home)
+    home.create_topic("other")
+    home.append("other", [Event(b"v0", id="id-0"), Event(b"v1", id="id-1")])
+    search, died = archived._search, []
+
+    def dies(*_: Any) -> None:
+        died.append(True)
+        raise Crash
+
+    def searches(*args: Any) -> Any:
+        found = search(*args)
+        if not died:
+            with monkeypatch.context() as patched:
+                patched.setattr(archived, "_search", search)
+                patched.setattr(archived, "_enter", dies)
+                with pytest.raises(Crash):
+                    delete_events(
+                        home.context, home.amender("t", home.reason(why="the other")), ["id-0"]
+                    )
+        return found
+
+    monkeypatch.setattr(archived, "_search", searches)
+    delete_events(home.context, home.amender("t", home.reason(**WHY)), ["id-0"])
+    assert was_erased(home.context, home.topic("t"), "id-0")
+    assert {record.state for record in home.audit("t")} == {"done"}
+    lot = Lot(0, next(iter(home.playback_arrow("other"))))
+    TopicOutlet(home.context, home.topic("t"), "back", False).put(lot)
+    there = [event.id for partition in (0, 1) for event in home.read("t", partition, 2)]
+    assert "id-0" not in there
+    assert "id-1" in there
+
+
+def test_delete_ends_well_when_another_one_completes_its_record(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives(home)
+    trim(home)
+    enter = archived._enter
+
+    def slow(*args: Any) -> None:
+        monkeypatch.setattr(archived, "_enter", enter)
+        assert (
+            delete_events(
+                home.context, home.amender("t", home.reason(why="the other")), ["id-0"]
+            ).archived
+            == 0
+        )
+        assert was_erased(home.context, home.topic("t"), "id-0")
+        enter(*args)
+
+    monkeypatch.setattr(archived, "_enter", slow)
+    assert (
+        delete_events(home.context, home.amender("t", home.reason(**WHY)), ["id-0"]).archived == 1
+    )
+    assert [record.state for record in home.audit("t")] == ["done"]
+
+
+@contextlib.contextmanager
+def dying(home: Home, calls: int) -> Iterator[list[bool]]:
+    """A home whose process dies after some calls to its catalog and its store."""
+    real, faults = home.context, Death(calls)
+    catalog = FaultyCatalog(home.catalog, faults, real.clock)
+    home.context = dataclasses.replace(real, catalog=catalog, store=FaultyStore(home.store, faults))
+    ended: list[bool] = []
+    try:
+        with contextlib.suppress(Crash):
+            yield ended
+    finally:
+        home.context = real
+
+
+def test_archive_of_a_deleted_topic_is_erased_by_itself(home: Home) -> None:
+    made = archives(home)
+    why = home.reason(**WHY)
+    with pytest.raises(InvalidError, match="tidelog delete t ID"):
+        erase_archived(home.context, made[0], why, ["id-0"])
+    incarnation = home.topic("t").incarnation
+    home.delete_topic("t")
+    done = erase_archived(home.context, made[0], why, ["id-0", "nowhere"])
+    assert (done.events, done.ids) == (1, {"id-0"})
+    assert erase_archived(home.context, made[0], why, key=b"bob").events == 2
+    for archive in made:
+        assert held(home, archive) == ["v1", "v2", "v3"]
+    records = list(read_audit(home.context, made[0]))
+    assert [record.state for record in records] == ["done", "done"]
+    assert records[0].sources == (AuditedSource("t/0", incarnation),)
+    assert erase_archived(home.context, made[0], why, ["id-0"]).events == 0
+
+
+def test_scribe_finishes_the_erasure_of_an_archive_that_died(home: Home) -> None:
+    made = archives(home)
+    home.delete_topic("t")
+    calls = 0
+    while not any(record.state == "begun" for record in read_audit(home.context, made[0])):
+        calls += 1
+        with dying(home, calls):
+            erase_archived(home.context, made[0], home.reason(**WHY), ["id-1"])
+    ArchiveEraser(home.context).turn()
+    assert [record.state for record in read_audit(home.context, made[0])] == ["done"]
+    for archive in made:
+        assert held(home, archive) == ["v0", "v2", "v3", "v4", "v5"]
+
+
+def test_nothing_to_look_for_is_refused(home: Home) -> None:
+    (archive, _) = archives(home)
+    with pytest.raises(InvalidError, match="give ids, or one key"):
+        erase_archived(home.context, archive, home.reason(**WHY))

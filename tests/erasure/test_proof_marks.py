@@ -1,0 +1,34 @@
+"""A proof is clean although an archive's own mark has texts that are the same as a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.archive.test_names import Shell
+from tidelog import Event
+from tidelog.erasure.proof import _DELETE, _STAGED, _SWEEP, _remedy, prove_erased
+from tidelog.model import layout
+
+
+def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    home = shell.made
+    home.create_topic("t", 1)
+    home.append("t", [Event(b"other", key=b"k"), Event(b"secret", key=b"", id="i")])
+    home.delete("t", ["i"])
+    shell("scribe", "--once", "--amended", "--grace", "0s")
+    shell("sweep", "--grace", "0s")
+    shell("archive", "create", "a", "--source", "topic:t", "--kind", "backup")
+    shell("archive", "run", "a", "--no-spark")
+    owner = next(Path(shell.home).rglob("_owner"))
+    found = prove_erased(home.context, home.topic("t"), keys=[b""])
+    assert [trace for trace in found.traces if trace.object.endswith("_owner")] == []
+    owner.write_bytes(owner.read_bytes() + b'{"x":""}')
+    found = prove_erased(home.context, home.topic("t"), keys=[b""])
+    assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [_DELETE]
+
+
+def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
+    assert _remedy(f"{layout.staging_of('p')}x") == _STAGED
+    assert _remedy("topics/i/segments/x") == _SWEEP
+    assert _remedy("archives/a/_delta_log/0.json") == _DELETE

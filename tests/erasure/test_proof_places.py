@@ -1,0 +1,358 @@
+"""Whose event it is that a proof finds: by each id and key, in any column, staged, half deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.archive_look import a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.archive.archive import create_archive, find_archive
+from tidelog.archive.deletions import deleted_offsets
+from tidelog.archive.generations import begin_backfill, drop_generation
+from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
+from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
+from tidelog.erasure.proof import prove_erased
+from tidelog.journal.amend.amend import Amender
+from tidelog.journal.compile.compile import compile_topic
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.model import layout
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline.endpoints import store_at
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def append(home: Home, *ids: str, key: bytes | None = None, payload: Any = None) -> None:
+    """Events whose values say their id, and some fields."""
+    events = [
+        Event(json.dumps({"who": each, **(payload or {})}).encode(), id=each, key=key)
+        for each in ids
+    ]
+    home.append("t", events, partition=0)
+
+
+def staged_copy(home: Home, archive: Archive) -> list[str]:
+    """All files of an archive, staged as one of its attempts would under its present epoch."""
+    files = [info.key for info in home.store.list(f"{archive.folder()}/")]
+    targets = [f"staging/{archive.pipeline()}/0000000009/attempt/0/{n}" for n in range(len(files))]
+    for source, target in zip(files, targets, strict=True):
+        home.store.copy(source, target)
+    return targets
+
+
+def test_each_id_is_proved_by_itself(home: Home) -> None:
+    append(home, "a", "b", "c", "d")
+    home.delete("t", ["c"])
+    topic = home.topic("t")
+    carry_out(home.context, topic, 0)
+    assert prove_erased(home.context, topic, ["c"]).is_erased
+    for ids in (["c", "a"], ["c", "d"], ["d"]):
+        proof = prove_erased(home.context, topic, ids)
+        assert [trace.what for trace in proof.traces] == [
+            f"holds offset {'abcd'.index(ids[-1])} of partition 0: was not deleted"
+        ]
+        assert not proof.known
+
+
+def test_an_earlier_event_of_the_same_id_is_no_later_one(home: Home) -> None:
+    append(home, "twice", "other", "twice")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 1}), past_readers=True)
+    home.delete("t", ["twice"])
+    carry_out(home.context, home.topic("t"), 0)
+    proof = prove_erased(home.context, home.topic("t"), ["twice"])
+    assert [trace.what for trace in proof.traces] == ["holds 1 of them"], "the trimmed one"
+
+
+def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) -> None:
+    topic = home.topic("t")
+    append(home, "first", key=b"K")
+    home.delete_key("t", b"K")
+    carry_out(home.context, topic, 0)
+    append(home, "second", "third", key=b"K")
+    archive = an_archive(home)
+    drive(home, archive)
+    sweep_home(home.context, 0)
+    assert prove_erased(home.context, topic, keys=[b"K"]).is_erased, "they came later"
+    home.delete("t", ["second"])
+    compile_topic(home.context, topic, CompilePolicy.everything())
+    sweep_home(home.context, 0)
+    proof = prove_erased(home.context, topic, keys=[b"K"])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (next(iter(home.store.list(f"{archive.folder()}/"))).key, "holds 1 of them")
+    ]
+    carry_out(home.context, topic, 0)
+    assert prove_erased(home.context, topic, keys=[b"K"]).is_erased
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "avro"])
+@pytest.mark.parametrize("kind", ["BIGINT", "STRING"])
+def test_a_field_of_the_payload_is_not_taken_for_ours(home: Home, format: str, kind: str) -> None:
+    taken: Any = 1 if kind == "BIGINT" else "other"
+    append(home, "gone", "stays", payload={"id": taken, "key": taken, "offset": taken})
+    schema = f"who STRING, id {kind}, key {kind}, offset {kind}"
+    archive = an_archive(home, format=format, format_settings={"schema": schema})
+    drive(home, archive)
+    topic = home.topic("t")
+    home.delete("t", ["gone"])
+    files = {info.key for info in home.store.list(f"{archive.folder()}/")}
+    proof = prove_erased(home.context, topic, ["gone"])
+    assert files <= {trace.object for trace in proof.traces}
+    (copy,) = staged_copy(home, archive)
+    carry_out(home.context, topic, 0)
+    proof = prove_erased(home.context, topic, ["gone"])
+    assert [trace.object for trace in proof.traces] == [copy]
+    home.store.delete([copy])
+    assert prove_erased(home.context, topic, ["gone"]).is_erased
+    assert prove_erased(home.context, topic, ["other"]).is_erased, "a field of the payload is no id"
+
+
+def test_a_binary_key_is_found_in_lines(home: Home) -> None:
+    key = b"\xff\x01"
+    append(home, "gone", key=key)
+    archive = an_archive(home, format="jsonlines", format_settings={"mode": "events"})
+    drive(home, archive)
+    (copy,) = staged_copy(home, archive)
+    home.delete_key("t", key)
+    carry_out(home.context, home.topic("t"), 0)
+    proof = prove_erased(home.context, home.topic("t"), keys=[key])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (copy, "holds 1 of them: it is staged")
+    ]
+
+
+@pytest.mark.parametrize("format", ["jsonlines", "delimited", "sequence"])
+def test_staged_values_without_ids_count(home: Home, format: str) -> None:
+    append(home, "gone", "stays")
+    archive = an_archive(home, format=format)
+    drive(home, archive)
+    home.delete("t", ["gone"])
+    carry_out(home.context, home.topic("t"), 0)
+    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+    data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
+    proof = prove_erased(home.context, home.topic("t"), ["gone"])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (data, "cannot be searched, as not all of it can be decoded: it is staged")
+    ]
+    home.store.delete([data])
+    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased, sidecar
+
+
+def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> None:
+    append(home, "gone")
+    home.create_topic("u", 1)
+    home.append("u", [Event(b"x", id="x")])
+    archive = an_archive(home, "other", "topic:u", format="sequence")
+    drive(home, archive)
+    staged_copy(home, archive)
+    home.delete("t", ["gone"])
+    carry_out(home.context, home.topic("t"), 0)
+    assert prove_erased(home.context, home.topic("t"), ["gone"]).is_erased
+
+
+def killed(*_: object) -> None:
+    raise Crash("a delete on its way")
+
+
+def test_a_delete_that_died_before_it_deleted_leaves_archives_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, "a", "b", "c")
+    archive = an_archive(home)
+    drive(home, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(Amender, "_put", killed)
+        with pytest.raises(Crash):
+            home.delete("t", ["a"])
+    home.delete("t", ["b"])
+    topic = home.topic("t")
+    assert deleted_offsets(home.context, topic) == {0: {1}}
+    ArchiveEraser(home.context).turn()
+    assert held(home, archive) == [0, 2]
+    carry_out(home.context, topic, 0)
+    assert deleted_offsets(home.context, topic) == {0: {1}}, "a journal has the other one"
+    assert held(home, archive) == [0, 2]
+    home.delete("t", ["a"])
+    ArchiveEraser(home.context).turn()
+    assert held(home, archive) == [2]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_delete_that_died_after_it_deleted_reaches_archives(
+    home: Home, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    append(home, "a", "b", "c")
+    archive = an_archive(home)
+    drive(home, archive)
+    put = Amender._put
+
+    def killed_then(*given: Any) -> None:
+        put(*given)
+        killed()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Amender, "_put", killed_then)
+        with pytest.raises(Crash):
+            home.delete("t", ["a"])
+    topic = home.topic("t")
+    if compiled:
+        compile_topic(home.context, topic, CompilePolicy.everything())
+        home.context.clock.sleep(0.01)
+        sweep_home(home.context, 0)
+        where = layout.topic_partition(topic.incarnation, 0)
+        assert list(home.catalog.scan(where, "amend/", "amend0")) == []
+    assert deleted_offsets(home.context, topic) == {0: {0}}
+    carry_out(home.context, topic, 0)
+    assert held(home, archive) == [1, 2]
+
+
+def held(home: Home, archive: Archive) -> list[int]:
+    rows = archived_rows(home.context, find_archive(home.context, archive.name), ReadRequest())
+    return sorted(n for batch in rows for n in batch.column("offset").to_pylist())
+
+
+def test_what_was_never_there_is_not_known(home: Home) -> None:
+    append(home, "a", "b", key=b"K")
+    topic = home.topic("t")
+    for asked in ({"ids": ["nobody"]}, {"keys": [b"nobody"]}):
+        proof = prove_erased(home.context, topic, **asked)  # type: ignore[arg-type]
+        assert (proof.is_erased, proof.known) == (True, False)
+    home.delete("t", ["a"])
+    assert prove_erased(home.context, topic, ["a"]).known
+    assert not prove_erased(home.context, topic, ["a", "b"]).known
+    assert not prove_erased(home.context, topic, keys=[b"K"]).known
+    home.delete_key("t", b"K")
+    assert prove_erased(home.context, topic, ["b"], [b"K"]).known
+
+
+def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of archives have neither ids nor keys, as a format without them would make."""
+    real = ArchiveFiles.batches
+
+    def batches(reader: ArchiveFiles, *given: Any) -> Iterator[pa.RecordBatch]:
+        for batch in real(reader, *given):
+            yield batch.drop_columns(["id", "key"])
+
+    monkeypatch.setattr(ArchiveFiles, "batches", batches)
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_files_without_ids_and_keys_are_listed_and_no_proof_is_clean(
+    home: Home, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    append(home, "gone", "stays", key=b"ada")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 2}))
+    sweep_home(home.context, 0)
+    without_ids(monkeypatch)
+    files = sorted(info.key for info in home.store.list(f"{archive.folder()}/"))
+    why, topic = home.reason("asked", "ada"), home.topic("t")
+    if by == "id":
+        deleted = delete_events(home.context, home.amender("t", why), ["gone"])
+        proof = prove_erased(home.context, topic, ["gone"])
+    else:
+        deleted = delete_key(home.context, home.amender("t", why), b"ada")
+        proof = prove_erased(home.context, topic, keys=[b"ada"])
+    assert sorted(deleted.unseen) == files
+    assert [trace.object for trace in proof.traces] == files
+    assert f"has no column `{by}`" in proof.traces[0].what
+    home.delete_topic("t")
+    found = erase_archived(home.context, archive, why, ["gone"]) if by == "id" else None
+    assert found is None or sorted(found.unseen) == files
+
+
+@pytest.mark.parametrize("place", ["a string", "bytes", "JSON in a string"])
+def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, place: str) -> None:
+    """As in the metadata of a table, whose statistics may hold an id."""
+    append(home, "gone", "stays")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home.context, topic, 0)
+    held: Any = {"a string": "gone", "bytes": b'"gone"', "JSON in a string": '{"max":"gone"}'}[
+        place
+    ]
+    key = f"{archive.root}/_delta_log/checkpoint.parquet"
+    for value, is_erased in ((held, False), (type(held)(held[:0]), True)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"add": [{"stats": [value]}]}), sink)
+        home.store.put(key, sink.getvalue().to_pybytes())
+        proof = prove_erased(home.context, topic, ["gone"])
+        assert proof.is_erased == is_erased
+        assert is_erased or [trace.object for trace in proof.traces] == [key]
+        home.store.delete([key])
+
+
+def outside(home: Home, folder: Path, name: str, source: str = "topic:t") -> Archive:
+    """An archive whose folder is not in the home."""
+    folder.mkdir(exist_ok=True)
+    wanted = Archive(
+        name=name,
+        incarnation=home.context.ids.new(),
+        source=source,
+        kind="backup",
+        store=folder.as_uri(),
+        root=name,
+        created_ms=0,
+        makings={1: ArchiveFormat()},
+    )
+    return create_archive(home.context, wanted)
+
+
+@pytest.mark.parametrize("of", ["a dropped generation", "replays"])
+def test_what_is_staged_in_another_store_is_found_and_swept(
+    home: Home, tmp_path: Path, of: str
+) -> None:
+    append(home, "gone", "stays")
+    archive = outside(home, tmp_path / "out", "daily")
+    drive(home, archive)
+    store = store_at(home.context, archive.store)
+    data = next(store.get(info.key) for info in store.list("daily/g1/"))
+    pipeline = replay_pipeline(archive.pipeline())
+    if of == "a dropped generation":
+        begun, generation = begin_backfill(home.context, "daily", ArchiveFormat(codec="gzip"))
+        pipeline = begun.pipeline(generation)
+        drop_generation(home.context, "daily", generation)
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home.context, topic, 0)
+    assert prove_erased(home.context, topic, ["gone"]).traces == []
+    late = f"staging/{pipeline}/0000000000/attempt/0/0"  # of a driver that slept
+    store.put(late, data)
+    assert [trace.object for trace in prove_erased(home.context, topic, ["gone"]).traces] == [late]
+    if of == "a dropped generation":
+        carry_out(home.context, topic, 0)
+        assert prove_erased(home.context, topic, ["gone"]).traces == []
+
+
+def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_path: Path) -> None:
+    append(home, "gone", "stays")
+    home.create_topic("u", 1)
+    outside(home, tmp_path / "out", "loose", "topic:u")
+    segment = next(info.key for info in home.store.list("topics/") if "/segments/" in info.key)
+    home.store.copy(segment, "loose/copy")
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home.context, topic, 0)
+    traces = prove_erased(home.context, topic, ["gone"]).traces
+    assert [trace.object for trace in traces] == ["loose/copy"]

@@ -1,0 +1,100 @@
+"""A proof searches the rows of the catalog that may quote an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.archive_look import a_home, an_archive
+from tidelog import Event, Home
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.generations import begin_backfill, drop_generation, promote
+from tidelog.connectors.source import SourcePartition
+from tidelog.coordination.pipeline_rows import change_archive
+from tidelog.coordination.supervisors import Keeper, SupervisedPart, put_keeper, remove_keeper
+from tidelog.erasure.proof import Trace, prove_erased
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.maintenance.erase import carry_out
+from tidelog.model.archive import ArchiveFormat
+from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.failures import PipelineFailures, read_failures
+from tidelog.pipeline.registry import create_pipeline
+
+KEY = b"customer-7"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        made.append("t", [Event(b'{"at": "customer-7"}', key=KEY) for _ in range(200)])
+        yield made
+
+
+def prove(home: Home) -> list[Trace]:
+    carry_out(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
+    return prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+
+
+def test_error_of_a_failing_archive_that_quotes_an_event_is_a_trace(home: Home) -> None:
+    an_archive(home, parser="json:at")
+    few = msgspec.structs.replace(find_archive(home.context, "daily"), dead_share_max=0.1)
+    archive = change_archive(home.context, "daily", lambda _: few)
+    with pytest.raises(TidelogError, match="customer-7"):
+        Driver(
+            home.context, open_pipeline(home.context, archive, LocalWorkers(2)), DriverOptions()
+        ).run()
+    (failure,) = read_failures(home.context, archive.pipeline()).values()
+    assert "customer-7" in failure.message
+    home.delete_key("t", KEY)
+    quoting = [each for each in prove(home) if each.what == "quotes one of them in an error"]
+    assert [each.object for each in quoting] == [f"pipeline/{archive.pipeline()} · failure/t/0"]
+    Driver(
+        home.context, open_pipeline(home.context, archive, LocalWorkers(2)), DriverOptions()
+    ).run()
+    assert prove(home) == []
+
+
+def test_error_of_a_kept_generation_is_a_trace_until_it_is_dropped(home: Home) -> None:
+    archive = an_archive(home)
+    Driver(
+        home.context, open_pipeline(home.context, archive, LocalWorkers(2)), DriverOptions()
+    ).run()
+    built, generation = begin_backfill(home.context, "daily", ArchiveFormat())
+    Driver(
+        home.context,
+        open_pipeline(home.context, built, LocalWorkers(2), generation),
+        DriverOptions(),
+    ).run()
+    fail(home, archive.pipeline(1))
+    promote(home.context, "daily")
+    home.delete_key("t", KEY)
+    (trace,) = prove(home)
+    assert "tidelog archive drop" in trace.do
+    drop_generation(home.context, "daily", 1)
+    assert prove(home) == []
+
+
+def fail(home: Home, pipeline: str) -> None:
+    error = InvalidError("source partition `t/0`: field `at` is not a time: customer-7: fix it")
+    PipelineFailures(home.context, pipeline).add([(SourcePartition("t", "0"), error)])
+
+
+def test_error_of_a_pipeline_or_of_a_keeper_is_a_trace(home: Home) -> None:
+    home.create_topic("copy", 1)
+    named = create_pipeline(home.context, "pump", "topic:t", "topic:copy")
+    fail(home, named.incarnation)
+    part = SupervisedPart("archive daily", "failed", 0, error="not a time: customer-7: fix it")
+    put_keeper(home.context, Keeper("k", "host", 1, "", 0, 0, parts=(part,)))
+    home.delete_key("t", KEY)
+    assert {each.object.partition("/")[0] for each in prove(home)} == {
+        "pipeline",
+        "keepers · keeper",
+    }
+    PipelineFailures(home.context, named.incarnation).remove([SourcePartition("t", "0")])
+    remove_keeper(home.context, "k")
+    assert prove(home) == []

@@ -1,0 +1,129 @@
+"""A sweep removes what an archive that fails has staged, and nothing that a driver may need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.archive.test_fill import drive, home
+from tests.support.archive_look import an_archive
+from tidelog import Event, Home
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.delete import end_archive
+from tidelog.coordination.pipeline_rows import read_intent, read_progress
+from tidelog.erasure.from_archives import delete_events
+from tidelog.erasure.proof import prove_erased
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.journal.audit import Why
+from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.model.archive import Archive
+from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.shard import PipelineShard
+
+__all__ = ["home"]
+
+
+class Refusing:
+    """Stages the files of each range, and then refuses it, as a transform that moves rows is."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+        for task in tasks:
+            done = run_task(task)
+            yield TaskOutcome(done.partition, error=InvalidError("transform: moves rows"))
+
+
+def staged(home: Home) -> list[str]:
+    return [info.key for info in home.store.list("staging/")]
+
+
+def failing(home: Home) -> Archive:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(6)])
+    archive = an_archive(home)
+    with pytest.raises(InvalidError, match="moves rows"):
+        drive(home, archive, workers=Refusing())
+    assert staged(home)
+    return archive
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
+    home: Home, ends: bool
+) -> None:
+    archive = failing(home)
+    delete_events(home.context, home.amender("t", Why("asked", "me")), ["e3"])
+    topic = home.topic("t")
+    (trace,) = [
+        each
+        for each in prove_erased(home.context, topic, ["e3"]).traces
+        if "staging/" in each.object
+    ]
+    assert "tidelog sweep" in trace.do
+    sweep_archives(home.context, grace_ms=0)  # as it says
+    assert staged(home) == []
+    carry_out(home.context, topic, grace_ms=0, wait_ms=0)
+    (left,) = prove_erased(home.context, topic, ["e3"]).traces
+    assert "is under way" in left.what
+    assert "or end it with `tidelog archive delete daily`" in left.do
+    if ends:
+        end_archive(home.context, "daily")
+    else:
+        assert drive(home, archive) == 5
+    assert prove_erased(home.context, topic, ["e3"]).traces == []
+
+
+def test_what_a_driver_has_staged_stays_while_it_works(home: Home) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(6)])
+    seen: list[list[str]] = []
+
+    class Sweeping:
+        def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+            for task in tasks:
+                done = run_task(task)
+                sweep_archives(home.context, grace_ms=-1)
+                seen.append(staged(home))
+                yield done
+
+    assert drive(home, an_archive(home), workers=Sweeping()) == 6
+    assert [bool(each) for each in seen] == [True]
+
+
+def test_what_a_killed_driver_has_staged_stays_until_the_archive_has_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PipelineShard, "release", lambda self: None)
+    archive = failing(home)
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home), "it may only be slow"
+    monkeypatch.undo()
+    pipeline = open_pipeline(home.context, archive, LocalWorkers())
+    Driver(home.context, pipeline, DriverOptions(take_over=True)).run()
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home) == []
+
+
+def test_staged_files_of_a_decided_range_stay_for_the_next_driver(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(6)])
+    archive = an_archive(home)
+
+    def fail(*_: object) -> int:
+        raise UnavailableError("store: away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycle, "_publish", fail)
+        with pytest.raises(UnavailableError):
+            drive(home, archive)
+    intent = read_intent(home.context, archive.pipeline(), "t/0")
+    assert intent is not None
+    assert intent.manifest
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home)
+    assert drive(home, find_archive(home.context, "daily")) == 6
+    head = read_progress(home.context, archive.pipeline(), "t/0")
+    assert head is not None
+    assert head.position == "6"

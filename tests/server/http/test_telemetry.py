@@ -1,0 +1,93 @@
+"""Spans along the way of an event, where OpenTelemetry is set up; and metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from opentelemetry import propagate, trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.support.serving import Served, serving
+from tidelog.server.http.telemetry import Telemetry, open_telemetry
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Api:
+    """OpenTelemetry with a provider of this test alone."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self.Link = trace.Link
+        self.SpanKind = trace.SpanKind
+        self.get_current_span = trace.get_current_span
+
+    def get_tracer(self, name: str) -> trace.Tracer:
+        return self._provider.get_tracer(name)
+
+
+def test_a_request_its_append_upload_and_commit_are_spans(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry = Telemetry(Api(provider), propagate)
+    with serving(tmp_path, telemetry=telemetry, settings={"linger_ms": 100}) as served:
+        assert served.post({"value": "x"}, traceparent=PARENT).status_code == 201
+        assert served.post({"value": 1}).status_code == 400
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    requests = [s for s in exporter.get_finished_spans() if s.name == "POST append"]
+    request = next(s for s in requests if status(s) == 201)
+    append, upload, commit = (spans[f"tidelog.{name}"] for name in ("append", "upload", "commit"))
+    assert f"{request.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert request.parent
+    assert f"{request.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert [link.context.span_id for link in append.links] == [request.context.span_id]
+    assert append.attributes == {"topic": "t", "events": 1}
+    for inner in (upload, commit):
+        assert inner.parent
+        assert inner.parent.span_id == append.context.span_id
+    assert upload.attributes
+    assert upload.attributes["bytes"]
+    provider.shutdown()
+
+
+def status(span: ReadableSpan) -> object:
+    return (span.attributes or {}).get("http.response.status_code")
+
+
+def test_without_a_provider_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_telemetry() is None
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+    assert isinstance(open_telemetry(), Telemetry)
+
+
+def metric(served: Served, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", served.client.get("/metrics").text, re.M)
+    assert found, name
+    return float(found[1])
+
+
+def test_metrics_count_what_was_done(served: Served) -> None:
+    served.post([{"value": "a"}, {"value": "b"}])
+    served.client.get("/track/t.gif")
+    served.post({"value": 1})
+    served.client.get("/nowhere")
+    served.events(limit=2)
+    assert metric(served, 'tidelog_requests_total{operation="append",status="201"}') == 1
+    assert metric(served, 'tidelog_requests_total{operation="append",status="400"}') == 1
+    assert metric(served, 'tidelog_requests_total{operation="track",status="200"}') == 1
+    assert metric(served, 'tidelog_requests_total{operation="none",status="404"}') == 1
+    assert metric(served, "tidelog_events_in_total") == 3
+    assert metric(served, "tidelog_events_out_total") == 2
+    assert metric(served, 'tidelog_request_seconds_count{operation="append"}') == 2
+    assert metric(served, 'tidelog_request_seconds_bucket{le="+Inf",operation="append"}') == 2
+    assert metric(served, 'tidelog_store_requests_total{verb="put"}') >= 2
+    assert metric(served, "tidelog_requests_in_flight") == 1
+    deadline = time.monotonic() + 60
+    while metric(served, 'tidelog_buffered_bytes{topic="t"}'):
+        assert time.monotonic() < deadline
