@@ -334,7 +334,7 @@ def test_the_first_token_is_made_and_used(person: Person, tmp_path: Path) -> Non
     with serving(tmp_path) as served:
         person.opens(f"{served.url}/console/tokens")
         person.types('input[name="label"]', "mine")
-        person.clicks('input[name="write"]')
+        person.clicks('input[name="admin"]')
         person.clicks("button", "Make it")
         text = person.finds("#token").text
         person.opens(f"{served.url}/console/topics")

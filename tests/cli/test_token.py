@@ -6,17 +6,17 @@ from tests.support.cli_run import Run
 
 
 def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:
-    made = tidelog("token", "create", "--write", "--read", "--label", "web", "--json").rows()[0]
-    assert made["scopes"] == ["read", "write"]
+    made = tidelog("token", "create", "--append", "--read", "--label", "web", "--json").rows()[0]
+    assert made["scopes"] == ["append", "read"]
     assert made["token"].startswith(f"tidelog_{made['id']}_")
     assert b"It is the first" not in tidelog("token", "create", "--read").out
     listed = tidelog("token", "list", "--json").rows()
     assert [(row["label"], row["scopes"]) for row in listed] == [
-        ("web", ["read", "write"]),
+        ("web", ["append", "read"]),
         (None, ["read"]),
     ]
     shown = tidelog("token", "list").out
-    assert b"read, write" in shown
+    assert b"append, read" in shown
     assert made["token"].encode() not in shown
     assert tidelog("token", "revoke", made["id"], "--json").rows() == [
         {"id": made["id"], "revoked": True}
@@ -37,7 +37,7 @@ def test_the_first_token_closes_servers_and_says_so(tidelog: Run) -> None:
 def test_bad_tokens_are_refused(tidelog: Run) -> None:
     nothing = tidelog("token", "create")
     assert nothing.code == 2
-    assert "--read, --write" in nothing.err
+    assert "--append, --read" in nothing.err
     assert tidelog("token", "create", "--read", "--label", "a\nb").code == 2
     assert tidelog("token", "create", "--read", "--label", "x" * 201).code == 2
     assert tidelog("token", "revoke", "../x").code == 2

@@ -159,7 +159,7 @@ def test_latencies_are_kept_within_two_percent() -> None:
 def test_the_command_shows_latency_and_errors(tidelog: Run, tmp_path: Path) -> None:
     tokens: list[str] = []
     with serving(
-        tmp_path, first=lambda home: tokens.append(create_token(home.context, ["write"])[1])
+        tmp_path, first=lambda home: tokens.append(create_token(home.context, ["append"])[1])
     ) as served:
         args = ("load", served.url, "--topic", "t", "--for", "500ms", "--connections", "2")
         refused = tidelog(*args, "--json")

@@ -16,18 +16,23 @@ from tidelog.model import layout
 __all__ = ["add_name", "check_shown", "remove_name"]
 
 
-def add_name(context: Context, wanted: Put, check: Callable[[], None] = lambda: None) -> None:
+def add_name(
+    context: Context,
+    wanted: Put,
+    check: Callable[[], None] = lambda: None,
+    also: tuple[Put, ...] = (),
+) -> None:
     """Add a registry row that does not exist; done too when another process has added it.
 
     ``check`` may look at other rows of the registry, and refuse by an error: no name is made or
-    removed between its last look and the write.
+    removed between its last look and the write. Rows that ``also`` puts are written with it.
     """
 
     def decide(found: Row | None) -> list[Change]:
         if found is not None:
             return []
         check()
-        return [wanted]
+        return [wanted, *also]
 
     _change(context, wanted.row, decide)
 

@@ -30,6 +30,7 @@ __all__ = [
     "SCRIBE_QUEUE",
     "SEEN_ROWS",
     "STAGED_ROW",
+    "TOKEN_GUARD",
     "TOPIC_ROW_KINDS",
     "amend_offset",
     "amend_row",
@@ -122,6 +123,7 @@ KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FAILURES_ROW = "failures"
+TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
 FAILURE_ROWS = "failure/"
 FENCE_ROW = "fence"
 FLUSH_ROW = "flush"

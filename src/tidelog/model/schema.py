@@ -123,7 +123,8 @@ ROWS = (
         "registry · removed/<incarnation>",
         "an archive that was deleted with its files, so that late copies are garbage",
     ),
-    Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
+    Kind("registry · token/<id>", "a token of the server: hash, scopes with topics, label, expiry"),
+    Kind("registry · guard", "that the home has had a token, so that no server of it is open"),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
     Kind(
         "registry · sink/<topic>/<name>",

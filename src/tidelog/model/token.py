@@ -1,19 +1,82 @@
-"""A token of the server: what it may do, and the hash by which it is known."""
+"""A token of the server: what it may do, for which topics, until when, and the hash that names it.
+
+A token has grants: a scope each, for the topics that a pattern matches. ``admin`` includes all
+other scopes for its topics. ``pixel`` is the least: it appends by the pixel, and cannot choose ids,
+as such a token is in the source of web pages.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import hashlib
 import re
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, get_args
 
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import Persisted
 
-__all__ = ["LABEL_MAX", "Scope", "Token", "check_token_id", "token_hash"]
+__all__ = [
+    "ALL_TOPICS",
+    "LABEL_MAX",
+    "SCOPES",
+    "Grant",
+    "Scope",
+    "Token",
+    "TokenGuard",
+    "check_token_id",
+    "grants_of",
+    "token_hash",
+]
 
-Scope = Literal["read", "write"]
+Scope = Literal["pixel", "append", "read", "amend", "erase", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+ALL_TOPICS = "*"
 LABEL_MAX = 200  # characters
+_PATTERN_MAX = 300  # characters
+_PATTERN = re.compile(r"[A-Za-z0-9._*?-]+")
 _ID = re.compile(r"[0-9a-f]{12}")
+_INCLUDES: dict[Scope, frozenset[Scope]] = {
+    "append": frozenset(("append", "pixel")),
+    "admin": frozenset(SCOPES),
+}
+
+
+class Grant(Persisted, frozen=True):
+    """One scope, for the topics that a pattern matches: ``*`` any characters, ``?`` one."""
+
+    scope: Scope
+    topics: str = ALL_TOPICS
+
+    def allows(self, scope: Scope, topic: str | None) -> bool:
+        """Return whether it allows this for a topic; None stands for the home as a whole."""
+        if scope != self.scope and scope not in _INCLUDES.get(self.scope, ()):
+            return False
+        if self.topics == ALL_TOPICS:
+            return True
+        return topic is not None and _matcher(self.topics).match(topic) is not None
+
+    def __str__(self) -> str:
+        return self.scope if self.topics == ALL_TOPICS else f"{self.scope}:{self.topics}"
+
+    @classmethod
+    def parse(cls, text: str) -> Grant:
+        """Return the grant of ``SCOPE`` or ``SCOPE:PATTERN``. ``InvalidError``."""
+        scope, _, topics = text.partition(":")
+        for known in SCOPES:
+            if scope == known:
+                return cls(known, topics or ALL_TOPICS).checked()
+        raise InvalidError(f"scope `{scope[:80]}`: unknown: give one of {', '.join(SCOPES)}")
+
+    def checked(self) -> Grant:
+        """Return the grant itself. ``InvalidError`` for a pattern that no topic can match."""
+        if len(self.topics) > _PATTERN_MAX or not _PATTERN.fullmatch(self.topics):
+            raise InvalidError(
+                f"scope `{self.scope}`: pattern `{self.topics[:80]}`: give the name of a topic, "
+                "with * for any characters and ? for one"
+            )
+        return self
 
 
 class Token(Persisted, frozen=True):
@@ -21,20 +84,52 @@ class Token(Persisted, frozen=True):
 
     id: str
     sha256: str  # of the whole text, in hexadecimal digits; the secret in it has 256 random bits
-    scopes: tuple[Scope, ...]
+    grants: tuple[Grant, ...]
     created_ms: int
     label: str = ""
+    expires_ms: int | None = None  # None: never
+
+    def allows(self, scope: Scope, topic: str | None = None) -> bool:
+        """Return whether one of its grants allows this; None stands for the home as a whole."""
+        return any(grant.allows(scope, topic) for grant in self.grants)
+
+    def allows_some(self, scope: Scope) -> bool:
+        """Return whether there may be a topic for which it allows this."""
+        return any(
+            grant.scope == scope or scope in _INCLUDES.get(grant.scope, ()) for grant in self.grants
+        )
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Return whether its time is over."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
+
+
+class TokenGuard(Persisted, frozen=True):
+    """That the home has had a token: from then on no server of it is open, whatever is revoked."""
+
+    since_ms: int
+
+
+def grants_of(given: Iterable[Grant | Scope]) -> tuple[Grant, ...]:
+    """Return grants in order, each once; a scope stands for all topics. ``InvalidError``."""
+    found = {(each if isinstance(each, Grant) else Grant(each)).checked(): None for each in given}
+    return tuple(sorted(found, key=lambda each: (SCOPES.index(each.scope), each.topics)))
 
 
 def token_hash(text: bytes) -> str:
-    """What a token is known by. A plain hash will do, as nobody can guess 256 random bits."""
+    """Return what a token is known by: a plain hash, as 256 random bits cannot be guessed."""
     return hashlib.sha256(text).hexdigest()
 
 
 def check_token_id(token_id: str) -> None:
-    """Refuse what is no id of a token, such as the token's own text."""
+    """Refuse what is not the id of a token, such as the token's own text. ``InvalidError``."""
     if not _ID.fullmatch(token_id):
         raise InvalidError(
-            "token id: is no 12 hexadecimal digits: give the id that `tidelog token list` shows, "
+            "token id: is not 12 hexadecimal digits: give the id that `tidelog token list` shows, "
             "not the token"
         )
+
+
+@functools.lru_cache(maxsize=1_000)
+def _matcher(pattern: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(pattern))

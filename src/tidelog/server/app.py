@@ -20,8 +20,14 @@ from starlette.types import Receive, Scope, Send
 
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
-from tidelog.coordination.tokens import list_tokens
-from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError, contained
+from tidelog.coordination.tokens import read_tokens
+from tidelog.errors import (
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    contained,
+)
 from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
@@ -36,10 +42,11 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
 from tidelog.server.http import limits
-from tidelog.server.http.auth import REFRESH_S, Gate
+from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Gate
 from tidelog.server.http.connection import HEAD_TOO_LARGE
 from tidelog.server.http.errors import (
     DisconnectedError,
+    ForbiddenError,
     HeadError,
     MethodError,
     answer,
@@ -74,23 +81,24 @@ class Operation:
     path: str
     right: Right | None  # None: anybody may
     route: str = ""  # where the router needs more than the path
+    some: bool = False  # the right for one topic is enough; the answer has only such topics
 
 
-APPEND = Operation("append", "POST", "/topics/{topic}/events", "write")
-TRACK = Operation("track", "GET", "/track.gif", "write")
-TRACK_TOPIC = Operation("track_topic", "GET", "/track/{topic}.gif", "write")
+APPEND = Operation("append", "POST", "/topics/{topic}/events", "append")
+TRACK = Operation("track", "GET", "/track.gif", "pixel")
+TRACK_TOPIC = Operation("track_topic", "GET", "/track/{topic}.gif", "pixel")
 OPERATIONS = (
     APPEND,
     TRACK,
     TRACK_TOPIC,
-    Operation("topics", "GET", "/topics", "read"),
+    Operation("topics", "GET", "/topics", "read", some=True),
     Operation("topic", "GET", "/topics/{topic}", "read"),
     Operation("events", "GET", "/topics/{topic}/partitions/{partition}/events", "read"),
     Operation("range", "GET", "/topics/{topic}/events", "read"),
     Operation("tail", "GET", "/topics/{topic}/tail", "read"),
     Operation("get", "GET", "/topics/{topic}/ids/{id}", "read", _ID_ROUTE),
-    Operation("update", "PUT", "/topics/{topic}/ids/{id}", "write", _ID_ROUTE),
-    Operation("delete", "DELETE", "/topics/{topic}/ids/{id}", "write", _ID_ROUTE),
+    Operation("update", "PUT", "/topics/{topic}/ids/{id}", "amend", _ID_ROUTE),
+    Operation("delete", "DELETE", "/topics/{topic}/ids/{id}", "erase", _ID_ROUTE),
     Operation("journals", "GET", "/topics/{topic}/journals", "read"),
     Operation("metrics", "GET", "/metrics", "read"),
     Operation("health", "GET", "/healthz", None),
@@ -125,9 +133,7 @@ class FrontDoor:
         self._bodies = Bodies(options.body_bytes_max)
         self.metrics = Metrics(home.meter, self._buffered)
         self._complaints = Complaints(self._clock)
-        self.gate = Gate(
-            options, lambda: list_tokens(home.context), self._threads.pool, self._clock
-        )
+        self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._health = Health(home)
         self._console = Console(home, options, self.gate, self._threads, self.metrics)
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
@@ -137,7 +143,7 @@ class FrontDoor:
     async def start(self) -> None:
         """Read the tokens, and be ready. Raises where the home cannot be reached."""
         self._watch = PartitionWatch(self._home.context.wakeups, self.metrics)
-        parts = (self._home, self._threads, self._watch, self.metrics)
+        parts = (self._home, self._threads, self._watch, self.metrics, self.gate.check)
         reads, tails = Reads(*parts), Tails(*parts)
         ids = ByIdHandlers(self._home, self._threads, self.metrics, self._bodies)
         handlers: dict[str, Handler] = {
@@ -184,6 +190,7 @@ class FrontDoor:
         for error in await loop.run_in_executor(None, self._topics.close):
             self._complaints.hear(error)
         await loop.run_in_executor(None, self._threads.close)
+        self.gate.close()
         self._health.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -254,7 +261,7 @@ class FrontDoor:
         topic = scope["path"][len("/topics/") : -len("/events")]
         if "/" in topic:
             raise NotFoundError(f"path `{scope['path'][:80]}`: not found: see /openapi.json")
-        await self.gate.admit(scope, headers, "write")
+        await self.gate.admit(scope, headers, "append", topic)
         body = await self._bodies.read(receive, headers)
         positions = await self._ingest.append(topic, headers, body)
         self.metrics.events_in += len(positions)
@@ -272,12 +279,7 @@ class FrontDoor:
         """``GET /track.gif``, ``GET /track/{topic}.gif``"""
         params = pixel.parse_query(scope["query_string"])
         topic = self._pixel_topic(scope["path"], params)
-        shown = params.get("token")
-        if self.gate.is_open or topic in self._options.public_pixels:
-            self.gate.admit_page(scope, headers)
-        else:
-            token = shown if isinstance(shown, str) else None
-            await self.gate.admit(scope, headers, "write", token)
+        await self._admit_pixel(scope, headers, topic, params)
         address = self.gate.address(scope, headers) if self._options.behind_proxy else None
         durable = pixel.is_durable(params)
         event = pixel.event_of_query(params, headers, address)
@@ -291,6 +293,36 @@ class FrontDoor:
         self.metrics.events_in += 1
         await answer(send, 200, answered, pixel.GIF)
         return 200
+
+    async def _admit_pixel(
+        self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: pixel.Params
+    ) -> None:
+        """Let a pixel in. Only a token that may append chooses ids, and not from a query.
+
+        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        """
+        shown = params.get("token")
+        in_query = shown if isinstance(shown, str) else None
+        by_header = b"authorization" in headers
+        if topic in self._options.public_pixels and in_query is None and not by_header:
+            self.gate.admit_page(scope, headers)
+            may_choose = False
+        else:
+            admission = await self.gate.admit(scope, headers, "pixel", topic, in_query)
+            may_choose = admission.allows("append", topic)
+            if in_query is not None and not by_header and admission.token is not None:
+                may_choose = False
+                if any(grant.scope != "pixel" for grant in admission.token.grants):
+                    raise ForbiddenError(
+                        f"token `{admission.token.id}`: may do more than send pixels, and queries "
+                        "end in logs and in the source of pages: use one made with --pixel",
+                        token=admission.token.id,
+                    )
+        if "id" in params and not may_choose:
+            raise ForbiddenError(
+                "query: this pixel may not choose the id of its event: leave out `id`, or send a "
+                "token made with --append in a header"
+            )
 
     def _pixel_topic(self, path: str, params: pixel.Params) -> str:
         if path != TRACK.path:
@@ -319,9 +351,10 @@ class FrontDoor:
         request = Request(scope, receive)
         if operation.right is not None:
             token = request.query_params.get("token") if operation.name == "tail" else None
-            admitted = await self.gate.admit(scope, headers, operation.right, token)
-            by = self.gate.address(scope, headers) if admitted is None else f"token {admitted.id}"
-            scope[WHO] = by or "http"
+            topic = SOME_TOPIC if operation.some else scope["path_params"].get("topic")
+            admission = await self.gate.admit(scope, headers, operation.right, topic, token)
+            scope[ADMISSION] = admission
+            scope[WHO] = admission.who
         response = await handler(request)
         await response(scope, receive, send)
         return response.status_code

@@ -37,6 +37,11 @@ class ServeOptions:
                 check_topic_name(name)
 
     @property
+    def may_be_open(self) -> bool:
+        """Whether the server needs no tokens as long as the home never had one."""
+        return self.is_loopback and not self.behind_proxy
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)

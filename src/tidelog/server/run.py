@@ -1,7 +1,7 @@
 """The life of a server: listen, serve until a signal, and stop without losing what was answered.
 
 1. a socket is bound, so that an address in use is told before anything else
-2. the app reads the tokens; without any it listens on loopback alone
+2. the app reads the tokens; without any it listens on loopback alone, and behind no proxy
 3. requests are served until SIGTERM or SIGINT
 4. the socket is closed, long polls and tails end, and requests under way are answered
 5. producers flush what is in their buffers (pixels with ``ack=0``), and ``serve`` returns
@@ -65,10 +65,11 @@ async def _serve(
 ) -> None:
     try:
         await door.start()
-        if not options.is_loopback and not door.gate.has_tokens:
+        if not options.may_be_open and not door.gate.has_tokens:
+            where = "the proxy" if options.is_loopback else f"`{options.host}`"
             raise InvalidError(
-                f"serve: `{options.host}` can be reached from elsewhere, and the home has no "
-                "tokens: make one with `tidelog token create`, or listen on 127.0.0.1"
+                f"serve: {where} can be reached from elsewhere, and the home has no tokens: create "
+                "one with `tidelog token create`, or listen on 127.0.0.1 without --behind-proxy"
             )
         server = _Server(door, stop, lambda: on_listening(_url(listener), door.gate.is_open))
         await server.serve(sockets=[listener])

@@ -66,7 +66,7 @@ def test_each_needs_its_right_and_the_audit_names_the_token(tmp_path: Path) -> N
 
     def first(home: Home) -> None:
         home.append("t", [Event(b"one", id="1")])
-        tokens.extend(create_token(home.context, (scope,)) for scope in ("read", "write"))
+        tokens.extend(create_token(home.context, (scope,)) for scope in ("read", "amend"))
 
     with serving(tmp_path, first=first) as served:
         reader, writer = tokens

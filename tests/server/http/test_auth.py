@@ -20,6 +20,7 @@ from tidelog.server.options import ServeOptions
 
 READS = ("/topics", "/topics/t", "/topics/t/partitions/0/events", "/metrics")
 OPEN = ("/healthz", "/readyz", "/openapi.json")
+OWN_PAGE = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "no-cors"}
 
 
 def bearer(text: str) -> dict[str, str]:
@@ -31,7 +32,7 @@ def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.Mo
     monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.1)
     assert served.post({"value": "open"}).status_code == 201
     _, reads = create_token(served.home.context, ["read"], "reader")
-    _, writes = create_token(served.home.context, ["write"])
+    _, writes = create_token(served.home.context, ["append"])
     wait_until_closed(served)
     for path in READS:
         assert served.client.get(path).status_code == 401
@@ -61,7 +62,7 @@ def test_tokens_are_hashed_new_ones_work_at_once_and_revoked_ones_soon_do_not(
     monkeypatch.setattr(gate, "_AT_MOST_EVERY_S", 0.0)
     monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.0)
     with serving(tmp_path) as served:
-        first, text = create_token(served.home.context, ["read", "write"])
+        first, text = create_token(served.home.context, ["read", "append"])
         rows = list(served.home.catalog.scan("registry"))
         secret = text.rpartition("_")[2]
         assert len(secret) == 64
@@ -93,15 +94,16 @@ def test_where_no_header_can_be_sent_the_query_has_the_token(tmp_path: Path) -> 
 
     def make(home: Home) -> None:
         home.create_topic("public")
-        scopes: tuple[Scope, Scope] = ("read", "write")
+        scopes: tuple[Scope, ...] = ("read", "append", "pixel")
         tokens.update({scope: create_token(home.context, [scope])[1] for scope in scopes})
 
     with serving(tmp_path, public_pixels=("public",), first=make) as served:
         get = served.client.get
         assert get("/track/t.gif").status_code == 401
         assert get(f"/track/t.gif?token={tokens['read']}").status_code == 403
-        assert get(f"/track/t.gif?token={tokens['write']}&a=1").status_code == 200
-        assert tokens["write"].encode() not in (served.values()[0] or b""), "no token is stored"
+        assert get(f"/track/t.gif?token={tokens['append']}").status_code == 403, "it may do more"
+        assert get(f"/track/t.gif?token={tokens['pixel']}&a=1").status_code == 200
+        assert tokens["pixel"].encode() not in (served.values()[0] or b""), "no token is stored"
         assert get("/track/public.gif?a=1").status_code == 200
         assert get("/topics/public/tail").status_code == 401
         tail = f"/topics/public/tail?token={tokens['read']}"
@@ -111,17 +113,33 @@ def test_where_no_header_can_be_sent_the_query_has_the_token(tmp_path: Path) -> 
         assert served.client.post("/topics/public/events", json={"value": ""}).status_code == 401
 
 
-def test_web_pages_reach_nothing_but_the_pixel_of_an_open_server(served: Served) -> None:
+def test_web_pages_reach_nothing_of_an_open_server(served: Served) -> None:
     page = {"origin": "https://evil.example"}
     led = {"host": "evil.example:8480"}
-    for headers in (page, led):
+    image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    other_port = {**image, "sec-fetch-site": "same-site"}
+    for headers in (page, led, image, other_port):
         refused = served.client.post("/topics/t/events", content=b"x", headers=headers)
         assert (refused.status_code, error(refused)["kind"]) == (403, "forbidden")
         assert served.client.get("/topics/t", headers=headers).status_code == 403
-        assert served.client.get("/track/t.gif", headers=headers).status_code == 200
+        assert served.client.get("/track/t.gif", headers=headers).status_code == 403
     for host in ("localhost", "127.0.0.1:99", "[::1]:1", "127.7.7.7"):
         assert served.client.get("/topics/t", headers={"host": host}).status_code == 200
-    assert len(served.values()) == 2
+    assert served.client.get("/track/t.gif?id=own", headers=OWN_PAGE).status_code == 200
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    link["sec-fetch-dest"] = "document"
+    assert served.client.get("/console/topics", headers=link).status_code == 200, "a link"
+    assert served.client.get("/track/t.gif", headers=link).status_code == 403
+    assert len(served.values()) == 1
+
+
+def test_a_public_pixel_of_an_open_server_takes_pages_and_no_ids(tmp_path: Path) -> None:
+    image = {"sec-fetch-site": "cross-site", "referer": "https://shop.example/"}
+    with serving(tmp_path, public_pixels=("t",)) as served:
+        assert served.client.get("/track/t.gif?a=1", headers=image).status_code == 200
+        chosen = served.client.get("/track/t.gif?a=1&id=order-1", headers=image)
+        assert (chosen.status_code, error(chosen)["kind"]) == (403, "forbidden")
+        assert len(served.values()) == 1
 
 
 def test_listening_elsewhere_without_tokens_is_refused(tmp_path: Path) -> None:
@@ -153,7 +171,12 @@ def test_a_client_beyond_its_rate_gets_429_and_is_let_in_again(tmp_path: Path) -
 
 
 def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
-    with serving(tmp_path, rate=1.0, behind_proxy=True) as served:
+    made: list[str] = []
+
+    def first(home: Home) -> None:
+        made.extend(create_token(home.context, ["read"])[1] for _ in range(2))
+
+    with serving(tmp_path, rate=1.0, behind_proxy=True, first=first) as served:
 
         def get(address: str) -> int:
             headers = {"x-forwarded-for": f"9.9.9.9, {address}"}
@@ -161,9 +184,13 @@ def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
 
         # Some more than the two that a second or two allow, as a slow machine takes its time.
         assert 429 in (get("1.1.1.1") for _ in range(200))
-        assert get("2.2.2.2") == 200
+        assert get("2.2.2.2") == 401
         assert 429 in (get(f"2001:db8::{n}") for n in range(200)), "one network, one client"
-        assert get("2001:db8:1::1") == 200
+        assert get("2001:db8:1::1") == 401
+        for text in made:
+            shown = [served.client.get("/topics", headers=bearer(text)) for _ in range(200)]
+            assert shown[0].status_code == 200
+            assert 429 in [answer.status_code for answer in shown]
 
 
 def test_rates_know_a_bounded_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:

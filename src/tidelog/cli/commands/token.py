@@ -2,56 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from tidelog.cli.output import Output, json_option
-from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
+from tidelog.coordination.tokens import create_token, list_tokens, revoke_token, rotate_token
 from tidelog.home import open_home
 from tidelog.model.event import to_iso
-from tidelog.model.token import Scope, Token
+from tidelog.model.times import duration_ms
+from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
 
 __all__ = ["token"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HELP = {
+    "pixel": "Send pixels, without choosing ids: the only scope for tokens in web pages.",
+    "append": "Append events, also by the pixel.",
+    "read": "Read topics and events; for all topics also metrics and the console.",
+    "amend": "Replace the value of an event by its id.",
+    "erase": "Delete events by their ids, or by key in the console.",
+    "admin": "Do all of the above; for all topics also move cursors, play back, make tokens.",
+}
 
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke tokens of the server.
+    """Create, list, rotate and revoke tokens of the server.
 
-    A home with a token is closed to requests without one, on loopback too.
+    A home that has had a token is closed to requests without one, on loopback too, even after the
+    last token is revoked.
 
     \b
     Examples:
-      tidelog token create --write --label web
+      tidelog token create --append 'orders-*' --label web
+      tidelog token create --pixel clicks
       tidelog token list
       tidelog token revoke 3f1c0a5b9e77
     """
 
 
+def _scope_options(command: F) -> F:
+    """Add one option for each scope: alone for all topics, or with a pattern."""
+    for scope in reversed(SCOPES):
+        command = click.option(
+            f"--{scope}",
+            is_flag=False,
+            flag_value=ALL_TOPICS,
+            metavar="[TOPICS]",
+            help=_HELP[scope],
+        )(command)
+    return command
+
+
 @token.command()
-@click.option("--read", is_flag=True, help="It may read topics, events and metrics.")
-@click.option("--write", is_flag=True, help="It may append events.")
+@_scope_options
 @click.option("--label", default="", metavar="L", help="What it is for, for `token list`.")
+@click.option("--expires", metavar="AGE", help="Refuse it after this time, as 90d. Default: never.")
 @json_option
 @click.pass_obj
-def create(home_text: str | None, output: Output, read: bool, write: bool, label: str) -> None:
-    """Make a token, and print it: this once, as the home keeps only its hash.
+def create(
+    home_text: str | None, output: Output, /, label: str, expires: str | None, **given: str | None
+) -> None:
+    """Create a token, and print it once: the home keeps only its hash.
+
+    Give at least one scope. A scope holds for all topics, or for those that TOPICS matches: the
+    name of a topic, with * for any characters and ? for one.
 
     \b
     Examples:
-      tidelog token create --write --label web
-      tidelog token create --read --write --json
+      tidelog token create --append --label web
+      tidelog token create --read 'orders-*' --append orders-web --expires 90d --json
     """
-    scopes: list[Scope] = []
-    if read:
-        scopes.append("read")
-    if write:
-        scopes.append("write")
+    grants = [Grant(scope, topics) for scope in SCOPES if (topics := given[scope]) is not None]
     with open_home(home_text) as home:
-        made, text = create_token(home.context, scopes, label)
+        expires_ms = None
+        if expires is not None:
+            expires_ms = home.context.clock.now_ms() + duration_ms(expires)
+        made, text = create_token(home.context, grants, label, expires_ms)
         output.record({**_row(made, output), "token": text})
-        output.say("Keep the token: nobody can show it again.")
+        output.say("Keep the token: it cannot be shown again.")
         if len(list_tokens(home.context)) == 1:
             output.say("It is the first: running servers ask for a token from now on.")
 
@@ -60,7 +92,7 @@ def create(home_text: str | None, output: Output, read: bool, write: bool, label
 @json_option
 @click.pass_obj
 def list_(home_text: str | None, output: Output) -> None:
-    """List all tokens, without what they are used by.
+    """List all tokens, without their texts.
 
     \b
     Examples:
@@ -69,7 +101,28 @@ def list_(home_text: str | None, output: Output) -> None:
     """
     with open_home(home_text) as home:
         rows = [_row(each, output) for each in list_tokens(home.context)]
-        output.records(("id", "scopes", "label", "created"), rows)
+        output.records(("id", "scopes", "label", "created", "expires"), rows)
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@click.option(
+    "--overlap", default="1h", show_default=True, metavar="AGE", help="How long both are valid."
+)
+@json_option
+@click.pass_obj
+def rotate(home_text: str | None, output: Output, token_id: str, overlap: str) -> None:
+    """Replace a token by one with the same scopes; the old one expires after the overlap.
+
+    \b
+    Examples:
+      tidelog token rotate 3f1c0a5b9e77
+      tidelog token rotate 3f1c0a5b9e77 --overlap 10m
+    """
+    with open_home(home_text) as home:
+        made, text = rotate_token(home.context, token_id, duration_ms(overlap))
+        output.record({**_row(made, output), "token": text})
+        output.say(f"Keep the token: it cannot be shown again. `{token_id}` expires in {overlap}.")
 
 
 @token.command()
@@ -77,7 +130,7 @@ def list_(home_text: str | None, output: Output) -> None:
 @json_option
 @click.pass_obj
 def revoke(home_text: str | None, output: Output, token_id: str) -> None:
-    """Revoke a token: running servers refuse it within seconds.
+    """Revoke a token: running servers refuse it within seconds, and end its tails.
 
     \b
     Examples:
@@ -89,13 +142,15 @@ def revoke(home_text: str | None, output: Output, token_id: str) -> None:
         if output.as_json:
             output.record({"id": gone.id, "revoked": True})
         if not list_tokens(home.context):
-            output.say("It was the last: servers on loopback are open to all on their machine.")
+            output.say("It was the last: servers refuse all requests until you create another one.")
 
 
 def _row(found: Token, output: Output) -> dict[str, Any]:
+    scopes = list(map(str, found.grants))
     return {
         "id": found.id,
-        "scopes": list(found.scopes) if output.as_json else ", ".join(found.scopes),
+        "scopes": scopes if output.as_json else ", ".join(scopes),
         "label": found.label or None,
         "created": to_iso(found.created_ms),
+        "expires": None if found.expires_ms is None else to_iso(found.expires_ms),
     }

@@ -5,7 +5,7 @@ Pages of a partition: some events from an offset on, as JSON lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.http import limits
+from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode
 from tidelog.server.http.limits import PAGE_BYTES_MAX
 from tidelog.server.http.metrics import Metrics
@@ -53,8 +54,14 @@ class Reads:
     """What ``GET`` answers about topics and their events."""
 
     def __init__(
-        self, home: Home, threads: ServerThreads, watch: PartitionWatch, metrics: Metrics
+        self,
+        home: Home,
+        threads: ServerThreads,
+        watch: PartitionWatch,
+        metrics: Metrics,
+        check: Callable[[Admission], None],
     ) -> None:
+        self._check = check  # whether what let a request in still does
         self._home = home
         self._threads = threads
         self._watch = watch
@@ -64,7 +71,12 @@ class Reads:
         """``GET /topics``"""
         check_parameters(request, ())
         found = await self._threads.run(self._home.topics)
-        shown = [_settings(topic) for topic in found if topic.state == "ready"]
+        may: Admission = request.scope[ADMISSION]
+        shown = [
+            _settings(topic)
+            for topic in found
+            if topic.state == "ready" and may.allows("read", topic.name)
+        ]
         return _json({"topics": shown})
 
     async def topic(self, request: Request) -> Response:
@@ -82,6 +94,7 @@ class Reads:
         topic = await self._threads.run(self._home.topic, request.path_params["topic"])
         partition = partition_of(topic, request.path_params["partition"])
         page = await self._page(topic, partition, (offset, limit), wait_s)
+        self._check(request.scope[ADMISSION])  # it may have waited for long
         self._metrics.events_out += page.count
         return _page_response(request, topic, partition, page, limit)
 

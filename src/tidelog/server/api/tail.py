@@ -3,14 +3,14 @@
 Each event's id names the offsets to go on from, partition by partition (``0:41,1:7``), and so does
 the id that the stream begins with. So a client that connects again with ``Last-Event-ID``, as
 browsers do by themselves, misses nothing and gets nothing twice. Order holds within a partition. A
-stream ends when the topic is deleted or trimmed beneath it, with an event named ``error``; and when
-the server stops.
+stream ends when the topic is deleted or trimmed beneath it, or when its token is revoked, or
+expires, with an event named ``error``; and when the server stops.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -29,6 +29,7 @@ from tidelog.server.api.by_offset import (
     read_page,
 )
 from tidelog.server.api.watch import PartitionWatch, Waiter
+from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import BusyError, encode, shape
 from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, TAILS_MAX
 from tidelog.server.http.metrics import Metrics
@@ -45,8 +46,14 @@ class Tails:
     """Streams of events."""
 
     def __init__(
-        self, home: Home, threads: ServerThreads, watch: PartitionWatch, metrics: Metrics
+        self,
+        home: Home,
+        threads: ServerThreads,
+        watch: PartitionWatch,
+        metrics: Metrics,
+        check: Callable[[Admission], None],
     ) -> None:
+        self._check = check  # whether what let a request in still does
         self._home = home
         self._threads = threads
         self._watch = watch
@@ -66,23 +73,25 @@ class Tails:
             _begin, self._home.context, topic, partitions, offset_of(start), resumed
         )
         return StreamingResponse(
-            self._frames(topic, cursors),
+            self._frames(topic, cursors, request.scope[ADMISSION]),
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
             media_type="text/event-stream",
         )
 
-    async def _frames(self, topic: Topic, cursors: dict[int, int]) -> AsyncIterator[bytes]:
+    async def _frames(
+        self, topic: Topic, cursors: dict[int, int], admission: Admission
+    ) -> AsyncIterator[bytes]:
         """The stream; what goes wrong on the way is its last event."""
         try:
             with self._watch.waiting(topic.incarnation, cursors) as waiter:
                 yield b"retry: 1000\nid: %s\n\n" % _spell(cursors).encode()
-                async for frame in self._news(topic, cursors, waiter):
+                async for frame in self._news(topic, cursors, waiter, admission):
                     yield frame
         except TidelogError as exc:
             yield b"event: error\ndata: " + encode(shape(exc)) + b"\n\n"
 
     async def _news(
-        self, topic: Topic, cursors: dict[int, int], waiter: Waiter
+        self, topic: Topic, cursors: dict[int, int], waiter: Waiter, admission: Admission
     ) -> AsyncIterator[bytes]:
         """What comes, page by page, and a sign of life where nothing does."""
         context = self._home.context
@@ -94,11 +103,13 @@ class Tails:
                 page = await self._threads.run(
                     read_page, context, topic, partition, cursors[partition], _AT_ONCE
                 )
+                self._check(admission)
                 if page.count:
                     yield _frames_of(cursors, partition, page)
                     spoke_s = context.clock.monotonic_s()
                 cursors[partition] = page.next
                 self._metrics.events_out += page.count
+            self._check(admission)
             if context.clock.monotonic_s() - spoke_s > _KEEP_ALIVE_S:
                 yield b": still here\n\n"
                 spoke_s = context.clock.monotonic_s()

@@ -1,33 +1,38 @@
 """Who looks at the console, and what their forms must prove.
 
-A person shows a token once, in a form, and the browser keeps it in a cookie that scripts cannot
-read and that no other site can make it send. Each request is let in by the gate, as all others are,
-so a token that is revoked ends its sessions too. Where no token is needed there is no cookie.
+A person shows a token once, in a form, and gets a session of its own: a random id in a cookie that
+scripts cannot read and that no other site can make the browser send. The token itself is in no
+cookie. A session ends when it is logged out, unused for long, old, or when its token is revoked or
+expires; and with the process. On an open server there is no cookie.
 
-A form changes something only when it carries a mark that is made of the session's token, or of a
+A form changes something only when it carries a mark that is made of the session's id, or of a
 secret of this process where there is none, and when the browser says that our own page sent it.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive
 from starlette.types import Scope as AsgiScope
 
+from tidelog.clock import Clock
 from tidelog.errors import InvalidError
-from tidelog.model.token import Token
-from tidelog.server.http.auth import Gate
+from tidelog.model.token import Scope, Token, token_hash
+from tidelog.server.http.auth import HOME, Admission, Gate
 from tidelog.server.http.errors import ForbiddenError, MediaTypeError
 from tidelog.server.http.limits import Bodies
 from tidelog.server.options import ServeOptions
 
-__all__ = ["COOKIE", "Session", "Sessions", "cookie_of"]
+__all__ = ["COOKIE", "SESSION_IDLE_S", "SESSION_S", "Session", "Sessions", "cookie_of"]
 
 COOKIE = "tidelog_console"
+SESSION_S = 12 * 3_600.0  # after which a person logs in again
+SESSION_IDLE_S = 2 * 3_600.0  # the same, where no page was looked at
+_SESSIONS_MAX = 10_000  # of one process; the oldest ends
 _FORM_BYTES_MAX = 65_536
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _FIELDS_MAX = 2_000
@@ -42,32 +47,80 @@ class Session:
     token: Token | None  # None: none is needed
     form_mark: str  # what their forms must carry
 
+    def may(self, scope: Scope, topic: str | None = None) -> bool:
+        """Whether they may do this to a topic, or without one to the home as a whole."""
+        return self.token is None or self.token.allows(scope, topic)
+
     @property
-    def may_write(self) -> bool:
-        """Whether they may change anything: pages are read first, so both rights are needed."""
-        return self.token is None or {"read", "write"} <= set(self.token.scopes)
+    def may_change(self) -> bool:
+        """Whether they may change anything at all."""
+        return self.token is None or self.token.allows_some("erase")
+
+
+@dataclass(slots=True)
+class _Login:
+    """What the process knows of a session with a token."""
+
+    sha256: str  # of the token
+    began_s: float
+    used_s: float
 
 
 class Sessions:
     """Lets people in, and looks at their forms."""
 
-    def __init__(self, gate: Gate, options: ServeOptions, secret: str) -> None:
+    def __init__(
+        self, gate: Gate, options: ServeOptions, new_secret: Callable[[], str], clock: Clock
+    ) -> None:
         self._gate = gate
         self._options = options
-        self._secret = secret
+        self._new_secret = new_secret
+        self._secret = new_secret()
+        self._now_s = clock.monotonic_s
+        self._logins: dict[str, _Login] = {}  # by the hash of a session's id, the oldest first
         self._bodies = Bodies(_FORM_BYTES_MAX)
 
-    async def enter(self, scope: AsgiScope, headers: Headers, shown: str | None = None) -> Session:
-        """The session of a request. ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+    def enter(self, scope: AsgiScope, headers: Headers) -> tuple[Session, Admission]:
+        """The session of a request, by its cookie alone.
 
-        ``shown`` is a token from a form; else the cookie counts, and no header does.
+        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
         """
-        text = cookie_of(headers, COOKIE) if shown is None else shown
-        plain = {name: value for name, value in headers.items() if name != b"authorization"}
-        token = await self._gate.admit(scope, plain, "read", text)
-        key = self._secret if token is None else text
+        text = cookie_of(headers, COOKIE)
+        hashed = token_hash(text.encode())
+        login = self._logins.get(hashed)
+        now_s = self._now_s()
+        if login is not None and (
+            now_s - login.used_s > SESSION_IDLE_S or now_s - login.began_s > SESSION_S
+        ):
+            del self._logins[hashed]
+            login = None
+        sha256 = "" if login is None else login.sha256
+        admission = self._gate.admit_session(scope, headers, sha256, "read")
+        if login is not None:
+            login.used_s = now_s
+        key = self._secret if admission.token is None else text
         mark = hmac.new(key.encode(), b"tidelog console form", "sha256").hexdigest()
-        return Session(token, mark)
+        return Session(admission.token, mark), admission
+
+    async def login(self, scope: AsgiScope, headers: Headers, shown: str) -> str:
+        """Begin a session with a token from a form. Returns its id; empty where none is needed.
+
+        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        """
+        plain = {name: value for name, value in headers.items() if name != b"authorization"}
+        admission = await self._gate.admit(scope, plain, "read", HOME, shown)
+        if admission.token is None:
+            return ""
+        while len(self._logins) >= _SESSIONS_MAX:
+            del self._logins[next(iter(self._logins))]
+        text, now_s = self._new_secret(), self._now_s()
+        login = _Login(admission.token.sha256, now_s, now_s)
+        self._logins[token_hash(text.encode())] = login
+        return text
+
+    def logout(self, headers: Headers) -> None:
+        """End the session of a request, if it has one."""
+        self._logins.pop(token_hash(cookie_of(headers, COOKIE).encode()), None)
 
     async def form(self, receive: Receive, headers: Headers) -> dict[str, str]:
         """The fields of a form that our own page sent. ``ForbiddenError``, ``InvalidError``."""

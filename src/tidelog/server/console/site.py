@@ -37,7 +37,7 @@ from tidelog.server.console.session import Session, Sessions, cookie_of
 from tidelog.server.console.templates import Templates
 from tidelog.server.console.tokens import TokenPages
 from tidelog.server.console.topics import TopicPages
-from tidelog.server.http.auth import Gate
+from tidelog.server.http.auth import ADMISSION, Gate
 from tidelog.server.http.errors import (
     DisconnectedError,
     ForbiddenError,
@@ -61,7 +61,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. ``write`` needs a form of our own page, and a token that may both."""
+    """One address. All need to read the home; ``right`` is what is needed beside that."""
 
     name: str
     method: Literal["GET", "POST"]
@@ -78,29 +78,29 @@ PLACES = (
     Route("topics", "GET", "/console/topics", "read"),
     Route("topic", "GET", _TOPIC, "read"),
     Route("timeline", "GET", f"{_TOPIC}/timeline", "read", "data"),
-    Route("play", "POST", f"{_TOPIC}/playback", "write"),
+    Route("play", "POST", f"{_TOPIC}/playback", "admin"),
     Route("events", "GET", f"{_TOPIC}/events", "read"),
     Route("tail", "GET", f"{_TOPIC}/tail", "read", "data"),
     Route("event", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}", "read"),
     Route("value", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}/value", "read"),
     Route("consumers", "GET", "/console/consumers", "read"),
     Route("consumer", "GET", "/console/consumer", "read"),
-    Route("move", "POST", "/console/consumer/move", "write"),
+    Route("move", "POST", "/console/consumer/move", "admin"),
     Route("archives", "GET", "/console/archives", "read"),
     Route("archive", "GET", _ARCHIVE, "read"),
     Route("files", "GET", f"{_ARCHIVE}/files", "read"),
     Route("dead", "GET", f"{_ARCHIVE}/dead", "read"),
-    Route("replay", "POST", f"{_ARCHIVE}/replay", "write"),
+    Route("replay", "POST", f"{_ARCHIVE}/replay", "admin"),
     Route("pump", "GET", "/console/pumps/{name}", "read"),
     Route("journals", "GET", "/console/journals", "read"),
     Route("journal", "GET", f"{_TOPIC}/journals", "read"),
-    Route("erase", "POST", f"{_TOPIC}/erase", "write"),
+    Route("erase", "POST", f"{_TOPIC}/erase", "erase"),
     Route("proof", "GET", "/console/proofs/{job}", "read"),
     Route("jobs", "GET", "/console/jobs", "read"),
-    Route("stop", "POST", "/console/jobs/stop", "write"),
+    Route("stop", "POST", "/console/jobs/stop", "admin"),
     Route("tokens", "GET", "/console/tokens", "read"),
-    Route("create", "POST", "/console/tokens", "write"),
-    Route("revoke", "POST", "/console/tokens/revoke", "write"),
+    Route("create", "POST", "/console/tokens", "admin"),
+    Route("revoke", "POST", "/console/tokens/revoke", "admin"),
     Route("login", "POST", "/console/login", None),
     Route("logout", "POST", "/console/logout", None),
     Route("static", "GET", "/console/static/{file}", None, "data"),
@@ -139,7 +139,8 @@ class Console:
         self._gate = gate
         self._threads = threads
         self._complaints = Complaints(self._clock)
-        self._sessions = Sessions(gate, options, f"{home.context.random.getrandbits(256):064x}")
+        secret = home.context.random.getrandbits
+        self._sessions = Sessions(gate, options, lambda: f"{secret(256):064x}", self._clock)
         self._pages = Templates()
         self._sampler = Sampler(home)
         self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
@@ -150,7 +151,7 @@ class Console:
         consumers = ConsumerPages(home, self._sampler)
         archives = ArchivePages(home, self._pipelines, self._jobs)
         journals = JournalPages(home, self._sampler, self._jobs)
-        tokens = TokenPages(home, options)
+        tokens = TokenPages(home)
         self._handlers: dict[str, Handler] = {}
         for pages in (topics, events, consumers, archives, journals, tokens):
             for place in PLACES:
@@ -183,7 +184,7 @@ class Console:
         try:
             place, path = _find(scope)
             if place.name == "tail":
-                await self._sessions.enter(scope, headers)
+                _, scope[ADMISSION] = self._sessions.enter(scope, headers)
                 return await self._tail(scope, receive, send, path)
             if place.name == "static":
                 return await self._send(scope, receive, send, self._static(path["file"]))
@@ -191,7 +192,7 @@ class Console:
             if place.right is None:
                 answer = await self._come_or_go(place, scope, headers, form)
             else:
-                session = await self._sessions.enter(scope, headers)
+                session, _ = self._sessions.enter(scope, headers)
                 answer = await self._answer(place, path, scope, (session, form))
         except DisconnectedError:
             raise
@@ -215,10 +216,11 @@ class Console:
         session, form = shown
         if place.method == "POST":
             self._sessions.check_mark(session, form)
-        if place.right == "write" and not session.may_write:
+        topic = path.get("topic") if place.right == "erase" else None  # others reach beyond one
+        if place.right is not None and not session.may(place.right, topic):
             raise ForbiddenError(
-                "console: this token may look and not change anything: log in with one that was "
-                "made with --read and --write"
+                f"console: this token may not change this: log in with one that was made with "
+                f"--read and --{place.right}"
             )
         query = dict(Request(scope).query_params)
         visit = Visit(path, query, form, session, self._clock.now_ms(), _address(scope))
@@ -232,14 +234,15 @@ class Console:
     ) -> Answer:
         """Log in with a token, or out."""
         if place.name == "logout":
+            self._sessions.logout(headers)
             return Redirect("/", self._sessions.cookie(scope, headers, ""))
         text = form.get("token", "").strip()
         to = form.get("next", "/")
         is_plain = to.isascii() and to.isprintable() and not to.startswith(("//", "/\\"))
         if not is_plain or not Console.has(to.partition("?")[0]):
             to = "/"
-        session = await self._sessions.enter(scope, headers, text)
-        cookie = "" if session.token is None else self._sessions.cookie(scope, headers, text)
+        begun = await self._sessions.login(scope, headers, text)
+        cookie = self._sessions.cookie(scope, headers, begun) if begun else ""
         return Redirect(to, cookie)
 
     async def _tail(

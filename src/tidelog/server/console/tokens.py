@@ -1,15 +1,13 @@
-"""Pages of tokens: made, listed and revoked; and the way in and out of the console."""
+"""Pages of tokens: created, listed and revoked."""
 
 from __future__ import annotations
-
-from typing import get_args
 
 from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.model.token import Scope, check_token_id
+from tidelog.model.times import duration_ms
+from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, check_token_id
 from tidelog.server.console.request import Answer, Shown, Visit
-from tidelog.server.options import ServeOptions
 
 __all__ = ["TokenPages"]
 
@@ -17,20 +15,22 @@ __all__ = ["TokenPages"]
 class TokenPages:
     """What is shown of tokens. Never their text, but once, to who made them."""
 
-    def __init__(self, home: Home, options: ServeOptions) -> None:
+    def __init__(self, home: Home) -> None:
         self._context = home.context
-        self._options = options
 
     def tokens(self, visit: Visit) -> Answer:
         """``GET /console/tokens``"""
         return self._show(visit)
 
     def create(self, visit: Visit) -> Answer:
-        """``POST /console/tokens``: who makes one can do all that it may"""
-        scopes = [scope for scope in get_args(Scope) if visit.form.get(scope)]
-        if not scopes:
-            raise InvalidError("token: may do nothing: choose reading, writing, or both")
-        token, text = create_token(self._context, scopes, visit.text("label"))
+        """``POST /console/tokens``: only admins create tokens, as they may do all of it"""
+        topics = visit.text("topics") or ALL_TOPICS
+        grants = [Grant(scope, topics) for scope in SCOPES if visit.form.get(scope)]
+        if not grants:
+            raise InvalidError("token: may do nothing: choose one scope or more")
+        lasts = visit.text("expires")
+        expires_ms = visit.now_ms + duration_ms(lasts) if lasts else None
+        token, text = create_token(self._context, grants, visit.text("label"), expires_ms)
         return self._show(visit, text=text, made=token)
 
     def revoke(self, visit: Visit) -> Answer:
@@ -46,7 +46,6 @@ class TokenPages:
             "token": tokens[token_id],
             "is_own": own is not None and own.id == token_id,
             "is_last": len(tokens) == 1,
-            "is_loopback": self._options.is_loopback,
         }
         return Shown("revoke.html", values)
 
@@ -54,7 +53,8 @@ class TokenPages:
         values = {
             "tokens": list_tokens(self._context),
             "own": visit.session.token,
-            "is_loopback": self._options.is_loopback,
+            "is_open": visit.session.token is None,
+            "scopes": SCOPES,
             "text": "",
             "made": None,
             "revoked": None,

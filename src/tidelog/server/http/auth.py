@@ -1,75 +1,124 @@
-"""Who may do what: tokens, and where there are none, this machine alone.
+"""Who may do what: tokens with scopes, and a home that never had one, on this machine alone.
 
-A home without tokens that listens on loopback is open to whoever is on the machine, but not to web
-pages that a browser on it shows: a request that comes from a page, or that was led here by a name
-of somebody else, is refused. The pixel is meant for pages, and asks for neither.
+A server is open only if all of this holds: the home has never had a token, the server listens on
+loopback, and no proxy is in front of it. An open server answers programs on the machine, but not
+web pages that a browser on it shows: a request from a page of another site, through a proxy, or led
+here by a name of another host is refused. Only topics with ``--public-pixel`` take pixels of pages.
 
-Tokens are read from the home every few seconds, and at once when an unknown one is shown, so a new
-token works immediately and a revoked one for some seconds more. A home that cannot be reached
-changes nothing.
+Tokens are read from the home every few seconds by a thread of their own, and at once when an
+unknown one is shown: a new token works immediately, and a revoked one for some seconds more. Reads
+end in the order in which they began, so no older read brings a revoked token back. A home that
+cannot be reached changes nothing. Once closed, a server stays closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from starlette.types import Scope as AsgiScope
 
 from tidelog.clock import Clock
+from tidelog.coordination.tokens import KnownTokens
 from tidelog.errors import TidelogError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.errors import ForbiddenError, TooManyError, UnauthorizedError
 from tidelog.server.http.limits import Rates, client_of
 from tidelog.server.options import ServeOptions
 
-__all__ = ["REFRESH_S", "Gate"]
+__all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate"]
 
 REFRESH_S = 5.0  # after which a revoked token is refused at the latest
+ADMISSION = "tidelog.admission"  # in the scope of a request
+HOME = None  # in place of a topic: the home as a whole
+SOME_TOPIC = "*"  # in place of a topic: any that the token may; the answer has only those
 _AT_MOST_EVERY_S = 1.0  # tokens are read for the sake of unknown ones
 _SHOWN_MAX = 200  # bytes of what is looked at as a token
+_TEXT = re.compile(rb"tidelog_[0-9a-f]{12}_[0-9a-f]{64}")  # of a token
+_UNKNOWN_MAX = 100  # requests that wait for a read; more are refused at once
 _HOSTS_KEPT = 100
+_FORWARDED = frozenset(  # headers that proxies add; no local program has a reason to
+    (
+        b"cf-connecting-ip",
+        b"forwarded",
+        b"true-client-ip",
+        b"via",
+        b"x-client-ip",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-port",
+        b"x-forwarded-proto",
+        b"x-forwarded-server",
+        b"x-original-forwarded-for",
+        b"x-real-ip",
+    )
+)
+_OWN_SITE = (None, b"same-origin", b"none")  # none: typed by a person
 
 Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How a request was let in."""
+
+    token: Token | None  # None: the server is open, or the topic's pixel is public
+    client: str  # whose limits it counts towards: a token's id, or an address
+
+    @property
+    def who(self) -> str:
+        """Return the name for audits."""
+        return f"token {self.token.id}" if self.token is not None else self.client or "http"
+
+    def allows(self, scope: Scope, topic: str | None) -> bool:
+        """Return whether it covers this too."""
+        return self.token is None or self.token.allows(scope, topic)
 
 
 class Gate:
     """Lets requests in, or refuses them."""
 
     def __init__(
-        self,
-        options: ServeOptions,
-        read_tokens: Callable[[], list[Token]],
-        pool: Executor,
-        clock: Clock,
+        self, options: ServeOptions, read_tokens: Callable[[], KnownTokens], clock: Clock
     ) -> None:
         self._options = options
         self._read_tokens = read_tokens
-        self._pool = pool
+        self._pool = ThreadPoolExecutor(1, "tidelog-tokens")
         self._clock = clock
         self._rates = Rates(options.rate, clock)
         self._tokens: dict[str, Token] = {}
+        self._is_closed = not options.may_be_open
         self._read_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None  # a read that has not begun
+        self._unknown = 0  # requests with unknown tokens that wait for a read
         self._hosts: set[bytes] = set()  # names that have been found to be this machine
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the home has any."""
-        return bool(self._tokens)
+        """Whether the home has any that may be used now."""
+        now_ms = self._clock.now_ms()
+        return any(not token.is_expired(now_ms) for token in self._tokens.values())
 
     @property
     def is_open(self) -> bool:
         """Whether no token is needed."""
-        return not self._tokens and self._options.is_loopback
+        return not self._is_closed
 
     async def refresh(self) -> None:
         """Read the tokens again. Raises where the home cannot be reached."""
         loop = asyncio.get_running_loop()
         self._read_s = self._clock.monotonic_s()
-        tokens = await loop.run_in_executor(self._pool, self._read_tokens)
-        self._tokens = {token.sha256: token for token in tokens}
+        known = await loop.run_in_executor(self._pool, self._read_tokens)
+        self._tokens = {token.sha256: token for token in known.tokens}
+        self._is_closed = self._is_closed or known.is_closed
+
+    def close(self) -> None:
+        """Read no more, and wait for no read."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def address(self, scope: AsgiScope, headers: Headers) -> str:
         """Where a request comes from; behind a proxy, what the proxy says."""
@@ -81,36 +130,87 @@ class Gate:
         return client[0] if client else ""
 
     async def admit(
-        self, scope: AsgiScope, headers: Headers, wanted: Scope, shown: str | None = None
-    ) -> Token | None:
-        """Let a request in that may do this: by which token, or None where none is needed.
+        self,
+        scope: AsgiScope,
+        headers: Headers,
+        wanted: Scope,
+        topic: str | None,
+        shown: str | None = None,
+    ) -> Admission:
+        """Let a request in that may do this to a topic (or ``HOME``, or ``SOME_TOPIC``).
 
-        ``shown`` is a token from its query, or from a cookie of the console.
+        ``shown`` is a token from a query or a form; a header wins.
 
         ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
         """
-        if not self._tokens and self._options.is_loopback:
-            self._check_local(headers)
-            self._count(client_of(self.address(scope, headers)))
-            return None
+        if not self._is_closed:
+            return self._admit_local(scope, headers)
         token = await self._token(headers, shown)
+        return self._admit_token(scope, headers, token, (wanted, topic))
+
+    def admit_session(
+        self, scope: AsgiScope, headers: Headers, sha256: str, wanted: Scope
+    ) -> Admission:
+        """Let in a request of a console's session, by the hash of the token that began it.
+
+        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        """
+        if not self._is_closed:
+            return self._admit_local(scope, headers)
+        return self._admit_token(scope, headers, self._tokens.get(sha256), (wanted, HOME))
+
+    def admit_page(self, scope: AsgiScope, headers: Headers) -> Admission:
+        """Let in whatever a web page sends to a public pixel. ``TooManyError``."""
+        client = client_of(self.address(scope, headers))
+        self._count(client)
+        return Admission(None, client)
+
+    def check(self, admission: Admission) -> None:
+        """Raise ``UnauthorizedError`` if what let a request in is no longer there.
+
+        Answers that last, such as tails, call this again and again.
+        """
+        token = admission.token
         if token is None:
+            if self._is_closed:
+                raise UnauthorizedError("request: this server asks for tokens now: show one")
+            return
+        found = self._tokens.get(token.sha256)
+        if found is None or found.is_expired(self._clock.now_ms()):
+            raise UnauthorizedError(f"token `{token.id}`: was revoked, or has expired")
+
+    def _admit_local(self, scope: AsgiScope, headers: Headers) -> Admission:
+        self._check_local(scope, headers)
+        client = client_of(self.address(scope, headers))
+        self._count(client)
+        return Admission(None, client)
+
+    def _admit_token(
+        self,
+        scope: AsgiScope,
+        headers: Headers,
+        token: Token | None,
+        wanted: tuple[Scope, str | None],
+    ) -> Admission:
+        if token is None or token.is_expired(self._clock.now_ms()):
             self._count(client_of(self.address(scope, headers)))
             raise UnauthorizedError(
-                "request: shows no token that is known here: send `Authorization: Bearer TOKEN`, "
-                "made by `tidelog token create`"
+                "request: shows no token that is known here, or one that has expired: send "
+                "`Authorization: Bearer TOKEN`, made by `tidelog token create`"
             )
         self._count(token.id)
-        if wanted not in token.scopes:
+        right, topic = wanted
+        may = token.allows_some(right) if topic == SOME_TOPIC else token.allows(right, topic)
+        if not may:
+            where = (
+                "" if topic == SOME_TOPIC else f" topic `{topic[:80]}`" if topic else " the home"
+            )
             raise ForbiddenError(
-                f"token `{token.id}`: may not {wanted}: use one that was made with --{wanted}",
+                f"token `{token.id}`: has no scope `{right}` for{where or ' any topic'}: use one "
+                f"that was made with --{right}",
                 token=token.id,
             )
-        return token
-
-    def admit_page(self, scope: AsgiScope, headers: Headers) -> None:
-        """Let in whatever a web page sends. ``TooManyError``."""
-        self._count(client_of(self.address(scope, headers)))
+        return Admission(token, token.id)
 
     def _count(self, client: str) -> None:
         wait_s = self._rates.take(client)
@@ -130,31 +230,72 @@ class Gate:
             return None
         hashed = token_hash(text)
         found = self._tokens.get(hashed)
-        if found is None and self._clock.monotonic_s() - self._read_s > _AT_MOST_EVERY_S:
+        if found is None and _TEXT.fullmatch(text) and self._unknown < _UNKNOWN_MAX:
+            self._unknown += 1
             try:
-                await self.refresh()
+                await self._read_again()
             except TidelogError:
                 return None  # as unknown as before
+            finally:
+                self._unknown -= 1
             found = self._tokens.get(hashed)
         return found
 
-    def _check_local(self, headers: Headers) -> None:
-        """Refuse web pages, as they can reach loopback through the browser that shows them."""
+    async def _read_again(self) -> None:
+        """Wait for a read of tokens that begins from now on; requests share it."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._refresh_later())
+        await asyncio.shield(self._reading)
+
+    async def _refresh_later(self) -> None:
+        pause_s = self._read_s + _AT_MOST_EVERY_S - self._clock.monotonic_s()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        self._reading = None  # requests that come from now on need another read
+        await self.refresh()
+
+    def _check_local(self, scope: AsgiScope, headers: Headers) -> None:
+        """Refuse proxies, and web pages, which reach loopback through their browser."""
+        if not _FORWARDED.isdisjoint(headers) or _is_from_nginx(scope, headers):
+            raise ForbiddenError(
+                "request: comes through a proxy, and this server has no tokens: create one by "
+                "`tidelog token create`, and start it with --behind-proxy"
+            )
         host = headers.get(b"host", b"")
         if host not in self._hosts:
             if not _is_local(host, self._options.host):
                 raise ForbiddenError(
                     "request: is for another host: without tokens this server answers to "
-                    "localhost alone: make one by `tidelog token create`"
+                    "localhost alone: create one by `tidelog token create`"
                 )
             if len(self._hosts) < _HOSTS_KEPT:
                 self._hosts.add(host)
         origin = headers.get(b"origin")
-        if origin is not None and origin.partition(b"://")[2] != host:
+        foreign = origin is not None and origin.partition(b"://")[2] != host
+        if headers.get(b"sec-fetch-site") not in _OWN_SITE and not _is_visit(scope, headers):
+            foreign = True
+        if foreign:
             raise ForbiddenError(
-                "request: comes from a web page of another site: without tokens this server "
-                "takes only its pixel from there: make one by `tidelog token create`"
+                "request: comes from a web page of another site: without tokens this server takes "
+                "only pixels of topics with --public-pixel from there: create a token by `tidelog "
+                "token create`"
             )
+
+
+def _is_visit(scope: AsgiScope, headers: Headers) -> bool:
+    """Whether a person follows a link to a page of the console; that changes nothing."""
+    path: str = scope["path"]
+    return (
+        scope["method"] == "GET"
+        and (path == "/" or path.startswith("/console"))
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )
+
+
+def _is_from_nginx(scope: AsgiScope, headers: Headers) -> bool:
+    """Whether it looks as nginx sends it on by default: with our own host, and no other trace."""
+    return scope.get("http_version") == "1.0" and headers.get(b"connection", b"") == b"close"
 
 
 def _is_local(host: bytes, own: str) -> bool:
