@@ -238,6 +238,11 @@ def test_neither_policy_reaches_beyond_its_purpose(policy: str) -> None:
         Right("dynamodb:PutItem", "t", "home"),
         Right("dynamodb:GetItem", "t", "audit/x"),
         Right("dynamodb:PutItem", "other", "topic/x/0"),
+        Right("dynamodb:PutItem", "t", "registry"),
+        Right("dynamodb:DeleteItem", "t", "registry"),
+        Right("dynamodb:UpdateItem", "t", "registry"),
+        Right("dynamodb:PutItem", "t", "pipeline/x"),
+        Right("dynamodb:PutItem", "t", "erased/x/00"),
         Right("dynamodb:Scan", "t"),
         Right("dynamodb:DeleteTable", "t"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -152,4 +152,27 @@ def test_consumer_of_a_deleted_topic_leaves_no_name_behind() -> None:
     member = Membership(house.context, topic, "c", "earliest")
     with pytest.raises(NotFoundError, match="another one has its name now"):
         member.join()
-    assert list(house.catalog.scan("registry", "consumer/", "consumer0")) == []
+    assert list(house.catalog.scan(f"consumer/{topic.incarnation}", "consumer/")) == []
+
+
+def test_consumer_that_stalls_before_it_is_listed_leaves_no_name_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic is deleted between the look at it and the write."""
+    from tidelog.log.consumer import leases
+
+    house, topic = filled()
+    member = leases.Membership(house.context, topic, "c", "earliest")
+    real = leases.check_exists
+
+    def stall(*given: Any) -> Any:
+        found = real(*given)
+        monkeypatch.setattr(leases, "check_exists", real)
+        delete_topic(house.context, "t")
+        return found
+
+    monkeypatch.setattr(leases, "check_exists", stall)
+    with pytest.raises(NotFoundError, match="was deleted"):
+        member.join()
+    rows = [row.row for row in house.catalog.scan(f"consumer/{topic.incarnation}")]
+    assert rows == ["closed"]

@@ -95,17 +95,19 @@ class Ledger:
         if "registry" in touched:
             states = self.bare.topics().values()
             self.deleted |= {t["incarnation"] for t in states if t["state"] == "deleting"}
-            for row in self.rows.bare("registry"):
-                if row.startswith("consumer/"):
-                    self._check_members(row, *row.split("/")[1:])
         for where in sorted(touched):
             kind, _, rest = where.partition("/")
             if kind == "topic":
                 self._check_partition(*_place(rest))
             elif kind == "consumer" and rest.count("/") == 2:
                 self._check_lease(where, rest)
-            elif kind == "consumer":
+            elif kind == "consumer" and "/" in rest:
                 self._check_members(where, *rest.split("/"))
+            elif kind == "consumer":
+                for row in self.rows.bare(where):
+                    if row.startswith("consumer/"):
+                        group = row.partition("/")[2]
+                        self._check_members(f"{where}/{group}", rest, group)
             elif kind == "notify":
                 self._check_notified(where, *_place(rest))
         if self._deletes != self.objects.deletes:
@@ -199,8 +201,8 @@ class Ledger:
             assert not left, f"consumer {group} is deleted, and has {left}"
 
     def consumer_state(self, incarnation: str, group: str) -> str | None:
-        """What the registry says of a consumer."""
-        row = self.bare.row("registry", f"consumer/{incarnation}/{group}")
+        """What a consumer's own row says."""
+        row = self.bare.row(f"consumer/{incarnation}", f"consumer/{group}")
         return None if row is None else str(row.get("state", "ready"))
 
     def _check_notified(self, where: str, incarnation: str, partition: int) -> None:

@@ -146,7 +146,7 @@ class RebalanceWorld(ClientsWorld):
 
     def _count_lives(self) -> None:
         incarnation = self.ledger.bare.topics()["t"]["incarnation"]
-        row = self.rows.get(layout.REGISTRY, layout.consumer_row(incarnation, "c"))
+        row = self.rows.get(layout.consumers_partition(incarnation), layout.consumer_row("c"))
         if row is not None and row.version not in self.versions:
             self.lives += decode_registered(row).state == "deleted"
             self.versions[row.version] = self.lives

@@ -130,8 +130,8 @@ class Lag:
 
 def consumer_names(context: Context, topic: Topic) -> list[str]:
     """All consumers that a topic has, also those whose delete did not finish."""
-    prefix = layout.consumer_row(topic.incarnation, "")
-    rows = context.catalog.scan(layout.REGISTRY, prefix, prefix + "\U0010ffff")
+    where, prefix = layout.consumers_partition(topic.incarnation), layout.consumer_row("")
+    rows = context.catalog.scan(where, prefix, prefix + "\U0010ffff")
     found = [decode_registered(row) for row in rows]
     return sorted(each.name for each in found if each.state != "deleted")
 

@@ -32,9 +32,10 @@ What was done to the events of a topic is forgotten with them: keep a copy of th
 it must outlive the topic. The audit goes after the ledger, as an empty one says that there is none.
 
 The registry's ``changes`` row is expected and raised whenever a name is made or removed: a delayed
-repeat of an old creation can therefore never bring a deleted topic back. Closed heads stay for
-good, for the same reason: a head is made where there is none, and a delayed repeat of that would
-make an open one, to which a producer that slept could append what no one reads.
+repeat of an old creation can therefore never bring a deleted topic back. Closed heads, and the
+``closed`` row among consumers, stay for good, for the same reason: a head is made where there is
+none, and a delayed repeat of that would make an open one, to which a producer that slept could
+append what no one reads.
 """
 
 from __future__ import annotations
@@ -334,14 +335,16 @@ def _remove_objects(context: Context, topic: Topic) -> None:
 
 
 def _remove_consumers(context: Context, topic: Topic) -> None:
-    prefix = layout.consumer_row(topic.incarnation, "")
-    names = [row.row.removeprefix(prefix) for row in _scan(context, layout.REGISTRY, prefix)]
+    """First close the list of consumers: from then on none is added."""
+    where, prefix = layout.consumers_partition(topic.incarnation), layout.consumer_row("")
+    context.catalog.write(where, Put(layout.CLOSED_ROW, b""), write_id=context.ids.new())
+    names = [row.row.removeprefix(prefix) for row in _scan(context, where, prefix)]
     for name in names:
         remove_partition(context, layout.consumer_members(topic.incarnation, name))
         for partition in range(topic.partitions):
             remove_partition(context, layout.lease_partition(topic.incarnation, name, partition))
-        row = layout.consumer_row(topic.incarnation, name)
-        context.catalog.write(layout.REGISTRY, Delete(row), write_id=context.ids.new())
+        row = layout.consumer_row(name)
+        context.catalog.write(where, Delete(row), write_id=context.ids.new())
 
 
 def _remove_audit(context: Context, topic: Topic) -> None:

@@ -10,6 +10,7 @@ from tidelog.model.limits import KEY_SEGMENT_BYTES_MAX, ROW_BYTES_MAX
 __all__ = [
     "ACCEPTED_ROW",
     "BEFORE",
+    "CLOSED_ROW",
     "COMPILE_ROW",
     "ERASED",
     "FAILURES_ROW",
@@ -44,6 +45,7 @@ __all__ = [
     "commit_row",
     "consumer_members",
     "consumer_row",
+    "consumers_partition",
     "counted_row",
     "deleted_row",
     "erased_partition",
@@ -123,6 +125,7 @@ KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FAILURES_ROW = "failures"
+CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so no consumer is added
 TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
 FAILURE_ROWS = "failure/"
 FENCE_ROW = "fence"
@@ -372,8 +375,16 @@ def producer_of(row: str) -> str:
     return row.partition("/")[2]
 
 
-def consumer_row(incarnation: str, name: str) -> str:
-    return f"consumer/{incarnation}/{_short(name)}"
+def consumers_partition(incarnation: str) -> str:
+    """The catalog partition that lists the consumers of a topic.
+
+    Not the registry: a reader may write here, and nowhere else.
+    """
+    return f"consumer/{incarnation}"
+
+
+def consumer_row(name: str) -> str:
+    return f"consumer/{_short(name)}"
 
 
 def consumer_members(incarnation: str, name: str) -> str:

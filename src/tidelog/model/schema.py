@@ -113,7 +113,6 @@ ROWS = (
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · deleted/<t>", "that a topic was deleted, so that late uploads are garbage"),
-    Kind("registry · consumer/<t>/<name>", "a consumer, and whether it was deleted"),
     Kind(
         "registry · archive/<name>",
         "incarnation, source, folder, settings, generation, tables, state, "
@@ -176,6 +175,8 @@ ROWS = (
         "up to which time events of an id were erased, so no copy brings them back",
     ),
     Kind("erased/<t>/<xx> · key/<sha256 of key>", "the same, of a key whose events were deleted"),
+    Kind("consumer/<t> · consumer/<name>", "a consumer of a topic, and whether it was deleted"),
+    Kind("consumer/<t> · closed", "that the topic was deleted, so that no consumer is added"),
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name> · fence", "changes with each delete, so that older members are out"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start; deleted or not"),

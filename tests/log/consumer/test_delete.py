@@ -114,7 +114,8 @@ def test_topic_delete_removes_the_rows_of_deleted_consumers(home: Home) -> None:
     for partition in range(2):
         where = layout.lease_partition(topic.incarnation, "c", partition)
         assert list(home.catalog.scan(where)) == []
-    assert list(home.catalog.scan(layout.REGISTRY, "consumer/", "consumer0")) == []
+    listed = layout.consumers_partition(topic.incarnation)
+    assert list(home.catalog.scan(listed, "consumer/", "consumer0")) == []
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])
@@ -230,7 +231,7 @@ def test_member_that_joins_after_the_look_is_not_deleted(monkeypatch: pytest.Mon
     real = context.catalog.write
 
     def write(partition: str, *changes: Change, write_id: str) -> None:
-        if not joined and partition == layout.REGISTRY:
+        if not joined and partition == layout.consumers_partition("first"):
             monkeypatch.undo()
             joined.append(a_member(context, topic, 0))
         real(partition, *changes, write_id=write_id)
@@ -408,7 +409,7 @@ AFTER_STEP_2 = 12  # the call of a delete that is the first of step 3
 
 
 def state_of(catalog: MemoryCatalog, topic: Topic) -> str:
-    row = catalog.get(layout.REGISTRY, layout.consumer_row(topic.incarnation, "c"))
+    row = catalog.get(layout.consumers_partition(topic.incarnation), layout.consumer_row("c"))
     assert row is not None
     return decode_registered(row).state
 

@@ -3,24 +3,24 @@
 1. check that no member is alive, unless forced; one
    puts ``ready`` back, where a call that died has left
    ``deleting``                                         → nothing
-2. registry row as ``deleting``, by its version, also
+2. consumer row as ``deleting``, by its version, also
    over that of another call: the version is ours alone.
    Not that of a consumer which has got the name since 1 → takes no new member; delete it again
 3. check again, without waiting: a member that joined
    since 1 puts the row back to ``ready``               → the same
-4. registry row as ``ending``, by the version of 2: from
+4. consumer row as ``ending``, by the version of 2: from
    here on the delete never goes back, and later calls
    go on with 5 without a look                          → delete it again
 5. write every lease as ``deleted``, also one that is
    not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
 6. change the ``fence`` of the members                  → no heartbeat of theirs comes; the same
 7. delete the ``member`` rows, by their versions        → the same
-8. registry row as ``deleted``, by the version of 4     → the name is free, trims do not wait
+8. consumer row as ``deleted``, by the version of 4     → the name is free, trims do not wait
 
-Every write of 5 to 7 is bound to the decision of 4: the row is read, then the registry must still
-have the version of 4, then the row is written by the version that was read. A call that finds
-another version there stops. So one that stalls, however long, changes no row that was written
-since another call took over: that call writes every lease, and then this one's version is over.
+Every write of 5 to 7 is bound to the decision of 4: the row is read, then the consumer row must
+still have the version of 4, then the row is written by the version that was read. A call that finds
+another version there stops. So one that stalls, however long, changes no row that was written since
+another call took over: that call writes every lease, and then this one's version is over.
 
 Any call may put ``ready`` back in 1 or 3, also over another's ``deleting``: that one's version is
 over then, so it has not come to 4 and never will. After 4 no call looks for members: the first one
@@ -28,15 +28,15 @@ has, and cursors may be gone. So a consumer stays in ``deleting`` or ``ending`` 
 call has ended, with or without living members.
 
 Which consumer has the name is told by the fence, which counts: 6 comes before the name is free, and
-after the decision. A question reads the fence before the registry row, so that it never names a
+after the decision. A question reads the fence before the consumer row, so that it never names a
 later consumer. Step 2 reads the row, then the fence, and writes the row by its version: so it never
 marks a consumer that began after the question, or after the call.
 
-Rows of the registry, leases and fences stay, some bytes each, until the topic is deleted. So a
+Rows of consumers, leases and fences stay, some bytes each, until the topic is deleted. So a
 delayed repeat of an old write, which expects no row or an older version, brings nothing back, and
 epochs only grow: what a member read before the delete is never committed after it. A member reads
-the lease, or the fence, before it looks at the registry. So one that saw ``ready`` there fails at
-its take after 5, and at its heartbeat after 6: no row of it is left when the name is free.
+the lease, or the fence, before it looks at the consumer row. So one that saw ``ready`` there fails
+at its take after 5, and at its heartbeat after 6: no row of it is left when the name is free.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Sign:
 
 
 class _OvertakenError(Exception):
-    """The registry row is no longer as step 4 wrote it."""
+    """The consumer row is no longer as step 4 wrote it."""
 
 
 class _Deletion:
@@ -116,7 +116,8 @@ class _Deletion:
         self._topic = topic
         self._name = name
         self._what = f"consumer `{name[:80]}` of `{topic.name}`"
-        self._row = layout.consumer_row(topic.incarnation, name)
+        self._row = layout.consumer_row(name)
+        self._where = layout.consumers_partition(topic.incarnation)
         self._members = layout.consumer_members(topic.incarnation, name)
 
     def look(self) -> tuple[str, RegisteredConsumer, Row]:
@@ -160,7 +161,7 @@ class _Deletion:
             self._check_deleted("ending")
 
     def _found(self) -> tuple[RegisteredConsumer, Row]:
-        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        row = self._context.catalog.get(self._where, self._row)
         found = None if row is None else decode_registered(row)
         if row is None or found is None or found.state == "deleted":
             like = nearest(self._name, consumer_names(self._context, self._topic))
@@ -205,9 +206,9 @@ class _Deletion:
             raise
 
     def _put(self, state: _State, version: str) -> str | None:
-        """Change the registry row by its version; the new one, or None if another was first."""
+        """Change the consumer row by its version; the new one, or None if another was first."""
         wanted = encode_row(RegisteredConsumer(self._name, state))
-        return put_held(self._context, layout.REGISTRY, self._row, wanted, version, self._what)
+        return put_held(self._context, self._where, self._row, wanted, version, self._what)
 
     def _check_deleted(self, *unfinished: _State) -> None:
         """Return if another call has finished the delete, or a delete of the topic has.
@@ -215,16 +216,16 @@ class _Deletion:
         Not where the row is in one of the ``unfinished`` states. After step 4 that is ``ending``
         alone: it changes to ``deleted``, after which the name may be in use again.
         """
-        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        row = self._context.catalog.get(self._where, self._row)
         if row is not None and decode_registered(row).state in unfinished:
             raise UnavailableError(f"{self._what}: another call deletes it too: delete it again")
 
     def _check_ours(self, version: str) -> None:
-        """Raise when another call has changed the registry row since step 4.
+        """Raise when another call has changed the consumer row since step 4.
 
         What is written after this must expect a version that was read before it.
         """
-        row = self._context.catalog.get(layout.REGISTRY, self._row)
+        row = self._context.catalog.get(self._where, self._row)
         if row is None or row.version != version:
             raise _OvertakenError
 
@@ -271,7 +272,7 @@ class _Deletion:
         """Step 5 for one partition.
 
         Also one that an earlier delete has ended: a member may have seen it so, and the consumer
-        in the registry, before this delete began.
+        as ``ready``, before this delete began.
         """
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         what = f"lease on `{self._topic.name}/{partition}`"

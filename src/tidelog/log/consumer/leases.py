@@ -5,7 +5,7 @@ partition has one ``lease`` row with its owner, epoch and cursor. Liveness is th
 ownership and progress are the lease's:
 
 1. join: read the ``fence`` row of the members, then the
-   registry; put the ``member`` row if the fence is the
+   consumer's own; put the ``member`` row if the fence is the
    same                                                 → dead: seen to be silent, and ignored
 2. take a lease that is free, or whose owner is dead:
    owner and epoch + 1, by the version that was read    → dead: taken over after the time to live
@@ -82,7 +82,7 @@ __all__ = [
 
 
 class RegisteredConsumer(Persisted, frozen=True):
-    """A consumer in the registry. The row stays when the consumer is deleted (``consumers``)."""
+    """A consumer of a topic. The row stays when the consumer is deleted (``delete``)."""
 
     name: str
     # ``deleting``: a delete looks for members. ``ending``: it is decided, and does not go back.
@@ -144,8 +144,8 @@ class Membership:
     def join(self) -> None:
         """Step 1; also registers the consumer, so that it can be listed."""
         for delay_s in RACE.delays_s(self._context.random):
-            # The fence is read before the registry: a delete that begins after the look at the
-            # registry changes it, and then the heartbeat fails.
+            # The fence is read before the consumer's row: a delete that begins after the look at
+            # that row changes it, and then the heartbeat fails.
             fence = self._context.catalog.get(self._members, layout.FENCE_ROW)
             self._register()
             self._fence = ABSENT if fence is None else fence.version  # not if that failed
@@ -302,12 +302,14 @@ class Membership:
     def _register(self) -> None:
         """Let the consumer be listed, in one write with a check that its topic is still there.
 
-        ``NotFoundError`` for a topic that was deleted: else the row would stay behind. Also while
-        the consumer is being deleted.
+        A delete of the topic puts the ``closed`` row before it lists consumers: one that is added
+        earlier is found, and later none is added. ``NotFoundError`` for a topic that was deleted:
+        else the row would stay behind. Also while the consumer is being deleted.
         """
-        row = layout.consumer_row(self._topic.incarnation, self._name)
+        where = layout.consumers_partition(self._topic.incarnation)
+        row = layout.consumer_row(self._name)
         for delay_s in RACE.delays_s(self._context.random):
-            found = self._context.catalog.get(layout.REGISTRY, row)
+            found = self._context.catalog.get(where, row)
             state = None if found is None else decode_registered(found).state
             if state == "ready":
                 return
@@ -316,14 +318,12 @@ class Membership:
                     f"consumer `{self._name}` of `{self._topic.name}`: is being deleted: delete it "
                     "again to finish"
                 )
-            topic = check_exists(self._context, self._topic)
+            check_exists(self._context, self._topic)
             wanted = encode_row(RegisteredConsumer(self._name))
             version = ABSENT if found is None else found.version
-            changes = Put(row, wanted, version), Check(topic.row, topic.version)
+            changes = Put(row, wanted, version), Check(layout.CLOSED_ROW, ABSENT)
             try:
-                self._context.catalog.write(
-                    layout.REGISTRY, *changes, write_id=self._context.ids.new()
-                )
+                self._context.catalog.write(where, *changes, write_id=self._context.ids.new())
             except (ConflictError, UnknownOutcomeError):
                 self._context.clock.sleep(delay_s)
             else:
@@ -359,8 +359,8 @@ class Membership:
         began_s = self._context.clock.monotonic_s()
         found = read_lease_row(self._context, self._topic, self._name, partition)
         if found is None or found[0].deleted:
-            # The lease is read before the registry: a delete that begins after the look at the
-            # registry writes the lease, and then this take fails.
+            # The lease is read before the consumer's row: a delete that begins after the look at
+            # that row writes the lease, and then this take fails.
             self._leases.pop(partition, None)
             self._register()
             cursor = resolve_start(self._context, self._topic, partition, self._start)
@@ -442,8 +442,8 @@ def read_lease_row(
 
 
 def decode_registered(row: Row) -> RegisteredConsumer:
-    """A consumer's row in the registry. ``CorruptError``."""
-    return decode_row(row.value, RegisteredConsumer, f"registry row `{row.row}`")
+    """A consumer's own row. ``CorruptError``."""
+    return decode_row(row.value, RegisteredConsumer, f"consumer row `{row.row}`")
 
 
 Start = str | int | datetime

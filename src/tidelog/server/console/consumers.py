@@ -219,7 +219,8 @@ def do_move(context: Context, topic: Topic, name: str, text: str) -> bool:
 
 def check_consumer(context: Context, topic: Topic, name: str) -> None:
     """Refuse a consumer that the topic has not had. ``NotFoundError``."""
-    found = context.catalog.get(layout.REGISTRY, layout.consumer_row(topic.incarnation, name))
+    where = layout.consumers_partition(topic.incarnation)
+    found = context.catalog.get(where, layout.consumer_row(name))
     if not name or found is None or decode_registered(found).state != "ready":
         raise NotFoundError(f"consumer `{name[:80]}` of `{topic.name}`: not found: fix the name")
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.consumer.leases import Member, decode_registered, read_lease
+from tidelog.log.consumer.leases import Member, read_lease
 from tidelog.log.reader.partition_reader import Reader
-from tidelog.log.status import Lag
+from tidelog.log.status import Lag, consumer_names
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, decode_row
@@ -173,7 +173,6 @@ class Sampler:
         topics = list(list_topics(self._context))
         there = {topic.incarnation for topic in topics}
         self._known = {key: known for key, known in self._known.items() if key in there}
-        names = self._consumer_names()
         chosen, is_whole = self._in_turn([topic for topic in topics if topic.state == "ready"])
         now_ms = self._context.clock.now_ms()
         for topic, heads in self._read_heads(chosen):
@@ -181,7 +180,8 @@ class Sampler:
         for topic in chosen:
             known = self._known.get(topic.incarnation)
             if known is not None and known.heads:
-                read = self._read_consumers(topic, known, names.get(topic.incarnation, ()))
+                names = consumer_names(self._context, topic)
+                read = self._read_consumers(topic, known, names)
                 known.consumers = {each.name: each for each in read}
         self._count_runs(chosen)
         with self.lock:
@@ -247,15 +247,6 @@ class Sampler:
                 return ()
 
         return zip(topics, self._pool.map(read, topics), strict=True)
-
-    def _consumer_names(self) -> dict[str, list[str]]:
-        """By the incarnation of their topic."""
-        names: dict[str, list[str]] = {}
-        for row in self._context.catalog.scan(layout.REGISTRY, "consumer/", "consumer0"):
-            found = decode_registered(row)
-            if found.state != "deleted":
-                names.setdefault(row.row.split("/")[1], []).append(found.name)
-        return names
 
     def _read_consumers(
         self, topic: Topic, known: _TopicMemory, names: Iterable[str]
