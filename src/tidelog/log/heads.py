@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.context import Context
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.backoff import Backoff
-from tidelog.model.partition_rows import Head, encode_row
+from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["RACE", "raise_head"]
+__all__ = ["RACE", "raise_epoch", "raise_head"]
 
 RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # against producers on one row
 
@@ -47,3 +47,34 @@ def raise_head(
     raise UnavailableError(
         f"partition `{topic.name}/{partition}`: too many writers at once: try again"
     )
+
+
+def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
+    """Raise the epoch of a partition's ``compile`` row; returns the new one.
+
+    No journal of a lower epoch can take its place any more. Writes nothing where nothing compiles
+    and the next compiler takes an epoch above ``above``.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    before: HeldRow | None = None
+    for delay_s in RACE.delays_s(context.random):
+        row = context.catalog.get(where, layout.COMPILE_ROW)
+        if row is None and not above:
+            return 0
+        what = f"compile row of `{topic.name}/{partition}`"
+        lease = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
+        if not lease.owner and lease.epoch >= above:
+            return lease.epoch + 1
+        if before is not None and lease.epoch > max(before.epoch, above):
+            return lease.epoch
+        before = lease
+        epoch = max(lease.epoch, above) + 1
+        expect = ABSENT if row is None else row.version
+        free = Put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)), expect=expect)
+        try:
+            context.catalog.write(where, free, write_id=context.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            context.clock.sleep(delay_s)
+        else:
+            return epoch
+    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")

@@ -17,6 +17,7 @@ from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
 from tidelog.journal.compile import swap as swap_module
 from tidelog.journal.compile.compile import PartitionCompile, compile_partition
 from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.log.heads import raise_epoch
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
@@ -139,7 +140,7 @@ def test_a_beat_of_its_own_does_not_hide_that_a_sweep_was_there(
 
     def changes(*given: Any) -> Any:
         if not raised:  # a sweep raises the epoch, and a beat takes the row anew
-            raised.append(sweep_module.raise_epoch(press.context, topic, 0))
+            raised.append(raise_epoch(press.context, topic, 0))
             between.compiling.holding.beat()
         return swap_changes(*given)
 

@@ -71,9 +71,8 @@ from tidelog.errors import (
 )
 from tidelog.journal.lookup.lookup import Lookup
 from tidelog.journal.recover.stray_events import Forgotten, Present, Unit, UnitEvents
-from tidelog.log.heads import RACE, raise_head
+from tidelog.log.heads import RACE, raise_epoch, raise_head
 from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
-from tidelog.log.maintenance.sweep import raise_epoch
 from tidelog.log.maintenance.unused import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.topics import read_head

@@ -95,7 +95,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.base import Put
 from tidelog.catalog.deleted_rows import clear_deleted_rows
 from tidelog.context import Context
 from tidelog.coordination.ages import FUTURE_MS, clock_ahead_ms, is_old, read_times
@@ -108,7 +108,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.heads import RACE, raise_head
+from tidelog.log.heads import RACE, raise_epoch, raise_head
 from tidelog.log.maintenance.ended_producers import forget_producer
 from tidelog.log.maintenance.incarnations import (
     TOPICS,
@@ -154,11 +154,11 @@ from tidelog.log.maintenance.unused import (
 from tidelog.log.producer.staged import is_over, list_witnesses
 from tidelog.log.topics import find_topic, list_topics
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
+from tidelog.model.partition_rows import Head, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
-__all__ = ["SkippedTopic", "SweepReport", "raise_epoch", "sweep_home"]
+__all__ = ["SkippedTopic", "SweepReport", "sweep_home"]
 
 NEVER_NOTED: Mapping[str, int] = MappingProxyType({})
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
@@ -499,37 +499,6 @@ def _raise_floor(context: Context, topic: Topic, partition: int, floor: int) -> 
         return msgspec.structs.replace(head, floor=max(head.floor, floor))
 
     return raise_head(context, topic, partition, raised)[1]
-
-
-def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
-    """Step 3, for one partition: an epoch below which no journal can take its place any more.
-
-    Where nothing compiles, and the next one takes an epoch above that which is given, nothing is
-    written.
-    """
-    where = layout.topic_partition(topic.incarnation, partition)
-    before: HeldRow | None = None
-    for delay_s in RACE.delays_s(context.random):
-        row = context.catalog.get(where, layout.COMPILE_ROW)
-        if row is None and not above:
-            return 0
-        what = f"compile row of `{topic.name}/{partition}`"
-        lease = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
-        if not lease.owner and lease.epoch >= above:
-            return lease.epoch + 1
-        if before is not None and lease.epoch > max(before.epoch, above):
-            return lease.epoch
-        before = lease
-        epoch = max(lease.epoch, above) + 1
-        expect = ABSENT if row is None else row.version
-        free = Put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)), expect=expect)
-        try:
-            context.catalog.write(where, free, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return epoch
-    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
 
 
 def _remove_applied(
