@@ -1,9 +1,9 @@
-"""Adoption: a copied home gets an identity of its own, a moved one its new place.
+"""Adoption: gives a copied home its own identity, or records the new location of a moved one.
 
-The steps and what a crash leaves are in ``identity``. Nothing else is written: all that reaches
-outside of the home names the id of the home that it belongs to, so a new id detaches it. What a
-copy has inherited stays readable; its archives in folders of other stores, its pipelines and named
-playbacks to the outside, its Iceberg tables and its topics' notifications are the original's.
+``identity`` has the steps and what a crash leaves. Adoption writes nothing else: everything that
+reaches outside the home names the id of its home, so a new id detaches it. A copy can read what it
+inherited. Its archives in other stores, its pipelines and named playbacks to other systems, its
+Iceberg tables and its topics' notifications stay with the original.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ _IDENTITY = "SELECT value FROM rows WHERE partition = ? AND row = ?"
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What an adoption did."""
+    """The result of an adoption."""
 
     id: str  # of the home from now on
-    was: str  # before, of a half that is older; the same where the home moved or needed nothing
-    made_at: str  # where the halves were made that it was copied or moved from
-    detached: tuple[str, ...]  # what belongs to the home that it was copied from, in words
+    was: str  # the id of the older half; unchanged if the home moved or needed nothing
+    made_at: str  # where the original was created
+    detached: tuple[str, ...]  # what stays with the original, in words
 
 
 def adopt_home(
     home: str | os.PathLike[str] | None = None, *, moved: bool = False, world: World | None = None
 ) -> Adoption:
-    """Give a copied home an identity of its own; or say that this is the original, which moved.
+    """Gives a copied home its own identity, or records that the original moved (``moved``).
 
     A half that was restored from before the home's last adoption gets the home's identity back.
-    Idempotent, and safe to kill at any point. A home that is where it was made is left as it is.
-    ``InvalidError`` when it shares a half with its original, or when it did not move: the original
-    is still there. Also when the catalog is missing or empty.
+    Idempotent, and safe to kill at any point. Does nothing to a home that is where it was created.
+    Raises ``InvalidError`` if the home shares a half with its original, if ``moved`` is set and the
+    original is still there, and if the catalog is missing or empty.
     """
     world = world or real_world()
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
@@ -99,7 +99,7 @@ def adopt_home(
 
 
 def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -> None:
-    """Refuse a home as moved whose original is still there, as far as that can be seen."""
+    """Raises ``InvalidError`` if the original of a moved home is visibly still there."""
     in_store, claimed = read_store(store), read_catalog(catalog)
     if in_store is None or claimed is None:
         return
@@ -121,9 +121,9 @@ def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -
 
 
 def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
-    """Whether the file at the old place is a half of this home, not of another one.
+    """Returns whether the file at the old location is a half of this home.
 
-    What cannot be read may be the original.
+    Returns True for a file that cannot be read, since it may be the original.
     """
     if scheme == "file":
         try:
@@ -133,7 +133,7 @@ def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
     try:
         with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as there:
             if not there.execute(_TABLE).fetchall():
-                return False  # no catalog at all
+                return False  # there is no catalog
             found = there.execute(_IDENTITY, (layout.HOME_PARTITION, layout.HOME_ROW)).fetchall()
     except sqlite3.Error:
         return True
@@ -141,7 +141,10 @@ def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
 
 
 def _is_of(stored: bytes, home_id: str) -> bool:
-    """Whether a stored identity is of a home. A checksum follows it; a former id is not its id."""
+    """Returns whether a stored identity has this id.
+
+    Searches the raw bytes, since a checksum follows them. A former id does not count.
+    """
     try:
         found, _ = json.JSONDecoder().raw_decode(stored.decode(errors="replace"))
         return bool(found["id"] == home_id)
@@ -150,7 +153,7 @@ def _is_of(stored: bytes, home_id: str) -> bool:
 
 
 def _detached(context: Context) -> Iterator[str]:
-    """What reaches outside, and belongs to another home than this one."""
+    """Yields, in words, everything that reaches outside and belongs to another home."""
     own = context.standing
     for topic in list_topics(context):
         if topic.notify and not own.owns(topic.home):

@@ -1,4 +1,4 @@
-"""Time, ids and randomness: the only module that touches the system's own.
+"""Time, ids and randomness: the only module that uses the system's own.
 
 Everything else receives a :class:`Clock` and an :class:`Ids` through its constructor, so that a
 simulation can run the same code in fake time and repeat a run from its seed. The linter bans
@@ -15,26 +15,26 @@ __all__ = ["Clock", "Ids", "RandomIds", "SystemClock", "system_random"]
 
 
 class Clock(Protocol):
-    """What time it is, and waiting."""
+    """Returns the time, and waits."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 UTC. May jump; no safety rests on it."""
+        """Returns milliseconds since 1970 UTC. May jump, so safety never depends on it."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Returns seconds on a clock that never goes back; only differences are meaningful."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Return after at least this long; at once when it is zero or less."""
+        """Returns after at least this long; at once if it is zero or negative."""
         ...
 
 
 class Ids(Protocol):
-    """A source of names that nobody else will ever give out."""
+    """Generates unique names."""
 
     def new(self) -> str:
-        """A fresh id: 32 lower-case hexadecimal digits, 128 random bits."""
+        """Returns a new id: 32 lowercase hexadecimal digits, 128 random bits."""
         ...
 
 
@@ -53,7 +53,7 @@ class SystemClock:
 
 
 class RandomIds:
-    """Ids from a random source; the system's own where none is given."""
+    """Ids from a random source; from the operating system's by default."""
 
     def __init__(self, source: random.Random | None = None) -> None:
         self._source = source or system_random()
@@ -63,7 +63,7 @@ class RandomIds:
 
 
 def system_random() -> random.Random:
-    """Randomness from the operating system: safe over forks, and for ids."""
+    """Returns the operating system's randomness: safe across forks, and good enough for ids."""
     return random.SystemRandom()
 
 

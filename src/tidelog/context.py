@@ -1,8 +1,9 @@
-"""The context: what every room works with, from the store and the catalog to time and ids.
+"""What every room works with: the store, the catalog, time, ids, randomness and settings.
 
-:class:`Context` is one open home without its public methods. :class:`Wakeups` wakes readers of the
+:class:`Context` is an open home without its public methods. :class:`Wakeups` wakes readers in the
 same process after a commit; a reader that misses a wakeup finds the events by polling.
-:class:`Spans` is how the log reports its steps to a tracer, of which it knows nothing else.
+:class:`Spans` is how the log reports its steps to a tracer. The log knows nothing else about
+tracing.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ _NOTHING = nullcontext()
 
 
 class Spans(Protocol):
-    """Opens spans; a name says what is done, such as ``tidelog.upload``."""
+    """Opens spans. A span's name says what happens in it, such as ``tidelog.upload``."""
 
     def span(
         self, name: str, links: Sequence[object] = (), **attributes: str | int
     ) -> AbstractContextManager[None]:
-        """A span around what is done in a ``with``, inside the one that this thread is in.
+        """Returns a context manager that runs its body inside a span.
 
-        ``links`` are the requests that it is done for, as whoever put them there knows them.
+        The parent is the current span of this thread. ``links`` are the requests that the work is
+        for, as the tracer knows them.
         """
         ...
 
 
 class NoSpans:
-    """Nobody traces."""
+    """The spans of a process without a tracer: does nothing."""
 
     def span(
         self, name: str, links: Sequence[object] = (), **attributes: str | int
@@ -62,7 +64,7 @@ _: type[Spans] = NoSpans
 
 
 class Wakeups:
-    """Who waits for which topic."""
+    """The readers of this process that wait for new events, by topic."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[threading.Event]] = {}
@@ -72,7 +74,7 @@ class Wakeups:
         self._lock = threading.Lock()
 
     def wait_on(self, incarnation: str, event: threading.Event) -> None:
-        """Let ``event`` be set at each commit to the topic, until :meth:`forget`."""
+        """Sets ``event`` at each commit to the topic, until :meth:`forget`."""
         with self._lock:
             self._waiting.setdefault(incarnation, []).append(event)
 
@@ -83,11 +85,11 @@ class Wakeups:
                 waiting.remove(event)
 
     def listen(self, listener: Callable[[str, int, int], None]) -> None:
-        """Call ``listener(incarnation, partition, next offset)`` after each commit."""
+        """Calls ``listener(incarnation, partition, next offset)`` after each commit."""
         self._listeners.append(listener)
 
     def committed(self, incarnation: str, partition: int, next_offset: int) -> None:
-        """Tell all who wait."""
+        """Wakes every reader that waits for the topic."""
         with self._lock:
             key = (incarnation, partition)
             self._newest[key] = max(next_offset, self._newest.get(key, 0))
@@ -98,26 +100,29 @@ class Wakeups:
             listener(incarnation, partition, next_offset)
 
     def newest(self, incarnation: str, partition: int) -> int:
-        """The end of what this process has committed to a partition; 0 for nothing."""
+        """Returns the end of what this process has committed to a partition; 0 if nothing."""
         return self._newest.get((incarnation, partition), 0)
 
     def amended(self, incarnation: str) -> None:
-        """Events of a topic were amended, here."""
+        """Notes that this process amended events of a topic."""
         with self._lock:
             self._amended[incarnation] += 1
 
     def amendments(self, incarnation: str) -> int:
-        """How often that was told; what was read before it last grew is old."""
+        """Returns how many amendments this process made to a topic.
+
+        When the number has grown, everything read before that is stale.
+        """
         return self._amended[incarnation]
 
 
 def _ignore(topic: str) -> None:
-    """Do nothing: no notifier runs in this process."""
+    """Does nothing: no notifier runs in this process."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """An open home: its store and catalog, its identity, and what comes from outside."""
+    """An open home: its store, catalog and identity, and the outside world as it sees it."""
 
     store: Store
     catalog: Catalog
@@ -130,24 +135,24 @@ class Context:
     processes: Processes = field(default_factory=NoProcesses)
     spans: Spans = field(default_factory=NoSpans)
     standing: HomeIdentity = field(default_factory=HomeIdentity)
-    commits_at_once: int = 1  # partitions of one flush; more where a commit is a round trip
-    environ: Mapping[str, str] = field(default_factory=dict)  # of the process
+    commits_at_once: int = 1  # commits of one flush that run in parallel, one per partition
+    environ: Mapping[str, str] = field(default_factory=dict)  # the environment of the process
     meter: Meter = field(default_factory=Meter)  # of the store: requests, bytes, time
-    configuration: Settings | None = None  # by which it was opened; None: it was put together
-    watch: Callable[[str], None] = _ignore  # notify about a topic that this process commits to
+    configuration: Settings | None = None  # the settings that opened it; None in tests
+    watch: Callable[[str], None] = _ignore  # starts notifications for a topic
 
     @property
     def home_id(self) -> str:
-        """The id of the home; empty in a context that was put together."""
+        """Returns the id of the home; empty for a context that a test assembled."""
         return self.standing.id
 
     @property
     def config(self) -> str:
-        """The config string: all that is needed to open this home elsewhere; no secrets."""
+        """Returns the config string, which opens this home anywhere. It contains no secrets."""
         return config_string(self.store.url, self.catalog.url)
 
     def close(self) -> None:
-        """Close the catalog's connections. Idempotent."""
+        """Closes the catalog's connections. Idempotent."""
         self.catalog.close()
 
     def __enter__(self) -> Context:
@@ -162,4 +167,5 @@ class Context:
         self.close()
 
 
-OpenContext = Callable[[], AbstractContextManager[Context]]  # in the process that calls it
+# Opens the home in the process that calls it, such as a Spark worker.
+OpenContext = Callable[[], AbstractContextManager[Context]]

@@ -45,7 +45,7 @@ __all__ = [
 
 
 class TidelogError(Exception):
-    """The root of the tree; raised only through its children."""
+    """The base class of all errors; only its subclasses are raised."""
 
     kind: ClassVar[str] = "tidelog"
 
@@ -61,7 +61,7 @@ class TidelogError(Exception):
         return (_rebuild, (type(self), self.message, self.context))
 
     def as_json(self) -> dict[str, Any]:
-        """The one shape in which an error is shown to machines: command line and HTTP alike."""
+        """Returns the error as JSON; the command line and HTTP use the same shape."""
         return {"error": {"kind": self.kind, "message": self.message, "context": self.context}}
 
 
@@ -147,7 +147,7 @@ class PartialAppendError(TidelogError):
 
 
 class InvalidError(TidelogError, ValueError):
-    """An argument, setting, address or permission is wrong, and repeating will not mend it."""
+    """An argument, setting, address or permission is wrong, and a retry will not help."""
 
     kind = "invalid"
 
@@ -159,15 +159,15 @@ class CorruptError(TidelogError):
 
 
 class InternalError(TidelogError):
-    """A check inside Tidelog failed: a bug of ours."""
+    """A check inside Tidelog failed: a bug in Tidelog."""
 
     kind = "internal"
 
 
 def unexpected(what: str, exc: Exception) -> TidelogError:
-    """Return an error of this tree for any exception, so that it can be kept with its part.
+    """Returns a ``TidelogError`` for any exception, so that it can be kept with its part.
 
-    What the operating system refuses may pass; anything else is a bug, here or in a library.
+    An ``OSError`` may be temporary; anything else is a bug, here or in a library.
     """
     if isinstance(exc, TidelogError):
         return exc
@@ -186,10 +186,10 @@ def unexpected(what: str, exc: Exception) -> TidelogError:
 
 @contextlib.contextmanager
 def contained(what: str, report: Callable[[TidelogError], object]) -> Iterator[None]:
-    """Report any exception of one part of the work, so that the other parts go on.
+    """Reports any exception of one part of the work, so that the other parts continue.
 
-    Every loop whose promise is that one part does not stop the others uses this. Exceptions that
-    are not of this tree count too: one record that a library cannot handle must not stop the rest.
+    Every loop that promises not to let one part stop the others uses this. It also contains foreign
+    exceptions: one record that a library cannot handle must not stop the rest.
     """
     try:
         yield

@@ -1,44 +1,46 @@
-"""Who a home is: one id, in the store and in the catalog, so that the two belong together.
+"""The identity of a home: one id, in the store and in the catalog, that ties the two together.
 
-A home is created once, in four steps. Each can be repeated, by anyone, at any time; what a crash
-after each of them leaves behind:
+Creating a home takes four steps. Any process can repeat each of them at any time. What a crash
+after each step leaves:
 
-1. check that the catalog answers, and probe the store    → nothing
-2. put the identity row in the catalog, as ``creating``   → the next ``init`` goes on with this id
-3. put ``home.json`` with the same id into the store      → the same
-4. mark the identity row as ``ready``                     → a home
+    1. check that the catalog answers, and probe the store   → nothing
+    2. put the identity row in the catalog, as ``creating``  → the next ``init`` resumes
+    3. put ``home.json`` with the same id into the store     → the same
+    4. mark the identity row as ``ready``                    → a home
+
+Step 1 is in ``opening``; the others are here.
 
 A copy keeps the id of its original until it is adopted, in three steps:
 
-1. put the new identity into the catalog, as ``adopting``,
-   with the id that it had                                → open refuses; adopt again goes on
-2. replace ``home.json`` by the new identity              → the same
-3. mark the identity row as ``ready``                     → a home of its own
+    1. put the new identity into the catalog, as
+       ``adopting``, with the id that it had                 → open refuses; adopt resumes
+    2. replace ``home.json`` with the new identity           → the same
+    3. mark the identity row as ``ready``                    → a home of its own
 
-An identity keeps the ids that its home had before (``former``). So a half that was restored from a
-back-up older than the adoption is known: the other half lists its id. Open refuses such a home and
-names what happened. Adopt writes the newer identity into the older half, by one write, where both
-halves are at the places that the newer identity names. Elsewhere the home is a copy that is adopted
-in the three steps above. The original's own half, in its place, is never taken on.
+An identity lists the ids that its home had before (``former``). That is how open recognizes a half
+that was restored from a backup older than the adoption: the other half lists its id. Open refuses
+such a home and says what happened. If both halves are where the newer identity says they are, adopt
+writes the newer identity into the older half, with one write. Otherwise the home is a copy, and
+adopt takes the three steps above. Adopt never takes over a half that still belongs to the original.
 
-Both halves say where they and the other half were made (``location``). A home of which both halves
-are elsewhere was copied or moved. One of which a single half is elsewhere shares the other half
-with its original and is refused: two catalogs over one store would delete each other's objects.
+Each half records where it and the other half were created (``location``):
 
-A store that has another id belongs to another home and is refused. One that has an id where the
-catalog has none has lost its catalog. A catalog that is ``ready`` while its store has no
-``home.json`` is refused too: the store is the wrong one, or was emptied. Step 1 is
-``home.create_home``'s; the others are here.
+- Both halves are elsewhere: the home was copied or moved.
+- One half is elsewhere: it shares the other half with its original, and is refused. Two catalogs
+  over one store would delete each other's objects.
+- The store has another id: it belongs to another home, and is refused.
+- The store has an id and the catalog has none: the catalog was lost.
+- The catalog is ``ready`` and the store has no ``home.json``: it is the wrong store, or it was
+  emptied. Refused.
 
-Where the two halves of a home are, in words that tell a copy from the original.
-
-A folder and a SQLite file are named by their path without links and by their machine, since SQLite
-works on one machine only. A bucket and a table are named without what may differ between clients:
-options, and the hosts of a cluster. A folder beside a catalog on a server has no name: machines may
+A location names a folder or a SQLite file by its real path and its machine, since SQLite works on
+one machine only. It names a bucket or a table without what may differ between clients: options, and
+the hosts of a cluster. A folder beside a catalog on a server has no location, since machines may
 mount it at different paths. Memory has none either.
 
-Not told apart: a disk image that runs on a second machine with the same machine id, and a CQL
-keyspace of the same name on another cluster. An archive outside has a second check, its ``_owner``.
+Two cases look the same: a disk image that runs on a second machine with the same machine id, and a
+CQL keyspace of the same name on another cluster. An archive outside the home has a second check,
+its ``_owner`` object.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ __all__ = [
 
 
 class _Formats(msgspec.Struct, frozen=True):
-    """What every format of an identity has."""
+    """The fields that an identity has in every format."""
 
     id: str
     reader: int
@@ -90,34 +92,34 @@ class _Formats(msgspec.Struct, frozen=True):
 
 
 class Identity(Persisted, frozen=True):
-    """Who a home is; stored in the store and in the catalog."""
+    """The identity of a home, as the store and the catalog hold it."""
 
     id: str
-    reader: int = layout.FORMAT  # the least format that a reader must know
-    writer: int = layout.FORMAT  # the least format that a writer must know
+    reader: int = layout.FORMAT  # the lowest format that a reader must know
+    writer: int = layout.FORMAT  # the lowest format that a writer must know
     state: Literal["creating", "adopting", "ready"] = "ready"
-    store: str = ""  # where the store was made; empty: it has no place to tell apart
-    catalog: str = ""  # the same of the catalog
-    was: str = ""  # while it is being adopted: the id that the store may still have
-    former: tuple[str, ...] = ()  # ids that the home had before it was adopted, the oldest first
+    store: str = ""  # where the store was created; empty if it has no location
+    catalog: str = ""  # the same for the catalog
+    was: str = ""  # during an adoption: the id that the store may still have
+    former: tuple[str, ...] = ()  # ids that the home had before adoptions, oldest first
 
     @property
     def location(self) -> Location:
-        """Where its halves were made."""
+        """Returns where its halves were created."""
         return Location(self.store, self.catalog)
 
     def is_copy(self, found: Location) -> bool:
-        """Whether the home was copied or moved, now that it is found at these places."""
+        """Returns whether the home was copied or moved, given where its halves are now."""
         return self.location not in (Location(), found)
 
 
 def create_identity(store: Store, catalog: Catalog, ids: Ids, location: Location) -> Identity:
-    """Steps 2 to 4."""
+    """Runs steps 2 to 4 of a creation; returns the identity."""
     identity, version = _claim(store, catalog, ids, location)
     if identity.state == "creating":
         ready = msgspec.structs.replace(identity, state="ready")
         _mark_store(store, catalog, ready, Delete(layout.HOME_ROW, expect=version), ids)
-        with contextlib.suppress(ConflictError):  # somebody else finished it first
+        with contextlib.suppress(ConflictError):  # another process finished it first
             catalog.write(
                 layout.HOME_PARTITION,
                 Put(layout.HOME_ROW, msgspec.json.encode(ready), expect=version),
@@ -129,15 +131,15 @@ def create_identity(store: Store, catalog: Catalog, ids: Ids, location: Location
 def adopt_identity(
     store: Store, catalog: Catalog, ids: Ids, location: Location, *, moved: bool
 ) -> tuple[Identity, Identity]:
-    """Give a copy an identity of its own, or a moved home its new place; the old and the new one.
+    """Gives a copy its own identity, or records the new location of a moved home.
 
-    A half that is older than the home's last adoption gets its identity back. Idempotent, and safe
-    to kill: the next call finishes what is there. ``InvalidError`` for a home that shares a half
-    with its original, unless it was ``moved``.
+    Returns the old and the new identity. A half that is older than the home's last adoption gets
+    the home's identity back. Idempotent, and safe to kill: the next call resumes. Raises
+    ``InvalidError`` for a home that shares a half with its original, unless it was ``moved``.
     """
     in_store, claimed = read_store(store), read_catalog(catalog)
     if in_store is None or claimed is None or claimed[0].state == "creating":
-        read_pair(store, catalog, location)  # raises what is wrong
+        read_pair(store, catalog, location)  # raises if something else is wrong
         raise NotFoundError(
             f"home of store `{store.url}` and catalog `{catalog.url}`: not finished: run `tidelog "
             "init` again"
@@ -175,7 +177,7 @@ def adopt_identity(
 
 
 def _finish(store: Store, catalog: Catalog, ids: Ids, new: Identity, version: str) -> Identity:
-    """Steps 2 and 3 of an adoption."""
+    """Runs steps 2 and 3 of an adoption; returns the identity."""
     ready = msgspec.structs.replace(new, state="ready", was="")
     if read_store(store) != ready:
         etag = store.head(layout.HOME_OBJECT).etag
@@ -187,9 +189,9 @@ def _finish(store: Store, catalog: Catalog, ids: Ids, new: Identity, version: st
 def _restore_older(
     store: Store, catalog: Catalog, ids: Ids, newest: Identity, in_catalog: Identity, version: str
 ) -> Identity:
-    """Write the home's identity into a half that has an older one; the identity it had.
+    """Writes the home's identity into its older half; returns the identity that the half had.
 
-    The older half may also have the same id, with the place that the home had before it moved.
+    The older half may also have the same id, with the location from before the home moved.
     """
     in_store = read_store(store)
     if in_store is not None and in_store != newest:
@@ -201,10 +203,11 @@ def _restore_older(
 
 
 def newest_half(in_store: Identity, in_catalog: Identity, found: Location) -> Identity | None:
-    """The identity of the newer half, if the other one is from before an adoption of this home.
+    """Returns the identity of the newer half if the other half predates an adoption of this home.
 
-    None for halves of one id, of an adoption that did not finish, and of different homes. A half
-    that is where it was made itself, while the newer one is elsewhere, is the original's.
+    Returns None if both halves have one id, if an adoption did not finish, and if the halves belong
+    to different homes. Also None if the older half is where it was created and the newer one is
+    not: then the older half belongs to the original.
     """
     if in_store.id == in_catalog.id or (
         in_catalog.state == "adopting" and in_store.id == in_catalog.was
@@ -229,7 +232,7 @@ def _put_identity(catalog: Catalog, identity: Identity, version: str, ids: Ids) 
 
 
 def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tuple[Identity, str]:
-    """Step 2: our new identity in the catalog, or the one that is there already."""
+    """Step 2: returns the identity in the catalog, creating it if there is none."""
     claimed = read_catalog(catalog)
     if claimed is not None:
         return claimed
@@ -252,7 +255,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tupl
 
 
 def _mark_store(store: Store, catalog: Catalog, ready: Identity, undo: Delete, ids: Ids) -> None:
-    """Step 3. A store that somebody else took meanwhile is refused, and our claim taken back."""
+    """Step 3: undoes our claim and raises if another home took the store in the meantime."""
     try:
         store.put(layout.HOME_OBJECT, seal_json(ready))
     except AlreadyExistsError:
@@ -266,9 +269,10 @@ def _mark_store(store: Store, catalog: Catalog, ready: Identity, undo: Delete, i
 def read_pair(
     store: Store, catalog: Catalog, location: Location, *, shared: bool = False
 ) -> Identity:
-    """The identity, if store and catalog have the same and this code knows its format.
+    """Returns the identity if store and catalog agree on it and this code knows its format.
 
-    ``InvalidError`` when one of them shares its other half with another home, unless ``shared``.
+    Raises ``InvalidError`` if one of them shares its other half with another home, unless
+    ``shared``.
     """
     in_store, claimed = read_store(store), read_catalog(catalog)
     if claimed is None:
@@ -309,7 +313,7 @@ def read_pair(
 def _older_half(
     store: Store, catalog: Catalog, newest: Identity, in_catalog: Identity
 ) -> InvalidError:
-    """The error for a home of which one half is from before its last adoption."""
+    """Returns the error for a home with one half that predates its last adoption."""
     is_catalog = newest.id != in_catalog.id
     what = f"catalog `{catalog.url}`" if is_catalog else f"`home.json` of store `{store.url}`"
     half = "catalog" if is_catalog else "store"
@@ -321,7 +325,7 @@ def _older_half(
 
 
 def _check_not_shared(identity: Identity, found: Location) -> None:
-    """Refuse a home of which one half is where it was made, and the other is not."""
+    """Raises ``InvalidError`` if one half is where it was created and the other is not."""
     made = identity.location
     pairs = [
         ("store", made.store, found.store),
@@ -374,14 +378,14 @@ def read_catalog(catalog: Catalog) -> tuple[Identity, str] | None:
 
 
 def _check_format(data: bytes) -> None:
-    """Refuse a home of another format before its other fields are looked at.
+    """Raises ``InvalidError`` for a home of another format, before its other fields are decoded.
 
-    The formats are read in spite of a checksum that is missing: older ones have none.
+    Reads the format even without a checksum: older formats have none.
     """
     try:
         found = decode_json(data.partition(b"\n")[0], _Formats)
     except msgspec.MsgspecError:
-        return  # damaged, which the caller reports
+        return  # damaged; the caller reports it
     _known_format(found)
 
 
@@ -394,7 +398,7 @@ def _decode(what: str, data: bytes) -> Identity:
 
 
 def lost_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidError:
-    """The error for a catalog that is missing or empty, of a home whose store is there."""
+    """Returns the error for a store whose catalog is missing or empty."""
     return InvalidError(
         f"catalog `{catalog_url}`: is missing or empty, but store `{store.url}` holds the objects "
         f"of home `{found.id}`: fix the address, or restore the catalog from a copy; if there is "
@@ -411,7 +415,7 @@ def other_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidErr
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Names of a store's and a catalog's place; empty where there is nothing to tell apart."""
+    """The locations of a store and a catalog; empty where there is nothing to compare."""
 
     store: str = ""
     catalog: str = ""
@@ -421,7 +425,7 @@ class Location:
 
 
 def locate(store_url: str, catalog_url: str, machine: str) -> Location:
-    """The places of a home's halves, from their URLs."""
+    """Returns the locations of a home's halves, from their URLs."""
     store, catalog = parse_address(store_url), parse_address(catalog_url)
     if catalog.scheme == "memory":
         return Location()
@@ -440,7 +444,7 @@ def locate(store_url: str, catalog_url: str, machine: str) -> Location:
 
 
 def machine_id() -> str:
-    """The id of this installation; empty where there is none, as in many containers."""
+    """Returns the id of this operating system; empty if it has none, as in many containers."""
     try:
         return Path("/etc/machine-id").read_text().strip()[:64]
     except (OSError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
-"""The two substrates of a home, opened as the settings say, and what comes from outside.
+"""Opens the store and the catalog that the settings name, and creates homes.
 
-Alone in choosing implementations: everything above is written once, on the interfaces.
+This is the only module that chooses implementations: everything above works on the interfaces.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
     "real_world",
 ]
 
-_REMOTE_COMMITS = 8  # partitions of one flush that are committed side by side
+_REMOTE_COMMITS = 8  # partitions of one flush that are committed in parallel
 
 
 @dataclass(frozen=True)
 class World:
-    """What comes from outside: time, ids, randomness, environment, and the folder we stand in."""
+    """The outside world: time, ids, randomness, the environment, and the current folder."""
 
     environ: Mapping[str, str]
     folder: Path = field(default_factory=Path.cwd)
@@ -60,11 +60,11 @@ class World:
     ids: Ids = field(default_factory=RandomIds)
     random: random.Random = field(default_factory=system_random)
     spans: Spans = field(default_factory=NoSpans)
-    machine: str = field(default_factory=machine_id)  # part of a local home's place
+    machine: str = field(default_factory=machine_id)  # part of a local home's location
 
 
 def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:
-    """The store, metered, with repeats, and cached."""
+    """Returns the store with metering, retries and a cache."""
     store = open_store(
         settings.store,
         clock=world.clock,
@@ -80,21 +80,24 @@ def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:
 
 
 def open_catalog_of(settings: Settings, world: World, *, create: bool) -> Catalog:
-    """The catalog, its rows with checksums; ``NotFoundError`` unless it is there or created."""
+    """Returns the catalog, whose rows have checksums.
+
+    Raises ``NotFoundError`` if it does not exist and ``create`` is false.
+    """
     repeat = Repeat(world.clock, world.random, settings.backoff())
     catalog = open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
     return CheckedCatalog(catalog)
 
 
 def location_of(world: World, store: Store, catalog: Catalog) -> Location:
-    """Where the two are, for who must tell a copy from its original."""
+    """Returns where the two halves are, which tells a copy from its original."""
     return locate(store.url, catalog.url, world.machine)
 
 
 def context_of(
     settings: Settings, world: World, store: Store, catalog: Catalog, standing: HomeIdentity
 ) -> Context:
-    """Returns the context of a home that is opened by these settings."""
+    """Returns the context of a home that these settings open."""
     remote_store = not store.url.startswith(("file:", "memory:"))
     remote_catalog = not catalog.url.startswith(("sqlite:", "memory:"))
     return Context(
@@ -117,7 +120,7 @@ def context_of(
 def open_context(
     home: str | os.PathLike[str] | None = None, *, world: World | None = None
 ) -> Context:
-    """Open a home without its public methods; ``tidelog.home.open_home`` says what it raises."""
+    """Opens a home without its public methods; raises what ``tidelog.home.open_home`` raises."""
     world = world or real_world()
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
     if settings.is_default or settings.store == "memory:":
@@ -142,7 +145,7 @@ def open_context(
 def create_context(
     settings: Settings, *, world: World, create_catalog: bool = True
 ) -> tuple[Context, bool]:
-    """Create a home where there is none; its context, and whether it is new."""
+    """Creates a home unless one exists; returns its context and whether it is new."""
     meter = Meter()
     store = open_store_of(settings, world, meter)
     catalog = _find_catalog(store, settings, world, create_catalog)
@@ -164,8 +167,8 @@ def create_context(
 
 
 def real_world() -> World:
-    """This process's own."""
-    return World(environ=os.environ)  # noqa: TID251 - here the world comes in
+    """Returns the world of this process."""
+    return World(environ=os.environ)  # noqa: TID251 - the one place that reads the environment
 
 
 def _opened(
@@ -175,7 +178,7 @@ def _opened(
     meter: Meter,
     halves: tuple[Store, Catalog],
 ) -> Context:
-    """The context, which knows whether the home is a copy."""
+    """Returns the context, which knows whether the home is a copy."""
     store, catalog = halves
     is_copy = identity.is_copy(location_of(world, store, catalog))
     standing = HomeIdentity(identity.id, str(identity.location) if is_copy else "")
@@ -185,7 +188,10 @@ def _opened(
 def _find_catalog(
     store: Store, settings: Settings, world: World, may_create: bool
 ) -> Catalog | None:
-    """Step 1: look at both sides before anything is made on either; None for "to be created"."""
+    """Step 1: checks both halves before it creates anything on either.
+
+    Returns None if the catalog must be created.
+    """
     in_store = read_store(store)
     try:
         return open_catalog_of(settings, world, create=False)

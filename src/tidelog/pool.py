@@ -1,8 +1,9 @@
-"""Threads for work that must be done, also where no more of them can be started.
+"""A thread pool that completes its work even when no more threads can be started.
 
-Python starts no work in a pool once its main thread has ended, though other threads of the program
-go on, and a system may have no thread left. A plain pool then raises, perhaps after it has taken
-the work: who waits for that waits for ever. Here the caller does the work in its own thread.
+Python starts no threads for a pool after its main thread has ended, even if other threads go on,
+and a system may run out of threads. A plain pool then raises, perhaps after it has queued the work,
+and a caller that waits for that work waits forever. Here the caller does the work in its own
+thread.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ T = TypeVar("T")
 
 
 class Pool(ThreadPoolExecutor):
-    """A ``ThreadPoolExecutor`` that does all work which it is given before it is shut down.
+    """A ``ThreadPoolExecutor`` that does all the work it is given before it shuts down.
 
-    Where no thread can be had, ``submit`` returns when the work is done. So a caller may hold only
-    locks that its own thread can take again.
+    If no thread can be started, ``submit`` returns when the work is done. So a caller may hold only
+    reentrant locks.
     """
 
     def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
@@ -30,24 +31,24 @@ class Pool(ThreadPoolExecutor):
         self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """The same. ``RuntimeError`` once it is shut down, and for no other reason."""
+        """Same as the base class, but raises ``RuntimeError`` only after a shutdown."""
         work = _Work(lambda: fn(*args, **kwargs))
         try:
             super().submit(work.do)
         except RuntimeError:
             if self._is_shut:
                 raise
-            work.do()  # a thread that runs may have taken it all the same, and is first then
+            work.do()  # a running thread may have taken it; then that thread comes first
         return work.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """The same; but what waits is done, whatever ``cancel_futures`` says."""
+        """Same as the base class, but completes waiting work whatever ``cancel_futures`` says."""
         self._is_shut = True
         super().shutdown(wait)
 
 
 class _Work(Generic[T]):
-    """One call, made once, by the thread that comes first."""
+    """One call, made once, by the first thread that reaches it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.future: Future[T] = Future()
@@ -55,14 +56,14 @@ class _Work(Generic[T]):
         self._first = threading.Lock()
 
     def do(self) -> None:
-        """Make the call, unless another thread does, or it was cancelled."""
+        """Makes the call unless another thread does or it was cancelled."""
         if not self._first.acquire(blocking=False):
             return
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             result = self._call()
-        except BaseException as exc:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as exc:  # noqa: BLE001 - raised by the future's result
             self.future.set_exception(exc)
         else:
             self.future.set_result(result)

@@ -1,23 +1,21 @@
-"""Who this process is, and whether another one of the same machine is dead.
+"""Processes: whether another process on this machine is dead, and which process owns an object.
 
-A lease of a process that is known to be dead needs no waiting. Only certain knowledge counts. We
-judge a process that shares our machine, its present boot and our namespaces of process ids and
-times, and of all others we know nothing. ``/proc`` may hide a living process of another user
-(``hidepid``, ``ProtectProc``), so one that is not shown there is dead only if the kernel says that
-no process has its id.
+A lease of a process that is known to be dead can be taken over without a wait. Only certain
+knowledge counts: we judge processes that share our machine, its current boot, and our pid and time
+namespaces, and no others. ``/proc`` may hide a living process of another user (``hidepid``,
+``ProtectProc``). So a process that is not listed there is dead only if the kernel says that no
+process has its id.
 
-Objects that belong to the process that made them.
+A forked child inherits buffers, leases and locks, but none of the threads behind them. The parent
+writes what is buffered and releases the leases. A lock that another thread held at the fork never
+becomes free in the child. So an object with any of these has a :class:`ProcessGuard`: in a child,
+every use of the object raises one clear error, and nothing of it is written.
 
-A forked child inherits buffers, leases and locks, but none of the threads behind them. What is
-buffered is the parent's to write, a lease the parent's to release, and a lock that another thread
-held at the fork is never free again. So an object with any of these makes a :class:`ProcessGuard`.
-In a child every use of the object is refused by one line, and nothing of it is written there.
+Guards are marked when the process forks, so a check costs no system call. A :class:`RefusingLock`
+replaces the object's lock, so hot paths need no check at all.
 
-Guards are marked when the process forks, so checking one costs no system call, and a
-:class:`RefusingLock` in the place of the object's lock makes a check on hot paths unnecessary.
-
-Locks of native libraries are out of reach: a child may wait for ever for one of Arrow's that
-another thread held. So a process forks while no other of its threads works, or uses ``spawn``.
+Locks of native libraries are out of reach: a child may wait forever for a lock of Arrow's that
+another thread held. So fork only while no other thread works, or use ``spawn``.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ __all__ = [
 
 
 def check_process(opened_in: int, what: str) -> None:
-    """Refuse use in a forked child, where the threads behind it are gone."""
+    """Raises ``InvalidError`` in a forked child, which lacks the object's threads."""
     if os.getpid() != opened_in:
         raise InvalidError(
             f"{what}: was opened in another process: open the home again in this one"
@@ -51,19 +49,19 @@ def check_process(opened_in: int, what: str) -> None:
 
 
 class Processes(Protocol):
-    """Marks of processes."""
+    """Identifies processes."""
 
     def mark(self) -> str:
-        """What others can tell this process by."""
+        """Returns a string by which others can identify this process."""
         ...
 
     def is_dead(self, mark: str) -> bool:
-        """True only when that process has certainly ended."""
+        """Returns True only if that process has certainly ended."""
         ...
 
 
 class NoProcesses:
-    """Knows nothing of any process."""
+    """Knows nothing about any process."""
 
     def mark(self) -> str:
         return ""
@@ -73,7 +71,7 @@ class NoProcesses:
 
 
 class LocalProcesses:
-    """Reads ``/proc``; where there is none, it knows nothing."""
+    """Reads ``/proc``; knows nothing on systems without it."""
 
     def __init__(
         self, proc: Path = Path("/proc"), kill: Callable[[int, int], None] = os.kill
@@ -94,9 +92,9 @@ class LocalProcesses:
         return self._is_unused(int(pid)) if found is None else found != started
 
     def _view(self) -> str:
-        """The machine, its boot, and which process ids and times are seen from here.
+        """Returns the machine, its boot, and the namespaces of process ids and times.
 
-        Empty where ``/proc`` shows another namespace than ours: its ids would not be our ids.
+        Empty if ``/proc`` shows another namespace than ours: its ids would not be our ids.
         """
         try:
             if os.readlink(self._proc / "self") != str(os.getpid()):
@@ -105,26 +103,30 @@ class LocalProcesses:
             space = os.readlink(self._proc / "self/ns/pid")
         except OSError:
             return ""
-        times = ""  # namespaces of time shift when a process seems to have begun
+        times = ""  # a time namespace shifts a process's start time
         with contextlib.suppress(OSError):
             times = os.readlink(self._proc / "self/ns/time")
         return f"{socket.gethostname()}/{boot}/{space}/{times}"
 
     def _started(self, pid: int) -> str | None:
-        """When a process began, which shows that a process id is used again.
+        """Returns when a process started, which detects a reused process id.
 
-        Empty for one that has ended and was not waited for, None where nothing is shown.
+        Empty for a process that has ended but was not waited for; None if ``/proc`` does not show
+        it.
         """
         try:
             stat = (self._proc / str(pid) / "stat").read_text()
         except OSError:
             return None
         fields = stat.rpartition(")")[2].split()
-        ended = fields[0] in ("Z", "X") and int(fields[17]) <= 1  # else its threads live on
+        ended = fields[0] in ("Z", "X") and int(fields[17]) <= 1  # otherwise its threads live on
         return "" if ended else fields[19]
 
     def _is_unused(self, pid: int) -> bool:
-        """Whether the kernel says that no process has this id; one that we may not signal has."""
+        """Returns whether the kernel says that no process has this id.
+
+        A process that we are not allowed to signal exists.
+        """
         try:
             self._kill(pid, 0)
         except ProcessLookupError:
@@ -138,23 +140,23 @@ _: tuple[type[Processes], type[Processes]] = (NoProcesses, LocalProcesses)
 
 
 class ProcessGuard:
-    """Knows whether this process made an object, or inherited it by a fork."""
+    """Knows whether this process created an object or inherited it through a fork."""
 
     __slots__ = ("__weakref__", "_on_fork", "is_foreign", "what")
 
     def __init__(self, what: str, on_fork: Callable[[], None] | None = None) -> None:
         self.what = what
         self.is_foreign = False
-        self._on_fork = on_fork  # called in a child; must take no lock and raise nothing
+        self._on_fork = on_fork  # runs in a child; must not lock or raise
         _guards.add(self)
 
     def check(self) -> None:
-        """Raise ``InvalidError`` in a process that inherited the object."""
+        """Raises ``InvalidError`` in a process that inherited the object."""
         if self.is_foreign:
             self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Raise the ``InvalidError`` of an object that another process made."""
+        """Raises the ``InvalidError`` for an object that another process created."""
         raise InvalidError(
             f"{self.what}: was opened in another process: open the home again in this one"
         )
@@ -166,7 +168,7 @@ class ProcessGuard:
 
 
 class RefusingLock:
-    """Takes the place of an inherited lock or condition: entering it raises ``InvalidError``."""
+    """Replaces an inherited lock or condition: entering it raises ``InvalidError``."""
 
     def __init__(self, guard: ProcessGuard) -> None:
         self._guard = guard

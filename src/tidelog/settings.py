@@ -1,10 +1,11 @@
-"""Where the home is and how the product behaves: from flags, environment and ``tidelog.toml``.
+"""Settings: where the home is and how the product behaves.
 
-A flag wins over the environment, which wins over the file. What is unknown is refused with the
-nearest known name, and so is what contradicts itself; nothing is read at import.
+A flag wins over the environment, which wins over ``tidelog.toml``. An unknown setting is refused
+with the nearest known name, and so are settings that contradict each other. Nothing is read at
+import.
 
-The *config string* ``tidelog:?store=…&catalog=…`` says all that a producer or a consumer needs to
-know of a home. It never holds a secret: addresses with one are refused.
+The *config string* ``tidelog:?store=…&catalog=…`` is all that a producer or a consumer needs to
+open a home. It never contains a secret: addresses with one are refused.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ _SECRETS = (  # read by their backends, from the environment alone
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How the log behaves; plain values."""
+    """How the log behaves, as plain values."""
 
     linger_ms: int = 5  # how long a producer collects events before it flushes
     segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
-    buffer_bytes: int = 64 << 20  # what a producer holds at most; a full one blocks
+    buffer_bytes: int = 64 << 20  # limit of a producer's buffer; a full one blocks
     event_bytes_max: int = limits.EVENT_BYTES_MAX  # larger events are refused
-    lease_ttl_ms: int = 10_000  # a consumer that is silent this long loses its leases
+    lease_ttl_ms: int = 10_000  # a consumer that is silent for longer loses its leases
     max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
 
     def __post_init__(self) -> None:
@@ -76,23 +77,23 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings; plain values that pickle, so that they cross to Spark's executors."""
+    """All settings, as plain values that pickle, so that they reach Spark's executors."""
 
     store: str  # URL or path of the object store
     catalog: str  # URL or path of the catalog
-    found_in: str = "arguments"  # for people: what said where the home is
-    is_default: bool = False  # the default home is made on first use, any other by `init`
-    retry_attempts: int = 8  # tries of one request, the first included
-    retry_base_ms: int = 50  # the first wait between tries
-    retry_max_ms: int = 5_000  # the longest wait between tries
-    retry_total_ms: int = 30_000  # no try begins later than this after the first one
-    cache_bytes: int = 64 << 20  # what readers of one process share; a few segments of 8 MiB
+    found_in: str = "arguments"  # for people: where the home's address came from
+    is_default: bool = False  # the default home is created on first use, others by `init`
+    retry_attempts: int = 8  # attempts of one request, including the first
+    retry_base_ms: int = 50  # the first wait between attempts
+    retry_max_ms: int = 5_000  # the longest wait between attempts
+    retry_total_ms: int = 30_000  # no attempt starts later than this after the first one
+    cache_bytes: int = 64 << 20  # shared by the readers of a process; a few segments of 8 MiB
 
     linger_ms: int = -1  # how long a producer collects; -1: 5 for a folder, 250 for a remote store
     segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
-    buffer_bytes: int = 64 << 20  # what a producer holds at most; a full one blocks
+    buffer_bytes: int = 64 << 20  # limit of a producer's buffer; a full one blocks
     event_bytes_max: int = 1 << 20  # larger events are refused
-    lease_ttl_ms: int = 10_000  # a consumer that is silent this long loses its leases
+    lease_ttl_ms: int = 10_000  # a consumer that is silent for longer loses its leases
     max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
 
     def __post_init__(self) -> None:
@@ -108,13 +109,13 @@ class Settings:
             )
 
     def backoff(self) -> Backoff:
-        """How repeats are spaced."""
+        """Returns how retries are spaced."""
         return Backoff(
             self.retry_attempts, self.retry_base_ms, self.retry_max_ms, self.retry_total_ms
         )
 
     def log_settings(self, remote: bool) -> LogSettings:
-        """How the log behaves, on a remote store or on this machine."""
+        """Returns the log's settings, for a remote store or for this machine."""
         if self.linger_ms < -1:
             raise InvalidError(f"setting linger_ms: is {self.linger_ms}: give 0 or more, or -1")
         usual_ms = 250 if remote else 5
@@ -135,9 +136,10 @@ class Settings:
 
 
 def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) -> Settings:
-    """The settings for a home: a path, a config string, ``memory:``, or None to look around.
+    """Returns the settings for a home: a path, a config string, ``memory:``, or None to look for
+    one.
 
-    ``folder`` is where relative paths and the default home are.
+    ``folder`` is the base of relative paths and of the default home.
     """
     given = _from_environ(environ)
     text = home if home is not None else given.pop("home", None)
@@ -162,7 +164,7 @@ def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) ->
 
 
 def config_string(store_url: str, catalog_url: str) -> str:
-    """The one string that opens a home anywhere."""
+    """Returns the string that opens a home anywhere."""
     return f"{_CONFIG_SCHEME}?{urlencode({'store': store_url, 'catalog': catalog_url}, safe=':/')}"
 
 
@@ -259,7 +261,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Where a home in a folder keeps its two halves."""
+    """Returns where a home in a folder keeps its two halves."""
     return {"store": str(folder / "objects"), "catalog": str(folder / "catalog.sqlite")}
 
 
@@ -271,7 +273,7 @@ def _build(values: dict[str, Any]) -> Settings:
 
 
 def _kinds() -> dict[str, type]:
-    """The settings that a file or the environment may give, with their types."""
+    """Returns the settings that a file or the environment may set, with their types."""
     settable = [f for f in fields(Settings) if f.name not in ("found_in", "is_default")]
     return {f.name: {"str": str, "int": int}[str(f.type)] for f in settable}
 
