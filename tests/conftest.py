@@ -36,7 +36,9 @@ LATE = ("tests/codec", "tests/model", "tests/test_tidy.py", "tests/testing")
 # to a home waits for the disk. Some rooms are about files and locks themselves.
 MEMORY = Path("/dev/shm").resolve()
 MEMORY_BYTES_MIN = 4 << 30
-ON_DISK = ("tests/catalog", "tests/contract", "tests/sources", "tests/stateful", "tests/store")
+ON_DISK = (
+    *("tests/catalog", "tests/connectors/files", "tests/contract", "tests/stateful", "tests/store"),
+)
 
 
 def pytest_configure() -> None:

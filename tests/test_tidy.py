@@ -16,6 +16,10 @@ TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 6
 LONG_SIGNATURES = {"send": 8}  # an event's own fields, one by one, as its callers have them
+PARTICIPLES = (  # a participle says what happened to a thing that it does not name
+    *("asked", "held", "holding", "sought", "standing", "making", "keeping", "leashed", "driving"),
+    *("proving", "asking", "choosing", "amended", "planned", "named", "keyed", "known", "mended"),
+)
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl|base_impl)($|_)")
 
 
@@ -74,6 +78,40 @@ def test_module_shape(path: Path) -> None:
         own = [argument for argument in taken if argument.arg not in ("self", "cls")]
         allowed = LONG_SIGNATURES.get(function.name, PARAMETERS_MAX)
         assert len(own) <= allowed, f"{function.name} takes {len(own)} parameters"
+
+
+@of_each(SOURCES + TESTS)
+def test_module_names_are_nouns_or_verbs(path: Path) -> None:
+    assert path.stem.removeprefix("test_") not in PARTICIPLES, "which noun is missing?"
+
+
+def test_class_names_are_defined_once() -> None:
+    """One noun has one meaning: a class name leads to one file."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@of_each(SOURCES)
+def test_spark_is_imported_only_in_its_room(path: Path) -> None:
+    """Everything else works where pyspark is slow to start or is not wanted."""
+    if path.is_relative_to(ROOT / "src" / "tidelog" / "spark"):
+        return
+    names = [
+        name
+        for node in ast.walk(parsed(path))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    ]
+    assert [name for name in names if name.split(".")[0] == "pyspark"] == []
 
 
 @of_each(SOURCES)

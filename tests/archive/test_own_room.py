@@ -13,7 +13,7 @@ from tidelog import Event, Home
 from tidelog.codec.event_batch import check_events, one_batch, table_of, with_position
 from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home, open_home
 from tidelog.log.consumer.handler import dead_letter_of
@@ -89,9 +89,9 @@ def test_events_at_every_limit_become_dead_letters_which_are_pumped_and_played(h
     assert _pump(home, PumpOptions("topic:dead", "to", fields=FieldPaths(id="id"))) == len(events)
     assert sorted(e.value or b"" for e in home.read("to")) == sorted(e.value or b"" for e in events)
     home.create_topic("played")
-    outlet = TopicOutlet(home.context, home.topic("played"), None, keep_partition=False)
-    outlet.put(Lot(0, with_position(one_batch(table_of(letters, 1)), "dead", 0, 0)))
-    outlet.close()
+    sink = TopicPlaybackSink(home.context, home.topic("played"), None, keep_partition=False)
+    sink.put(Lot(0, with_position(one_batch(table_of(letters, 1)), "dead", 0, 0)))
+    sink.close()
     assert len(list(home.read("played"))) == len(events)
 
 

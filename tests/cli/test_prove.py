@@ -11,7 +11,7 @@ from tests.support.archive_look import an_archive, drive
 from tests.support.cli_run import Run
 from tidelog import Event
 from tidelog.archive.read import find_event
-from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.log.maintenance.trim import ToOffsets
 
 
@@ -108,7 +108,7 @@ def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(
     with library.open() as home:
         drive(home, an_archive(home))
         home.trim("t", ToOffsets({0: 9, 1: 9}))
-    monkeypatch.setattr(ErasedEvents, "hidden", lambda *_: ["id"])
+    monkeypatch.setattr(EventMatcher, "hidden", lambda *_: ["id"])
     done = tidelog("delete", "t", "0-4", "--prove", "--json")
     assert done.code == 1
     rows = done.rows()

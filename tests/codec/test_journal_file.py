@@ -16,6 +16,7 @@ from tidelog.codec.event_batch import batch_of
 from tidelog.codec.id_index import decode_index
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
 from tidelog.errors import CorruptError
+from tidelog.model.partition_rows import JournalOrigin
 
 pytestmark = pytest.mark.unit
 
@@ -71,6 +72,14 @@ def test_only_the_groups_of_a_range_are_given(start: int, end: int) -> None:
     assert wanted <= set(found)
     if not wanted:
         assert len(groups) <= 1
+
+
+def test_sources_are_stored_under_a_key_that_never_changes() -> None:
+    """Journals that are stored already have it: another key would lose where they came from."""
+    origin = JournalOrigin(0, 10, "segment", 0)
+    encoded = encode_journal([table_of(list(range(10)))], 0, lambda: [origin])
+    metadata = pq.read_metadata(io.BytesIO(encoded.data)).metadata
+    assert b"tidelog.sources" in metadata
 
 
 def test_few_columns_cost_few_bytes() -> None:

@@ -134,7 +134,7 @@ def test_other_packages_may_add_a_source(monkeypatch: pytest.MonkeyPatch) -> Non
             return lambda address, environ: (address.host, environ)
 
     def entry_points(group: str, name: str) -> list[Entry]:
-        return [Entry()] if (group, name) == ("tidelog.connectors.sources", "rabbit") else []
+        return [Entry()] if (group, name) == ("tidelog.sources", "rabbit") else []
 
     monkeypatch.setattr("tidelog.connectors.sources.entry_points", entry_points)
     opened: Any = open_source("rabbit://a/t", environ={"x": "y"})

@@ -16,24 +16,19 @@ from typing import Any
 
 import cassandra
 import pytest
-from cassandra.cluster import NoHostAvailable
-from cassandra.connection import ConnectionShutdown
-from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import BatchStatement, BatchType
 
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
+from tests.support.cql_tables import ids, new_name, open_table, raw_session, url_of
 from tests.support.proxy import LossyProxy, cut, lossy_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
-from tidelog.catalog.base import ABSENT, Catalog, Check, Put, Row
+from tidelog.catalog.base import Catalog, Check, Put
 from tidelog.catalog.cql import catalog as cql
 from tidelog.catalog.cql import session as cql_session
 from tidelog.catalog.cql import table as cql_table
-from tidelog.catalog.cql.catalog import CqlCatalog, open_cql
-from tidelog.catalog.settle import Repeat
-from tidelog.clock import RandomIds, SystemClock, system_random
+from tidelog.catalog.cql.catalog import CqlCatalog
 from tidelog.errors import (
-    ConflictError,
     CorruptError,
     InvalidError,
     NotFoundError,
@@ -41,42 +36,6 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.model.address import parse_address
-from tidelog.model.backoff import Backoff
-
-ids = RandomIds()
-
-
-def open_table(url: str, create: bool = False, attempts: int = 6, **environ: str) -> CqlCatalog:
-    repeat = Repeat(SystemClock(), system_random(), Backoff(attempts=attempts))
-    return open_cql(parse_address(url), create=create, repeat=repeat, environ=environ)
-
-
-def url_of(server: Cassandra, keyspace: str, port: int | None = None) -> str:
-    return f"cql://{server.host}:{port or server.port}/{keyspace}"
-
-
-def new_name(prefix: str) -> str:
-    return f"{prefix}_{ids.new()[:12]}"
-
-
-def raw_session(catalog: CqlCatalog) -> Any:
-    session = catalog._session
-    assert session is not None
-    return session.session
-
-
-@pytest.fixture(scope="module")
-def keyspace(cassandra_server: Cassandra) -> str:
-    name = new_name("Contract")
-    open_table(url_of(cassandra_server, name), create=True).close()
-    return name
-
-
-@pytest.fixture(scope="module")
-def shared_catalog(cassandra_server: Cassandra, keyspace: str) -> Iterator[CqlCatalog]:
-    catalog = open_table(url_of(cassandra_server, keyspace))
-    yield catalog
-    catalog.close()
 
 
 @pytest.mark.server
@@ -86,8 +45,8 @@ class TestCqlCatalog(RemoteCatalogContract):
     deleted_rows = 120_000  # Cassandra fails a read that meets more than 100,000 of them
 
     @pytest.fixture
-    def catalog(self, shared_catalog: CqlCatalog) -> Catalog:
-        return shared_catalog
+    def catalog(self, cql_catalog: CqlCatalog) -> Catalog:
+        return cql_catalog
 
     @pytest.fixture(autouse=True)
     def _server(self, cassandra_server: Cassandra) -> None:
@@ -139,21 +98,21 @@ def proxied(
 
 @pytest.mark.server
 def test_a_range_with_more_deleted_rows_than_cassandra_reads_is_cut(
-    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+    cql_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = ids.new()
-    shared_catalog.write(
+    cql_catalog.write(
         partition, Put("a", b""), Put("d/00060000+", b""), Put("e", b""), write_id="w"
     )
-    TestCqlCatalog().leave_deleted_rows(shared_catalog, partition, 110_000)
+    TestCqlCatalog().leave_deleted_rows(cql_catalog, partition, 110_000)
     with pytest.raises(cassandra.ReadFailure, match="0x0001"):
-        raw_session(shared_catalog).execute(
-            f'SELECT "row" FROM {shared_catalog._place.name} WHERE "partition" = %s',
+        raw_session(cql_catalog).execute(
+            f'SELECT "row" FROM {cql_catalog._place.name} WHERE "partition" = %s',
             (partition.encode(),),
         )
 
     def scan(*args: Any, **options: Any) -> list[str]:
-        return [row.row for row in shared_catalog.scan(partition, *args, **options)]
+        return [row.row for row in cql_catalog.scan(partition, *args, **options)]
 
     assert scan() == ["a", "d/00060000+", "e"]
     assert scan(reverse=True) == ["e", "d/00060000+", "a"]
@@ -193,12 +152,12 @@ def test_nothing_lies_between_neighbours() -> None:
 
 @pytest.mark.server
 def test_large_rows_come_in_pages_of_few(
-    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+    cql_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition, counts = ids.new(), []
     for number in range(4):
         rows = [Put(f"r{number}{n}", b"v" * 250_000) for n in range(8)]
-        shared_catalog.write(partition, *rows, write_id=ids.new())
+        cql_catalog.write(partition, *rows, write_id=ids.new())
     read_page = cql_session.CqlSession.read_page
 
     def counted(self: Any, name: str, values: Any) -> Any:
@@ -207,10 +166,10 @@ def test_large_rows_come_in_pages_of_few(
 
     monkeypatch.setattr(cql_session.CqlSession, "read_page", counted)
     monkeypatch.setattr(cql, "_PAGE_ROWS_FIRST", 10)
-    assert len(list(shared_catalog.scan(partition))) == 32
+    assert len(list(cql_catalog.scan(partition))) == 32
     assert counts == [10] + [4] * 6
     counts.clear()
-    next(shared_catalog.scan(partition))
+    next(cql_catalog.scan(partition))
     assert len(counts) == 1
 
 
@@ -307,30 +266,30 @@ def test_a_table_that_is_listed_before_the_server_knows_it_is_waited_for(
     ids=["another key", "the other order"],
 )
 def test_a_table_of_another_shape_is_refused(
-    shared_catalog: CqlCatalog, columns: str, create: bool
+    cql_catalog: CqlCatalog, columns: str, create: bool
 ) -> None:
     name = new_name("other")
-    place = shared_catalog._place
-    raw_session(shared_catalog).execute(f'CREATE TABLE "{place.keyspace}".{name} ({columns})')
+    place = cql_catalog._place
+    raw_session(cql_catalog).execute(f'CREATE TABLE "{place.keyspace}".{name} ({columns})')
     with pytest.raises(InvalidError, match=r"its columns are .*, expected `partition`"):
-        open_table(f"{shared_catalog.url}?table={name}", create=create)
+        open_table(f"{cql_catalog.url}?table={name}", create=create)
 
 
 @pytest.mark.server
-def test_a_datacenter_that_is_not_there_is_named(shared_catalog: CqlCatalog) -> None:
+def test_a_datacenter_that_is_not_there_is_named(cql_catalog: CqlCatalog) -> None:
     with pytest.raises(InvalidError, match=r"no datacenter `dc9`: give one of datacenter1"):
-        open_table(f"{shared_catalog.url}?datacenter=dc9")
+        open_table(f"{cql_catalog.url}?datacenter=dc9")
 
 
 @pytest.mark.server
-def test_rows_that_somebody_else_wrote_are_corrupt(shared_catalog: CqlCatalog) -> None:
-    insert = f'INSERT INTO {shared_catalog._place.name} ("partition", "row", value) VALUES '
-    raw_session(shared_catalog).execute(insert + "(textAsBlob('foreign'), 0x61, 0x00)")
+def test_rows_that_somebody_else_wrote_are_corrupt(cql_catalog: CqlCatalog) -> None:
+    insert = f'INSERT INTO {cql_catalog._place.name} ("partition", "row", value) VALUES '
+    raw_session(cql_catalog).execute(insert + "(textAsBlob('foreign'), 0x61, 0x00)")
     with pytest.raises(CorruptError, match="has no version"):
-        shared_catalog.get("foreign", "a")
-    raw_session(shared_catalog).execute(insert + "(textAsBlob('foreign2'), 0xff, 0x00)")
+        cql_catalog.get("foreign", "a")
+    raw_session(cql_catalog).execute(insert + "(textAsBlob('foreign2'), 0xff, 0x00)")
     with pytest.raises(CorruptError, match="no version"):
-        list(shared_catalog.scan("foreign", reverse=True))
+        list(cql_catalog.scan("foreign", reverse=True))
 
 
 @pytest.mark.parametrize(
@@ -397,10 +356,10 @@ def test_a_host_that_nobody_knows_is_unavailable() -> None:
 
 @pytest.mark.server
 def test_a_server_that_falls_silent_or_dies_is_waited_for_so_long_only(
-    cassandra_server: Cassandra, shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+    cassandra_server: Cassandra, cql_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cql_session, "_REQUEST_TIMEOUT_S", 0.5)
-    with proxied(cassandra_server, shared_catalog, attempts=3) as (catalog, proxy):
+    with proxied(cassandra_server, cql_catalog, attempts=3) as (catalog, proxy):
         began = time.monotonic()
         proxy.go_silent()
         with pytest.raises(UnavailableError, match="cannot be reached or cannot answer"):
@@ -464,139 +423,3 @@ def login_server() -> Iterator[int]:
     threading.Thread(target=accept, daemon=True).start()
     yield listener.getsockname()[1]
     cut(listener)
-
-
-# What the server answers, and what becomes of it.
-
-
-class Refusals:
-    """Stands in for a session's ``execute``: raises while it has something to raise."""
-
-    def __init__(self, session: Any, *errors: Exception) -> None:
-        self.left = list(errors)
-        self.execute = session.execute
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if self.left:
-            raise self.left.pop(0)
-        return self.execute(*args, **options)
-
-
-SERIAL, QUORUM = cassandra.ConsistencyLevel.SERIAL, cassandra.ConsistencyLevel.QUORUM
-NEVER_BEGAN = [
-    cassandra.Unavailable("too few replicas", consistency=SERIAL),
-    IsBootstrappingErrorMessage(0x1002, "bootstrapping", None),
-    NoHostAvailable("no host", {"host": ConnectionShutdown("gone")}),
-]
-MAY_HAVE_LANDED = [
-    cassandra.Unavailable("too few replicas", consistency=QUORUM),
-    cassandra.WriteTimeout("slow", write_type=6, consistency=SERIAL),
-    cassandra.WriteFailure("failed", write_type=6, consistency=QUORUM),
-    cassandra.OperationTimedOut(),
-    ConnectionShutdown("cut"),
-    OverloadedErrorMessage(0x1001, "overloaded", None),
-    ServerError(0x0000, "a bug", None),
-    cassandra.RateLimitReached(cassandra.OperationType.Write, False),
-]
-
-
-def name_of(error: Exception) -> str:
-    return type(error).__name__
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("error", NEVER_BEGAN, ids=name_of)
-def test_a_write_that_never_began_is_repeated(
-    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    partition = ids.new()
-    shared_catalog.write(partition, Put("a", b"1"), write_id="w1")
-    session = raw_session(shared_catalog)
-    refusals = Refusals(session, error, error)
-    monkeypatch.setattr(session, "execute", refusals)
-    with pytest.raises(ConflictError):
-        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
-    refusals.left = [error] * 6
-    with pytest.raises(UnavailableError):
-        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
-    refusals.left = [error] * 2
-    assert shared_catalog.get(partition, "a") == Row("a", b"1", "w1")
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("error", MAY_HAVE_LANDED, ids=name_of)
-def test_a_write_that_may_have_landed_is_settled(
-    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    partition = ids.new()
-    session = raw_session(shared_catalog)
-    refusals = Refusals(session, error)
-    monkeypatch.setattr(session, "execute", refusals)
-    shared_catalog.write(partition, Put("a", b"1", ABSENT), Put("b", b"", ABSENT), write_id="w1")
-    refusals.left = [error]
-    with pytest.raises(UnknownOutcomeError):
-        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
-    refusals.left = [error]
-    assert shared_catalog.get(partition, "a") == Row("a", b"1", "w1")
-    refusals.left = [error]
-    assert [row.row for row in shared_catalog.scan(partition)] == ["a", "b"]
-
-
-@pytest.mark.server
-@pytest.mark.parametrize(
-    ("error", "complaint"),
-    [
-        (cassandra.Unauthorized("User me has no MODIFY permission"), "this login may not do that"),
-        (cassandra.InvalidRequest("LWT is not supported here"), "refuses the request: LWT is not"),
-    ],
-    ids=["unauthorized", "invalid"],
-)
-def test_what_the_server_forbids_is_invalid(
-    shared_catalog: CqlCatalog,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    complaint: str,
-) -> None:
-    session = raw_session(shared_catalog)
-    monkeypatch.setattr(session, "execute", Refusals(session, error, error))
-    with pytest.raises(InvalidError, match=complaint):
-        shared_catalog.get("p", "r")
-    with pytest.raises(InvalidError, match=complaint):
-        shared_catalog.write("p", Put("r", b""), write_id="w")
-
-
-@pytest.mark.server
-def test_a_failed_read_of_an_older_server_may_be_for_deleted_rows_and_is_cut(
-    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition = ids.new()
-    shared_catalog.write(partition, Put("a", b""), Put("b", b""), write_id="w1")
-    session = raw_session(shared_catalog)
-    silent = cassandra.ReadFailure("failed")
-    other = cassandra.ReadFailure("failed", error_code_map={"127.0.0.1": 0x0000})
-    refusals = Refusals(session, silent, silent, silent)
-    monkeypatch.setattr(session, "execute", refusals)
-    assert [row.row for row in shared_catalog.scan(partition)] == ["a", "b"]
-    refusals.left = [silent] * 2
-    assert [row.row for row in shared_catalog.scan(partition, reverse=True)] == ["b", "a"]
-    refusals.left = [other] * 6
-    with pytest.raises(UnavailableError, match="cannot answer"):
-        list(shared_catalog.scan(partition))
-
-
-@pytest.mark.server
-def test_write_without_a_quorum_names_the_reason(cassandra_server: Cassandra) -> None:
-    name = new_name("Quorum")
-    catalog = opened(lambda: open_table(url_of(cassandra_server, name), create=True, attempts=2))
-    catalog.write("p", Put("a", b"1"), write_id="w1")
-    raw_session(catalog).execute(
-        f'ALTER KEYSPACE "{name}" WITH replication = '
-        "{'class': 'SimpleStrategy', 'replication_factor': 3}",
-        timeout=60,
-    )
-    with pytest.raises(UnavailableError, match="Cannot achieve consistency level"):
-        catalog.get("p", "a")
-    # At this level the servers may have accepted it: "nothing was written" would be a guess.
-    with pytest.raises(UnknownOutcomeError, match="Cannot achieve consistency level"):
-        catalog.write("p", Put("a", b"2", expect="w1"), write_id="w2")
-    catalog.close()

@@ -11,12 +11,12 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.contract.test_cql import new_name, open_table, url_of
 from tests.servers.base import HOST
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Row
 from tests.support import scylla_reads as scylla_reading
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.cql_tables import new_name, open_table, url_of
 from tests.support.faults import FaultPlan
 from tests.support.proxy import StreamProxy
 from tests.support.remote_catalog import opened

@@ -17,7 +17,7 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.catalog.base import Change
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof import prove_erased
@@ -191,7 +191,7 @@ def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
     assert was_erased(home.context, home.topic("t"), "id-0")
     assert {record.state for record in home.audit("t")} == {"done"}
     lot = Lot(0, next(iter(home.playback_arrow("other"))))
-    TopicOutlet(home.context, home.topic("t"), "back", False).put(lot)
+    TopicPlaybackSink(home.context, home.topic("t"), "back", False).put(lot)
     there = [event.id for partition in (0, 1) for event in home.read("t", partition, 2)]
     assert "id-0" not in there
     assert "id-1" in there

@@ -20,7 +20,7 @@ from tidelog.archive.deletions import Deletions
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables.registration import register_table
 from tidelog.erasure.known_objects import event_values
-from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased
 from tidelog.maintenance.erase import carry_out
 from tidelog.pipeline.base import LocalWorkers
@@ -119,12 +119,12 @@ def test_values_of_iceberg_metadata_are_searched(what: str) -> None:
     name, data = OBJECTS[what]
     values = event_values(f"{FOLDER}/{name}", data, (), {"archives/a/g1/t/ann"})
     assert values is not None
-    assert any(map(ErasedEvents(Deletions(by_id={"gone": {}})).is_in, values))
-    assert not any(map(ErasedEvents(Deletions(by_id={"PARQUET": {}})).is_in, values))
+    assert any(map(EventMatcher(Deletions(by_id={"gone": {}})).is_in, values))
+    assert not any(map(EventMatcher(Deletions(by_id={"PARQUET": {}})).is_in, values))
 
 
 def test_folder_that_has_events_is_not_a_trace_in_iceberg_metadata() -> None:
-    sought = ErasedEvents(Deletions(by_id={"ann": {}}))
+    sought = EventMatcher(Deletions(by_id={"ann": {}}))
     for living, is_found in (({"archives/a/g1/t/ann"}, False), ({"archives/a/g2/t/ann"}, True)):
         values = event_values(f"{FOLDER}/1-m0.avro", entry(), (), living)
         assert values is not None

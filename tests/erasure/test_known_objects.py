@@ -19,7 +19,7 @@ from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.tables.registration import change_tables, register
 from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.erasure.known_objects import event_values
-from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance.erase import carry_out
@@ -82,7 +82,7 @@ def local_path(home: Home, archive: Archive) -> Path:
     ids=str,
 )
 def test_values_of_a_table_log_are_searched(action: dict[str, Any]) -> None:
-    sought = ErasedEvents(Deletions(by_id={"gone": {}}))
+    sought = EventMatcher(Deletions(by_id={"gone": {}}))
     key = "archives/a/g1/_delta_log/00000000000000000001.json"
     data = json.dumps(action).encode()
     values = event_values(key, data, {"t"} if "who=gone" not in str(action) else ())
@@ -127,8 +127,8 @@ def test_names_of_fields_in_lines_of_events_do_not_count() -> None:
     line = {"topic": "t", "partition": 0, "offset": 1, "id": "x", "key": None, "value": {"a": "b"}}
     data = json.dumps(line).encode()
     for each, is_found in (("offset", False), ("x", True), ("b", True), ("a", True)):
-        assert ErasedEvents(Deletions(by_id={each: {}})).in_text(data) == is_found
-    assert ErasedEvents(Deletions(by_id={"offset": {}})).in_text(b'{"offset": 1}')
+        assert EventMatcher(Deletions(by_id={each: {}})).in_text(data) == is_found
+    assert EventMatcher(Deletions(by_id={"offset": {}})).in_text(b'{"offset": 1}')
 
 
 def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.erasure.proof import prove_erased
 from tidelog.home import create_home, open_home
 from tidelog.journal.amend import amendment_writer as marks
@@ -81,11 +81,11 @@ def test_copy_that_meets_an_erasure_leaves_none_of_its_bytes(home: Home, others:
         more = [Event(b"another", id=f"k{n}") for n in range(1, 1 + others)]
         home.append("src", [Event(SECRET, id="u-7"), *more], partition=1)
         home.append("dst", [Event(SECRET, id="u-7")], partition=1)
-        outlet = TopicOutlet(home.context, home.topic("dst"), "drill", True)
-        delete_before(home, outlet._appender, 1)
+        sink = TopicPlaybackSink(home.context, home.topic("dst"), "drill", True)
+        delete_before(home, sink._appender, 1)
         table = pa.Table.from_batches(list(home.playback_arrow("src"))).combine_chunks()
-        assert outlet.put(Lot(0, table.to_batches()[0])) == 1
-        outlet.close()
+        assert sink.put(Lot(0, table.to_batches()[0])) == 1
+        sink.close()
         assert len(list(home.read("dst", 1))) == others
         carry_out(home, "dst")
 

@@ -20,7 +20,7 @@ from tidelog.codec.digest import Contents
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicSettings, TopicSink
 from tidelog.context import Context
@@ -87,8 +87,8 @@ def _sink(context: Context, topic: Topic) -> TopicSink:
 
 
 def _play(context: Context, topic: Topic) -> None:
-    outlet = TopicOutlet(context, topic, "again", False)
-    outlet.put(Lot(0, batch_of(EVENTS)))
+    sink = TopicPlaybackSink(context, topic, "again", False)
+    sink.put(Lot(0, batch_of(EVENTS)))
 
 
 def _staged(press: Press, topic: Topic) -> tuple[StagedSegment, ...]:
@@ -195,9 +195,9 @@ def test_topic_without_copies_is_not_written_to_by_deletes_of_other_partitions()
 
 def copied(press: Press, topic: Topic, *events: Stored) -> tuple[int, list[str]]:
     """What a playback of some events leaves out, and what the topic has then."""
-    outlet = TopicOutlet(press.context, topic, None, False)
-    left_out = outlet.put(Lot(0, batch_of(events)))
-    outlet.close()
+    sink = TopicPlaybackSink(press.context, topic, None, False)
+    left_out = sink.put(Lot(0, batch_of(events)))
+    sink.close()
     return left_out, ids(press.context, topic)
 
 

@@ -12,8 +12,8 @@ import tidelog
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
-from tidelog.connectors.http.playback_sink import HttpOutlet
-from tidelog.connectors.kafka.playback_sink import KafkaOutlet
+from tidelog.connectors.http.playback_sink import HttpPlaybackSink
+from tidelog.connectors.kafka.playback_sink import KafkaPlaybackSink
 from tidelog.connectors.playback_sinks import PlaybackSink, SinkContext
 from tidelog.errors import AlreadyExistsError
 from tidelog.log.producer.idempotent_append import append_once
@@ -44,10 +44,10 @@ class Sink:
     def open(self, setting: SinkContext) -> PlaybackSink:
         if self.kind == "kafka":
             steps: Any = FakeTransactions(self.broker, 3, self.step)
-            return KafkaOutlet(steps, keep_partition=False)
-        outlet = HttpOutlet(parse_address(URLS["http"]), setting)
-        outlet._post = self.post  # type: ignore[method-assign]
-        return outlet
+            return KafkaPlaybackSink(steps, keep_partition=False)
+        sink = HttpPlaybackSink(parse_address(URLS["http"]), setting)
+        sink._post = self.post  # type: ignore[method-assign]
+        return sink
 
     def post(self, body: bytes, key: str) -> None:
         """What a server of Tidelog does."""
@@ -81,8 +81,8 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for outlet in (KafkaOutlet, HttpOutlet):
-        monkeypatch.setattr(outlet, "lot_events", LOT)
+    for sink in (KafkaPlaybackSink, HttpPlaybackSink):
+        monkeypatch.setattr(sink, "lot_events", LOT)
 
 
 def drive(home: Home, sink: Sink) -> None:

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 import tidelog.codec.journal_file as journal_module
-from tests.playback.test_named import Theatre
+from tests.playback.test_named_playback import Theatre
 from tests.support.compiled_journals import amend_by_hand
 from tests.support.playback_stage import T0, CountingCatalog, Place, Stage, places
 from tidelog import Event

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.playback.test_command import RANGE, fill
-from tests.playback.test_named import END, RATES, START, Theatre
+from tests.playback.test_named_playback import END, RATES, START, Theatre
 from tests.support.cli_run import Run, finish, start
 from tidelog import open as open_home
 from tidelog.context import Context

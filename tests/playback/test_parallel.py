@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.playback.test_outlets import serving
+from tests.playback.test_playback_sinks import serving
 from tests.support.playback_stage import T0, Stage
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError

@@ -41,9 +41,9 @@ APART_MS = 50
 DYING = """
 import os, pickle, signal, sys
 from tidelog.pipeline import playback_task
-from tidelog.playback.outlet_{kind} import {outlet} as Outlet
+from tidelog.connectors.{kind}.playback_sink import {sink} as Sink
 
-real, puts = Outlet.put, 0
+real, puts = Sink.put, 0
 
 def put(self, lot):
     global puts
@@ -52,7 +52,7 @@ def put(self, lot):
     if puts == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Outlet.put, Outlet.lot_events = put, 50
+Sink.put, Sink.lot_events = put, 50
 playback_task.run_window(pickle.loads(sys.stdin.buffer.read()))
 """
 
@@ -104,9 +104,9 @@ def in_order_within(found: Sequence[int], windows: Sequence[TimeRange]) -> None:
     assert all(each == sorted(each) for each in by_window.values())
 
 
-def die(task: WindowTask, kind: str, outlet: str) -> None:
+def die(task: WindowTask, kind: str, sink: str) -> None:
     """Run a task in a process that is killed after its second lot."""
-    script = DYING.format(kind=kind, outlet=outlet)
+    script = DYING.format(kind=kind, sink=sink)
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, input=pickle.dumps(task), cwd=ROOT, timeout=100, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -138,7 +138,7 @@ def test_into_kafka_a_task_that_dies_and_is_run_again_repeats_nothing(
     target = Target(kafka_server)
     first, *rest = tasks(home, target.url())
     for _ in range(2):
-        die(first, "kafka", "KafkaOutlet")
+        die(first, "kafka", "KafkaPlaybackSink")
     for task in (first, *rest, rest[0]):
         assert run_window(task).error is None
     assert Counter(target.values()) == Counter(b"%d" % n for n in range(EVENTS))
@@ -164,7 +164,7 @@ def test_into_kinesis_a_task_that_dies_gets_there_whole_and_repeats_its_own(
 ) -> None:
     stream = Stream(moto_server.endpoint)
     first, *rest = tasks(home, stream.url())
-    die(first, "kinesis", "KinesisOutlet")
+    die(first, "kinesis", "KinesisPlaybackSink")
     for task in (first, *rest):
         assert run_window(task).error is None
     found = Counter(int(value) for _, value in records(stream))

@@ -21,7 +21,7 @@ from tests.servers.moto import KEYS, Moto
 from tests.servers.s3 import S3
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
-from tidelog.connectors.playback_sinks import Lot, SinkContext, open_outlet
+from tidelog.connectors.playback_sinks import Lot, SinkContext, open_playback_sink
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import TimeRange
@@ -65,8 +65,8 @@ def target(kafka_server: Kafka) -> Target:
 
 
 def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:
-    with opened(lambda: open_outlet(target.url(), SinkContext({}, "once"))) as outlet:
-        assert run_playback(playback(home), outlet).events == EVENTS
+    with opened(lambda: open_playback_sink(target.url(), SinkContext({}, "once"))) as sink:
+        assert run_playback(playback(home), sink).events == EVENTS
     messages = [message for p in range(target.partitions) for message in target.messages(p)]
     by_value = {int(message.value()): message for message in messages}
     assert sorted(by_value) == list(range(EVENTS))
@@ -77,8 +77,8 @@ def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:
 
 def test_kafka_keeps_partitions_where_that_is_asked_for(home: Home, target: Target) -> None:
     url = target.url("?partition=same")
-    with opened(lambda: open_outlet(url, SinkContext({}, "same"))) as outlet:
-        run_playback(playback(home), outlet)
+    with opened(lambda: open_playback_sink(url, SinkContext({}, "same"))) as sink:
+        run_playback(playback(home), sink)
     for partition in range(3):
         found = [message.value() for message in target.messages(partition)]
         assert found == [event.value for event in home.read("t", partition)]
@@ -88,10 +88,10 @@ def test_a_lot_that_kafka_has_is_not_sent_again(home: Home, target: Target) -> N
     setting = SinkContext({}, f"again-{target.name}", name="p")
     (batch,) = playback(home, 100).batches()
     lots = [Lot(first, batch.slice(first, 40)) for first in range(0, 100, 40)]
-    first = open_outlet(target.url(), setting)
+    first = open_playback_sink(target.url(), setting)
     first.put(lots[0])
     first.put(lots[1])
-    second = open_outlet(target.url(), replace(setting, resumed=True))
+    second = open_playback_sink(target.url(), replace(setting, resumed=True))
     second.put(lots[1])
     second.put(lots[2])
     second.close()
@@ -102,7 +102,7 @@ def test_a_lot_that_kafka_has_is_not_sent_again(home: Home, target: Target) -> N
 def test_a_topic_that_kafka_does_not_have(kafka_server: Kafka) -> None:
     url = f"kafka://{kafka_server.bootstrap}/no-such-{uuid.uuid4().hex}"
     with pytest.raises(NotFoundError):
-        open_outlet(url, SinkContext({}, "no"))
+        open_playback_sink(url, SinkContext({}, "no"))
 
 
 def test_into_kafka_by_players_that_die(home: Home, target: Target, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_on_s3_and_dynamodb(
             assert named.try_take()
             setting = SinkContext.of_named(home.context, {}, named, pinned)
             playing = Playback(home.context, topic, pinned.pin, pool)
-            played = run_named(playing, named, lambda: open_outlet("topic:u", setting))
+            played = run_named(playing, named, lambda: open_playback_sink("topic:u", setting))
         found = Counter(event.timestamp for p in range(3) for event in home.read("u", p))
         every = [event.timestamp for p in range(5) for event in home.read("t", p)]
         assert found == Counter(time for time in every if time >= T0 + 100_000)  # type: ignore[operator]

@@ -20,7 +20,7 @@ from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
 from tidelog.codec import journal_file as journal_codec
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.journal.amend import amend
 from tidelog.journal.amend import amendment_writer as marks
@@ -56,7 +56,7 @@ SMALL: Sequence[tuple[Any, str, int]] = (
     (amended, "_ROWS_MAX", 6),
     (read, "_RUNS_AT_ONCE", 4),
     (journal_codec, "_GROUP_ROWS", 8),
-    (TopicOutlet, "lot_events", 7),
+    (TopicPlaybackSink, "lot_events", 7),
 )
 
 

@@ -18,9 +18,9 @@ from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWor
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
-from tidelog.connectors.kafka.playback_sink import KafkaOutlet
+from tidelog.connectors.kafka.playback_sink import KafkaPlaybackSink
 from tidelog.connectors.playback_sinks import Lot, SinkContext
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
@@ -296,11 +296,11 @@ def _absent_without_offset(patch: Patch) -> None:
 def _lot_without_numbers(patch: Patch) -> None:
     """A lot is put again by the next driver, though it is out."""
 
-    def put(self: TopicOutlet, lot: Any, piece: Any, stored: Any) -> None:
+    def put(self: TopicPlaybackSink, lot: Any, piece: Any, stored: Any) -> None:
         self._appender.commit(stored, piece)
 
-    patch.setattr(TopicOutlet, "_commit", put)
-    patch.setattr(TopicOutlet, "_has", lambda self, partition, lot: False)
+    patch.setattr(TopicPlaybackSink, "_commit", put)
+    patch.setattr(TopicPlaybackSink, "_has", lambda self, partition, lot: False)
 
 
 def _cursor_before_lot(patch: Patch) -> None:
@@ -321,7 +321,7 @@ def _playback_passes_over_swaps(patch: Patch) -> None:
 def _events_counted_inside_a_lot(patch: Patch) -> None:
     """Transactions end anywhere in a lot, and say how many events came before."""
 
-    def put(self: KafkaOutlet, lot: Lot) -> None:
+    def put(self: KafkaPlaybackSink, lot: Lot) -> None:
         end = lot.number + lot.batch.num_rows
         if self._reached < end:
             known = max(0, self._reached - lot.number)
@@ -330,7 +330,7 @@ def _events_counted_inside_a_lot(patch: Patch) -> None:
             self._transactions.finish(end)
             self._reached = end
 
-    patch.setattr(KafkaOutlet, "put", put)
+    patch.setattr(KafkaPlaybackSink, "put", put)
 
 
 def _playback_goes_on_in_another_topic(patch: Patch) -> None:

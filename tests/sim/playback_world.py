@@ -21,8 +21,8 @@ from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
-from tidelog.connectors.kafka.playback_sink import KafkaOutlet
-from tidelog.connectors.playback_sinks import SinkContext, open_outlet
+from tidelog.connectors.kafka.playback_sink import KafkaPlaybackSink
+from tidelog.connectors.playback_sinks import SinkContext, open_playback_sink
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.log.topics import create_topic, delete_topic, find_topic
@@ -119,7 +119,7 @@ class PlaybackWorld(JournalWorld):
             return
         setting = SinkContext.of_named(context, {}, named, pinned)
         playback = Playback(context, topic, pinned.pin, None, PlaybackOptions())
-        run_named(playback, named, lambda: open_outlet(SINK, setting))
+        run_named(playback, named, lambda: open_playback_sink(SINK, setting))
 
     def stream(self) -> None:
         context = self._context()
@@ -141,11 +141,11 @@ class PlaybackWorld(JournalWorld):
         playback = Playback(context, topic, pinned.pin, None, PlaybackOptions())
         run_named(playback, named, self._open_stream)
 
-    def _open_stream(self) -> KafkaOutlet:
+    def _open_stream(self) -> KafkaPlaybackSink:
         steps: Any = FakeTransactions(self.broker, 3, self._around_commit)
-        outlet = KafkaOutlet(steps, keep_partition=False)
-        outlet.lot_events = 7  # type: ignore[misc]
-        return outlet
+        sink = KafkaPlaybackSink(steps, keep_partition=False)
+        sink.lot_events = 7  # type: ignore[misc]
+        return sink
 
     def _around_commit(self, when: str) -> None:
         """Others go on meanwhile; the process may die before its commit, and after it."""

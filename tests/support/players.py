@@ -36,8 +36,8 @@ def hold(leash: Path) -> None:
     """Let lots be small, and intend none that ends beyond what the leash says."""
     lots_of, intend = run.lots_of, NamedPlayback.intend
 
-    def small(batch: pa.RecordBatch, outlet: PlaybackSink) -> Iterator[pa.RecordBatch]:
-        for part in lots_of(batch, outlet):
+    def small(batch: pa.RecordBatch, sink: PlaybackSink) -> Iterator[pa.RecordBatch]:
+        for part in lots_of(batch, sink):
             for first in range(0, part.num_rows, LOT_EVENTS):
                 yield part.slice(first, LOT_EVENTS)
 

@@ -127,7 +127,7 @@ def verify_archive(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _PartitionRows:
     """The rows of a source partition, in the order in which they must be read."""
 
     intent: Intent | None
@@ -136,7 +136,7 @@ class _Rows:
     manifests: Manifests
 
     @classmethod
-    def read(cls, context: Context, pipeline: str, partition: str) -> _Rows:
+    def read(cls, context: Context, pipeline: str, partition: str) -> _PartitionRows:
         row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
         what = f"intent of `{partition}`"
         intent = decode_row(row.value, Intent, what) if row is not None else None
@@ -226,7 +226,7 @@ class _VerifyLook:
         recount.add_dead(dead)
         self._check_account(pipeline, recount, rows)
 
-    def _check_account(self, pipeline: str, recount: Recount, rows: _Rows) -> None:
+    def _check_account(self, pipeline: str, recount: Recount, rows: _PartitionRows) -> None:
         """Every offset is accounted for, as files, ranges, head and the generation before say."""
         if rows.head is None and not recount.commits:
             return
@@ -305,16 +305,16 @@ class _VerifyLook:
 
     # Rows and manifests.
 
-    def _rows(self, pipeline: str, partition: str) -> _Rows:
+    def _rows(self, pipeline: str, partition: str) -> _PartitionRows:
         """Rows whose commits tile; those that do not are read once more before that is told."""
-        rows = _Rows.read(self.context, pipeline, partition)
+        rows = _PartitionRows.read(self.context, pipeline, partition)
         if list(check_commits(partition, rows.head, rows.commits)):
-            rows = _Rows.read(self.context, pipeline, partition)
+            rows = _PartitionRows.read(self.context, pipeline, partition)
             self.tally.add(*check_commits(partition, rows.head, rows.commits))
         return rows
 
     def _manifests(
-        self, partition: str, rows: _Rows, is_replay: bool = False
+        self, partition: str, rows: _PartitionRows, is_replay: bool = False
     ) -> Iterator[Manifest]:
         """The manifests of all commits, with their data files, checked."""
         if rows.intent is not None:

@@ -22,7 +22,7 @@ from tidelog.log.topics import find_target
 from tidelog.model.decoding import decode_msgpack
 from tidelog.model.event import Event, check_event
 
-__all__ = ["LineCounts", "LineWriter", "Parse", "storing"]
+__all__ = ["LineAppender", "LineCounts", "Parse", "storing"]
 
 _DIGEST_BYTES = 16  # of the digest of an input's lines
 _HELD_BYTES = 64 << 20  # of lines that wait in memory
@@ -53,7 +53,7 @@ class LineCounts:
         self.ends[partition] = max(end, self.ends.get(partition, 0))
 
 
-class LineWriter(Protocol):
+class LineAppender(Protocol):
     """A way to store lines."""
 
     def store(self, lines: InputLines, tally: LineCounts) -> None:
@@ -71,7 +71,7 @@ class LineWriter(Protocol):
 @contextlib.contextmanager
 def storing(
     home: Home, topic: str, name: str | None, parse: Parse | None, if_absent: bool = False
-) -> Iterator[LineWriter]:
+) -> Iterator[LineAppender]:
     """The way to store lines under a name, or under none; without ``parse`` a line is a value.
 
     With ``if_absent``, which goes without a name, events are refused whose ids are there.

@@ -43,9 +43,7 @@ JOURNAL_SCHEMA = pa.schema([pa.field("offset", pa.int64(), nullable=False), *STO
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 4 << 20  # before compression; what a lookup of one event decodes
 _MAGIC = b"PAR1"
-_SOURCES = (
-    b"tidelog.connectors.sources"  # metadata: where they are, their size in memory, their crc32c
-)
+_SOURCES = b"tidelog.sources"  # metadata: where they are, their size in memory, their crc32c
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 Fetch = Callable[[int, int], bytes]

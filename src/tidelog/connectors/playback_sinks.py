@@ -28,22 +28,22 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState
 
 __all__ = [
-    "OUTLET_SCHEMES",
     "PIECE_BYTES",
     "PIECE_EVENTS",
+    "PLAYBACK_SCHEMES",
     "Lot",
     "NullSink",
     "PlaybackSink",
     "SinkContext",
     "StreamSink",
-    "check_outlet",
+    "check_playback_sink",
     "lot_pieces",
     "lots_of",
-    "open_outlet",
+    "open_playback_sink",
     "remade",
 ]
 
-OUTLET_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
+PLAYBACK_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
 PIECE_BYTES = 1 << 20  # of a lot that is turned into text at once
 PIECE_EVENTS = 1_000
 
@@ -108,7 +108,7 @@ class NamedState(Protocol):
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What an outlet may need of the process it is opened in, and whose it is."""
+    """What a sink may need of the process it is opened in, and whose it is."""
 
     environ: Mapping[str, str]
     id: str  # of the playback; the same when it is resumed
@@ -187,13 +187,13 @@ class StreamSink:
         """The stream is somebody else's."""
 
 
-def lots_of(batch: pa.RecordBatch, outlet: PlaybackSink) -> Iterator[pa.RecordBatch]:
-    """Returns a batch in parts that an outlet takes as one lot each; without a copy."""
-    if outlet.lot_bytes is not None:
-        yield from slices(batch, outlet.lot_bytes, outlet.lot_events)
+def lots_of(batch: pa.RecordBatch, sink: PlaybackSink) -> Iterator[pa.RecordBatch]:
+    """Returns a batch in parts that a sink takes as one lot each; without a copy."""
+    if sink.lot_bytes is not None:
+        yield from slices(batch, sink.lot_bytes, sink.lot_events)
         return
-    for first in range(0, batch.num_rows, outlet.lot_events):
-        yield batch.slice(first, outlet.lot_events)
+    for first in range(0, batch.num_rows, sink.lot_events):
+        yield batch.slice(first, sink.lot_events)
 
 
 def lot_pieces(batch: pa.RecordBatch, events: int = PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
@@ -205,13 +205,14 @@ def lot_pieces(batch: pa.RecordBatch, events: int = PIECE_EVENTS) -> Iterator[pa
     return slices(batch, PIECE_BYTES, events)
 
 
-def check_outlet(url: str, *, named: bool) -> Address:
-    """Refuse an address that names no outlet, without opening it. ``InvalidError``."""
+def check_playback_sink(url: str, *, named: bool) -> Address:
+    """Refuse an address that names no sink, without opening it. ``InvalidError``."""
     address = parse_address(url)
-    if address.scheme not in OUTLET_SCHEMES:
+    if address.scheme not in PLAYBACK_SCHEMES:
         raise InvalidError(
             f"sink `{url}`: unknown scheme `{address.scheme}`"
-            f"{nearest(address.scheme, OUTLET_SCHEMES)}: give one of {', '.join(OUTLET_SCHEMES)}"
+            f"{nearest(address.scheme, PLAYBACK_SCHEMES)}: "
+            f"give one of {', '.join(PLAYBACK_SCHEMES)}"
         )
     if address.scheme in ("null", "stdout"):
         address.take_options(())
@@ -228,9 +229,9 @@ def check_outlet(url: str, *, named: bool) -> Address:
     return address
 
 
-def open_outlet(url: str, setting: SinkContext) -> PlaybackSink:
-    """The outlet that a URL names; its target must be there. ``NotFoundError``."""
-    address = check_outlet(url, named=setting.name is not None)
+def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
+    """The sink that a URL names; its target must be there. ``NotFoundError``."""
+    address = check_playback_sink(url, named=setting.name is not None)
     if address.scheme == "null":
         return NullSink()
     if address.scheme == "stdout":
@@ -246,8 +247,8 @@ def open_outlet(url: str, setting: SinkContext) -> PlaybackSink:
         opener = _installed("kafka", "confluent_kafka", "kafka")
     else:
         opener = _installed("kinesis", "boto", "aws")
-    outlet: PlaybackSink = opener(address, setting)
-    return outlet
+    sink: PlaybackSink = opener(address, setting)
+    return sink
 
 
 def remade(name: str, role: str) -> InvalidError:
@@ -259,7 +260,7 @@ def remade(name: str, role: str) -> InvalidError:
 
 
 def _installed(kind: str, package: str, extra: str) -> Any:
-    """How to open an outlet whose client is an extra."""
+    """How to open a sink whose client is an extra."""
     try:
         if kind == "kafka":
             from tidelog.connectors.kafka.playback_sink import open_kafka

@@ -6,7 +6,7 @@ that, and that nothing that is only staged can be seen. It must not know sources
 
 ``base`` has the interface. ``files`` lays down archives, by ``publish``, which copies staged files
 to their final names; ``topic``, ``kafka`` and ``kinesis`` bring events into a log, by ``segments``.
-Other packages may add one by the entry point group ``tidelog.connectors.sinks``.
+Other packages may add one by the entry point group ``tidelog.sinks``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def open_sink(url: str, *, environ: Mapping[str, str], open_context: OpenContext
                 raise InvalidError(text) from exc
             raise
         return open_kinesis(address, environ=environ, store=store)
-    for entry in entry_points(group="tidelog.connectors.sinks", name=address.scheme):
+    for entry in entry_points(group="tidelog.sinks", name=address.scheme):
         sink: TargetSink = entry.load()(address, environ=environ, store=store)
         return sink
     raise InvalidError(

@@ -7,7 +7,7 @@ silence. It must not know pipelines, sinks or the catalog of whoever reads it.
 
 ``base`` has the interface; ``kafka``, ``kinesis``, ``scylla``, ``topic``, ``archive`` and ``files``
 (to copy from) are sources, with modules of their own. ``merge`` brings files into one order.
-Other packages may add one by the entry point group ``tidelog.connectors.sources``.
+Other packages may add one by the entry point group ``tidelog.sources``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def open_source(
         from tidelog.connectors.files.source import open_files
 
         return open_files(address)
-    for entry in entry_points(group="tidelog.connectors.sources", name=address.scheme):
+    for entry in entry_points(group="tidelog.sources", name=address.scheme):
         source: Source = entry.load()(address, environ=environ)
         return source
     raise InvalidError(

@@ -52,7 +52,7 @@ from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.coordination.outcome import Sent
 from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.erasure.matcher import ErasedEvents, own_column, time_ms_of
+from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
 from tidelog.erasure.origins import original_archives, other_sources
 from tidelog.erasure.proof_places import files_named_by_events
 from tidelog.erasure.reasons import owners_of, redact_reasons
@@ -363,7 +363,7 @@ def erase_archived(
     )
 
 
-def _left(context: Context, archive: Archive, sought: ErasedEvents) -> Iterator[str]:
+def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
     """Messages about archives that an archive was made of, and that hold what is sought."""
     for each in original_archives(context, archive):
         held: set[Place] = set()
@@ -437,7 +437,7 @@ def _search(
     archive: Archive,
     generation: int,
     ends: Mapping[str, int | None],
-    search: tuple[ErasedEvents, list[str]],
+    search: tuple[EventMatcher, list[str]],
 ) -> dict[Place, _FoundEvents]:
     """Step 1 in one generation: what is below the end of each source partition.
 
@@ -458,7 +458,7 @@ def _search_again(
     generation: int,
     partition: str,
     end: int | None,
-    search: tuple[ErasedEvents, list[str]],
+    search: tuple[EventMatcher, list[str]],
 ) -> dict[int, _FoundEvents]:
     """What is sought in one source partition, by offset; again where files are changed beside."""
     reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
@@ -486,7 +486,7 @@ def _search_file(
     reader: ArchiveFiles,
     manifest: Manifest,
     file: FileEntry,
-    search: tuple[ErasedEvents, list[str]],
+    search: tuple[EventMatcher, list[str]],
 ) -> dict[int, _FoundEvents]:
     sought, unseen = search
     found: dict[int, _FoundEvents] = {}
@@ -502,7 +502,7 @@ def _search_file(
 def _search_aside(
     context: Context,
     archive: Archive,
-    sought: ErasedEvents,
+    sought: EventMatcher,
     number: int,
     is_wanted: Callable[[Line], bool] = lambda _: True,
 ) -> dict[Place, _FoundEvents]:
@@ -540,13 +540,13 @@ def _id(batch: pa.RecordBatch, row: int) -> str | None:
     return None if value is None else str(value)
 
 
-def _sought(ids: Collection[str], key: bytes | None) -> ErasedEvents:
+def _sought(ids: Collection[str], key: bytes | None) -> EventMatcher:
     if bool(ids) == (key is not None):
         raise InvalidError("erase: give ids, or one key")
     for each in ids:
         check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
     keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
-    return ErasedEvents(Deletions(by_id={each: {} for each in ids}, by_key=keys))
+    return EventMatcher(Deletions(by_id={each: {} for each in ids}, by_key=keys))
 
 
 def _lots(

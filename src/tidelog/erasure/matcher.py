@@ -27,7 +27,7 @@ from tidelog.errors import InvalidError
 from tidelog.model.depth import is_deep_json
 
 __all__ = [
-    "ErasedEvents",
+    "EventMatcher",
     "folder_names",
     "has_columns",
     "is_event_lines",
@@ -45,7 +45,7 @@ _parse_json = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True)
-class ErasedEvents:
+class EventMatcher:
     """Ids and keys, and the places where events that had them were deleted."""
 
     deletions: Deletions

@@ -36,7 +36,7 @@ from tidelog.coordination.pipeline_rows import is_detached, read_partitions
 from tidelog.erasure.explained_places import explained_places, places_of_files, stagings_of_others
 from tidelog.erasure.known_objects import ICEBERG, event_values, folder_values
 from tidelog.erasure.matcher import (
-    ErasedEvents,
+    EventMatcher,
     has_columns,
     is_event_lines,
     is_plain_text,
@@ -167,7 +167,7 @@ def prove_erased(
         check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
     deletions = read_deletions(context, topic, ids, keys)
     store = context.store.inner if isinstance(context.store, CachedStore) else context.store
-    search = _ProofSearch(context, topic, ErasedEvents(deletions), progress)
+    search = _ProofSearch(context, topic, EventMatcher(deletions), progress)
     search.proof.known = knows_all(context, topic, deletions)
     of_topic = reachable_archives_of(context, topic)
     search.proof.out_of_reach = list(outside_of_proof(context, topic))
@@ -193,7 +193,7 @@ def prove_erased(
 
 class _ProofSearch:
     def __init__(
-        self, context: Context, topic: Topic, sought: ErasedEvents, progress: Callable[[int], None]
+        self, context: Context, topic: Topic, sought: EventMatcher, progress: Callable[[int], None]
     ) -> None:
         self._context = context
         self._topic = topic
@@ -451,7 +451,7 @@ class _ProofSearch:
         for place, what in copying_under_way(self._context, self._topic, self._sought):
             self._add(place, what, _COPYING)
         for copy in found.topics:
-            sought = ErasedEvents(copy_deletions(self._context, copy.topic, deletions))
+            sought = EventMatcher(copy_deletions(self._context, copy.topic, deletions))
             inner = _ProofSearch(self._context, copy.topic, sought, self._progress)
             inner._seen = self._seen
             for place, what in copying_under_way(self._context, copy.topic, sought):

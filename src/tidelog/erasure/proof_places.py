@@ -33,7 +33,7 @@ from tidelog.coordination.dead_letter_rows import counting_files, replay_pipelin
 from tidelog.coordination.pipeline_rows import read_commit_rows, read_partitions
 from tidelog.coordination.supervisors import Keeper
 from tidelog.erasure.known_objects import folder_values
-from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -60,7 +60,7 @@ _MANIFESTS = "pipelines/"
 class ManifestNames:
     """Looks for what is sought in the names that manifests list."""
 
-    def __init__(self, context: Context, sought: ErasedEvents) -> None:
+    def __init__(self, context: Context, sought: EventMatcher) -> None:
         self._context = context
         self._sought = sought
         self._living: dict[str, tuple[str, frozenset[str]]] = {}  # by pipeline: folder, living

@@ -17,7 +17,7 @@ import numpy as np
 from tidelog.archive.deletions import Deletions, read_deletions
 from tidelog.archive.derived_archives import archives_of, partitions_of
 from tidelog.context import Context
-from tidelog.erasure.matcher import ErasedEvents
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.log.ledger import ErasedIds
 from tidelog.log.topics import list_topics
@@ -81,7 +81,7 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
 
 
 def copying_under_way(
-    context: Context, topic: Topic, sought: ErasedEvents
+    context: Context, topic: Topic, sought: EventMatcher
 ) -> Iterator[tuple[str, str]]:
     """Yields what is under way and may hold what was deleted: the place of its row, and what it is.
 

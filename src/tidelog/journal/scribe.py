@@ -291,7 +291,7 @@ class Scribe:
         began_ms, began_s = clock.now_ms(), clock.monotonic_s()
         queue, _ = self._tickets.read()
         with self._holding.beating() as lost:
-            work = _Work(
+            work = _TurnWork(
                 self._context, self._how, self._pool, lambda: lost.is_set() or self._stopped()
             )
             place = work.compile(queue.place)
@@ -318,7 +318,7 @@ class Scribe:
         return swept_ms - self._context.clock.now_ms() > max(self._how.sweep_every_ms, _SKEW_MS)
 
 
-class _Work:
+class _TurnWork:
     """One turn under way."""
 
     def __init__(

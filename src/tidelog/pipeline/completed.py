@@ -44,7 +44,7 @@ class CompletedReader:
 
     def read(self) -> Iterator[Chunk]:
         """The chunks of the source, with the events that it lacks between its own."""
-        rows, at = _Rows(self.files), int(self.range.start)
+        rows, at = _FileRows(self.files), int(self.range.start)
         for chunk in self.reader.read():
             end = int(chunk.position)
             if chunk.batch.num_rows < end - at:
@@ -54,7 +54,7 @@ class CompletedReader:
             at = max(at, end)
 
 
-def _completed(chunk: Chunk, rows: _Rows, start: int, end: int) -> Iterator[Chunk]:
+def _completed(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
     """A chunk that ends at an offset, in as many as it needs not to hold too much at once."""
     left = chunk.batch
     for more in rows.between(start, end):
@@ -69,7 +69,7 @@ def _completed(chunk: Chunk, rows: _Rows, start: int, end: int) -> Iterator[Chun
     yield replace(chunk, batch=left)
 
 
-class _Rows:
+class _FileRows:
     """The events of files, taken from the first offset on that is asked for."""
 
     def __init__(self, reader: RangeReader) -> None:

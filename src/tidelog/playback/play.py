@@ -1,4 +1,4 @@
-"""A playback from beginning to end: what was pinned, at its speed, lot by lot into an outlet.
+"""A playback from beginning to end: what was pinned, at its speed, lot by lot into a sink.
 
 The steps of one with a name stand in ``named``.
 """
@@ -73,25 +73,25 @@ class Playback:
         """Around all of it, for whoever traces."""
         return self.context.spans.span("tidelog.playback", topic=self.topic.name)
 
-    def put(self, lot: Lot, outlet: PlaybackSink) -> int:
+    def put(self, lot: Lot, sink: PlaybackSink) -> int:
         """Put a lot, in a span of its own; how many of its events were left out as erased."""
         with self.context.spans.span("tidelog.put", events=lot.batch.num_rows):
-            return outlet.put(lot) or 0
+            return sink.put(lot) or 0
 
     def lots(
         self,
         batches: Iterator[pa.RecordBatch],
         number: int,
-        outlet: PlaybackSink,
+        sink: PlaybackSink,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> Iterator[Lot]:
-        """Lots as the outlet takes them, when they are due, counted from a number on."""
+        """Lots as the sink takes them, when they are due, counted from a number on."""
 
         def ended() -> bool:
             return self.how.stopped() or is_lost()
 
         for batch in paced(batches, self.how.speed, self.context.clock, ended):
-            for part in lots_of(batch, outlet):
+            for part in lots_of(batch, sink):
                 lot = Lot(number, part)
                 yield lot
                 number = lot.end
@@ -99,26 +99,26 @@ class Playback:
                     return
 
 
-def run_playback(playback: Playback, outlet: PlaybackSink) -> PlaybackResult:
+def run_playback(playback: Playback, sink: PlaybackSink) -> PlaybackResult:
     """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
     told = _Progress(playback, None)
     with playback.span(), contextlib.closing(playback.batches()) as batches:
-        for lot in playback.lots(batches, 0, outlet):
-            told.add(lot, playback.put(lot, outlet))
+        for lot in playback.lots(batches, 0, sink):
+            told.add(lot, playback.put(lot, sink))
     return told.done()
 
 
 def run_named(
-    playback: Playback, named: NamedPlayback, open_outlet: Callable[[], PlaybackSink]
+    playback: Playback, named: NamedPlayback, open_sink: Callable[[], PlaybackSink]
 ) -> PlaybackResult:
     """Play what is left of a playback that was taken, or until it is stopped.
 
     ``FencedError`` when another process takes it meanwhile.
     """
     try:
-        with named.beating() as lost, opened(open_outlet) as outlet:
-            played = _play_rest(playback, named, outlet, lost.is_set)
-            reached = outlet.reached()
+        with named.beating() as lost, opened(open_sink) as sink:
+            played = _play_rest(playback, named, sink, lost.is_set)
+            reached = sink.reached()
     except Exception:
         named.release(lot_is_out=False)
         raise
@@ -130,15 +130,15 @@ def run_named(
 
 
 @contextlib.contextmanager
-def opened(open_outlet: Callable[[], PlaybackSink]) -> Iterator[PlaybackSink]:
-    """An outlet that is closed in the end, as failed where the body fails."""
-    outlet = open_outlet()
+def opened(open_sink: Callable[[], PlaybackSink]) -> Iterator[PlaybackSink]:
+    """A sink that is closed in the end, as failed where the body fails."""
+    sink = open_sink()
     try:
-        yield outlet
+        yield sink
     except BaseException:
-        outlet.close(failed=True)
+        sink.close(failed=True)
         raise
-    outlet.close()
+    sink.close()
 
 
 def split_at(
@@ -158,7 +158,7 @@ def split_at(
 
 
 def _play_rest(
-    playback: Playback, named: NamedPlayback, outlet: PlaybackSink, is_lost: Callable[[], bool]
+    playback: Playback, named: NamedPlayback, sink: PlaybackSink, is_lost: Callable[[], bool]
 ) -> PlaybackResult:
     state = named.state
     number = state.number
@@ -170,11 +170,11 @@ def _play_rest(
             named.beat()  # the lot is intended already, and it must be ours
             if first is not None:
                 lot = Lot(number, first, state.until_number)
-                told.add(lot, playback.put(lot, outlet))
+                told.add(lot, playback.put(lot, sink))
             number = state.until_number
-        for lot in playback.lots(left, number, outlet, is_lost):
-            named.intend(lot.last, lot.end, outlet.reached())
-            told.add(lot, playback.put(lot, outlet))
+        for lot in playback.lots(left, number, sink, is_lost):
+            named.intend(lot.last, lot.end, sink.reached())
+            told.add(lot, playback.put(lot, sink))
         if is_lost():
             named.beat()  # says so
     return told.done()

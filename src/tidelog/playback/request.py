@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.connectors.playback_sinks import check_outlet, remade
+from tidelog.connectors.playback_sinks import check_playback_sink, remade
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.topics import find_target, find_topic, read_head
@@ -94,7 +94,7 @@ def pinned_playback(
     ``InvalidError`` when it was asked for something else, or when its topic, or the one that it
     plays into, was deleted and made again.
     """
-    address = check_outlet(asked.sink, named=True)
+    address = check_playback_sink(asked.sink, named=True)
     target = find_target(context, address.path).incarnation if address.scheme == "topic" else ""
     inside = address.scheme in _INSIDE
     if not inside:

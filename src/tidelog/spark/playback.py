@@ -9,7 +9,7 @@ repeat what it had put.
 
 One window of a playback by Spark: what a task is told, and what it does, wherever it runs.
 
-It needs nothing but the store. The events of its window come out by time, into an outlet of the
+It needs nothing but the store. The events of its window come out by time, into a sink of the
 task's own; or, for a topic, into segments that the driver appends.
 
 All that a playback needs to be played elsewhere, from the store alone: runs and amendments.
@@ -36,9 +36,9 @@ from tidelog.connectors.playback_sinks import (
     Lot,
     PlaybackSink,
     SinkContext,
-    check_outlet,
+    check_playback_sink,
     lots_of,
-    open_outlet,
+    open_playback_sink,
 )
 from tidelog.connectors.sink import TargetSink, Written
 from tidelog.connectors.topic.playback_sink import places_in, target_of
@@ -184,7 +184,7 @@ class _Target:
     def __init__(self, context: Context, sink: str) -> None:
         self._context = context
         self._id = context.ids.new()
-        self._address = check_outlet(sink, named=False)
+        self._address = check_playback_sink(sink, named=False)
         self._folder: Path | None = None
         self._staging: WindowStaging | None = None
         self._topic: TargetSink | None = None
@@ -280,7 +280,7 @@ class WindowTask:
     runs: tuple[FoundRun, ...]  # by the time of their first event
     bounds: dict[int, tuple[int, int]]  # of partitions, as they were pinned
     store: str  # URL
-    sink: str  # URL of an outlet, or the path of a file
+    sink: str  # URL of a sink, or the path of a file
     id: str  # of the playback and the window
     is_file: bool = False
     staging: WindowStaging | None = None
@@ -307,28 +307,28 @@ def run_window(task: WindowTask) -> PlayedWindow:
     counter = SlotCounter(task.slot_ms, task.times.start_ms, task.times.end_ms)
     slots: list[SlotCount] = []
     last: Cursor | None = None
-    outlet: PlaybackSink | None = None
+    sink: PlaybackSink | None = None
     try:
-        with opened(lambda: _open(task, store)) as outlet, ThreadPoolExecutor(_READERS) as pool:
-            for lot in _lots(task, store, outlet, pool):
-                outlet.put(lot)
+        with opened(lambda: _open(task, store)) as sink, ThreadPoolExecutor(_READERS) as pool:
+            for lot in _lots(task, store, sink, pool):
+                sink.put(lot)
                 slots += counter.add(lot.batch)
                 last = lot.last
     except Exception as exc:  # noqa: BLE001 - one window must not stop the others
         return PlayedWindow(task.times, error=unexpected("playback window", exc))
     slots += counter.rest()
-    staged = outlet.staged if isinstance(outlet, _StagingOutlet) else None
+    staged = sink.staged if isinstance(sink, _StagingPlaybackSink) else None
     return PlayedWindow(task.times, tuple(slots), last, staged)
 
 
-def _lots(task: WindowTask, store: Store, outlet: PlaybackSink, pool: Executor) -> Iterator[Lot]:
+def _lots(task: WindowTask, store: Store, sink: PlaybackSink, pool: Executor) -> Iterator[Lot]:
     load = functools.partial(_load, task, Loader(store, task.topic))
     ahead = _PlannedRuns(task.runs)
     windows = Windows(task.topic, ahead, load, task.times.end_ms, _BOUNDS, pool)
     number = 0
     try:
         for batch in windows.batches():
-            for part in lots_of(batch, outlet):
+            for part in lots_of(batch, sink):
                 lot = Lot(number, part)
                 yield lot
                 number = lot.end
@@ -353,9 +353,9 @@ def _open(task: WindowTask, store: Store) -> PlaybackSink:
     if task.is_file:
         return WholeFile(Path(task.sink), RandomIds().new(), replaces=True)
     if task.staging is not None:
-        return _StagingOutlet(task.staging, task.sink, store)
+        return _StagingPlaybackSink(task.staging, task.sink, store)
     environ = os.environ  # noqa: TID251 - a worker's world comes in here
-    return open_outlet(task.sink, SinkContext(environ, task.id))
+    return open_playback_sink(task.sink, SinkContext(environ, task.id))
 
 
 class _PlannedRuns:
@@ -371,7 +371,7 @@ class _PlannedRuns:
         return self._left.popleft()
 
 
-class _StagingOutlet:
+class _StagingPlaybackSink:
     """Segments in staging, for a topic."""
 
     lot_events = BATCH_EVENTS_MAX
@@ -394,7 +394,7 @@ class _StagingOutlet:
             self.staged = self._writer.close()
 
 
-_: type[PlaybackSink] = _StagingOutlet
+_: type[PlaybackSink] = _StagingPlaybackSink
 
 
 _ATTEMPTS = 20  # of a plan, against compiles that go on

@@ -258,10 +258,9 @@ def test_without_a_region_it_says_so() -> None:
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [
-        name for name in sys.modules if name.startswith(("boto", "tidelog.connectors.sources.kin"))
+        name for name in sys.modules if name.startswith(("boto", "tidelog.connectors.kinesis"))
     ]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "tidelog.connectors.kinesis.client")
     monkeypatch.delitem(sys.modules, "tidelog.aws_session")
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidError, match=r"pip install 'tidelog\[aws\]'"):

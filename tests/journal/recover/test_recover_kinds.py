@@ -19,7 +19,7 @@ from tests.support.topic_upkeep import DAY_S
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicOutlet
+from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.journal.lookup.lookup import Lookup
 from tidelog.journal.recover.recover import RecoverReport, recover_topic
 from tidelog.log.ledger import append_staged
@@ -54,7 +54,8 @@ class Lossy(Staging):
     def write(self, kind: str) -> None:
         name = NAMES[kind]
         if kind == "playback":
-            TopicOutlet(self.context, self.now(), "again", False).put(Lot(0, batch_of(EVENTS)))
+            sink = TopicPlaybackSink(self.context, self.now(), "again", False)
+            sink.put(Lot(0, batch_of(EVENTS)))
         elif kind.endswith("producer"):
             appender = self.appender(self.now(), name)
             if kind.startswith("named"):

@@ -13,7 +13,12 @@ from click.core import ParameterSource
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted, json_option
 from tidelog.cli.pipeline_options import traced_world
-from tidelog.connectors.playback_sinks import PlaybackSink, SinkContext, check_outlet, open_outlet
+from tidelog.connectors.playback_sinks import (
+    PlaybackSink,
+    SinkContext,
+    check_playback_sink,
+    open_playback_sink,
+)
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.address import parse_address
@@ -157,7 +162,7 @@ class _PlaybackOptions:
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
-        check_outlet(self.sink, named=self.name is not None)
+        check_playback_sink(self.sink, named=self.name is not None)
         if self.name is not None:
             check_playback_name(self.name)
         if self.parallel and (self.name is not None or self.speed != "max" or self.empty_slots):
@@ -257,8 +262,8 @@ class _PlaybackRun:
             self._told.begins(topic, pin)
             context, environ = self._home.context, self._home.world.environ
             setting = SinkContext.of(context, environ, context.ids.new())
-            with opened(lambda: self._open(setting)) as outlet:
-                return run_playback(self._playback(topic, pin, pool), outlet)
+            with opened(lambda: self._open(setting)) as sink:
+                return run_playback(self._playback(topic, pin, pool), sink)
 
     def parallel(self) -> PlaybackResult:
         """Play by Spark."""
@@ -304,7 +309,7 @@ class _PlaybackRun:
         sink = self._options.sink
         if sink.startswith("topic:"):
             self._home.watch(parse_address(sink).path)
-        return open_outlet(sink, setting)
+        return open_playback_sink(sink, setting)
 
     def _playback(self, topic: Topic, pin: Pin, pool: ThreadPoolExecutor) -> Playback:
         how = PlaybackOptions(

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from tidelog.cli.append_lines import LineCounts, LineWriter, Parse, storing
+from tidelog.cli.append_lines import LineAppender, LineCounts, Parse, storing
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.lines import LinesReader
 from tidelog.cli.output import FailedError, Output, json_option, progress_bar
@@ -110,7 +110,7 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
 def _pump(
     home: Home,
     source: tuple[LinesReader, bool],
-    into: LineWriter,
+    into: LineAppender,
     tally: LineCounts,
     advance: Callable[[int], None],
 ) -> None:

@@ -18,7 +18,7 @@ from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, Unava
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
-__all__ = ["LinesOutlet", "WholeFile", "check_file", "open_file"]
+__all__ = ["LinesPlaybackSink", "WholeFile", "check_file", "open_file"]
 
 
 def check_file(address: Address, *, named: bool) -> None:
@@ -34,19 +34,19 @@ def check_file(address: Address, *, named: bool) -> None:
 
 
 def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
-    """The outlet at ``file:PATH``."""
+    """The sink at ``file:PATH``."""
     path = Path(address.path)
     try:
         if _is_parquet(address.path):
             return WholeFile(path, setting.id)
-        return LinesOutlet(path, setting)
+        return LinesPlaybackSink(path, setting)
     except OSError as exc:
         raise InvalidError(
             f"sink `{address.text}`: {exc.strerror}: check its folder, and its rights"
         ) from exc
 
 
-class LinesOutlet:
+class LinesPlaybackSink:
     """JSON lines, on disk when ``put`` returns."""
 
     lot_events = BATCH_EVENTS_MAX
@@ -180,4 +180,4 @@ def _is_parquet(name: str) -> bool:
     return name.lower().endswith(".parquet")
 
 
-_: tuple[type[PlaybackSink], type[PlaybackSink]] = (LinesOutlet, WholeFile)
+_: tuple[type[PlaybackSink], type[PlaybackSink]] = (LinesPlaybackSink, WholeFile)

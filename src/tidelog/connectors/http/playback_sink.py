@@ -32,7 +32,7 @@ from tidelog.connectors.playback_sinks import (
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import Address
 
-__all__ = ["HttpOutlet", "check_http", "open_http"]
+__all__ = ["HttpPlaybackSink", "check_http", "open_http"]
 
 TOKEN = "TIDELOG_HTTP_TOKEN"  # noqa: S105 - the name of a variable
 _TIMEOUT_S = 30.0
@@ -53,12 +53,12 @@ def check_http(address: Address) -> None:
         )
 
 
-def open_http(address: Address, setting: SinkContext) -> HttpOutlet:
-    """The outlet at ``http(s)://host/path``; it connects with the first lot."""
-    return HttpOutlet(address, setting)
+def open_http(address: Address, setting: SinkContext) -> HttpPlaybackSink:
+    """The sink at ``http(s)://host/path``; it connects with the first lot."""
+    return HttpPlaybackSink(address, setting)
 
 
-class HttpOutlet:
+class HttpPlaybackSink:
     """One address. Messages name its host alone, as a path may be a secret."""
 
     lot_events = PIECE_EVENTS
@@ -159,4 +159,4 @@ def _seconds(text: str) -> float:
     return min(float(text), _WAIT_MAX_S) if text.isdecimal() else 0.0
 
 
-_: type[PlaybackSink] = HttpOutlet
+_: type[PlaybackSink] = HttpPlaybackSink

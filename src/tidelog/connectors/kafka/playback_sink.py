@@ -22,13 +22,13 @@ from tidelog.log.partitioner import split
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
-__all__ = ["KafkaOutlet", "open_kafka"]
+__all__ = ["KafkaPlaybackSink", "open_kafka"]
 
 _TIMEOUT_S = 15.0  # without any answer
 
 
-def open_kafka(address: Address, setting: SinkContext) -> KafkaOutlet:
-    """The outlet at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
+def open_kafka(address: Address, setting: SinkContext) -> KafkaPlaybackSink:
+    """The sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
 
     ``NotFoundError`` when the topic is not there.
     """
@@ -38,10 +38,10 @@ def open_kafka(address: Address, setting: SinkContext) -> KafkaOutlet:
     properties = {name: text for name, text in place.properties.items() if name != "partition"}
     place = replace(place, properties=properties)
     name = f"tidelog-playback-{setting.id}"
-    return KafkaOutlet(Transactions(place, name, _TIMEOUT_S, setting.clock), keep_partition)
+    return KafkaPlaybackSink(Transactions(place, name, _TIMEOUT_S, setting.clock), keep_partition)
 
 
-class KafkaOutlet:
+class KafkaPlaybackSink:
     """One topic of Kafka."""
 
     lot_events = BATCH_EVENTS_MAX
@@ -80,4 +80,4 @@ class KafkaOutlet:
         return [(partition, one_batch(part)) for partition, part, _ in parts]
 
 
-_: type[PlaybackSink] = KafkaOutlet
+_: type[PlaybackSink] = KafkaPlaybackSink

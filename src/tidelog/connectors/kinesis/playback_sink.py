@@ -9,15 +9,15 @@ from tidelog.connectors.kinesis.writer import KinesisWriter, open_writer
 from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext
 from tidelog.model.address import Address
 
-__all__ = ["KinesisOutlet", "open_kinesis"]
+__all__ = ["KinesisPlaybackSink", "open_kinesis"]
 
 
-def open_kinesis(address: Address, setting: SinkContext) -> KinesisOutlet:
-    """The outlet at ``kinesis://STREAM?region=…``. ``NotFoundError``."""
-    return KinesisOutlet(open_writer(address.text, environ=setting.environ))
+def open_kinesis(address: Address, setting: SinkContext) -> KinesisPlaybackSink:
+    """The sink at ``kinesis://STREAM?region=…``. ``NotFoundError``."""
+    return KinesisPlaybackSink(open_writer(address.text, environ=setting.environ))
 
 
-class KinesisOutlet:
+class KinesisPlaybackSink:
     """One stream."""
 
     lot_events = 5_000
@@ -36,4 +36,4 @@ class KinesisOutlet:
         """Each put has ended; there is nothing to release."""
 
 
-_: type[PlaybackSink] = KinesisOutlet
+_: type[PlaybackSink] = KinesisPlaybackSink

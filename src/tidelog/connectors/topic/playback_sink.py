@@ -34,7 +34,7 @@ from tidelog.model.producer_names import playback_producer, unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
 
-__all__ = ["TopicOutlet", "open_topic", "places_in", "target_of"]
+__all__ = ["TopicPlaybackSink", "open_topic", "places_in", "target_of"]
 
 
 def target_of(context: Context, address: Address) -> Topic:
@@ -46,8 +46,8 @@ def target_of(context: Context, address: Address) -> Topic:
     return find_target(context, address.path)
 
 
-def open_topic(address: Address, setting: SinkContext) -> TopicOutlet:
-    """The outlet there; opening it fences processes that have opened it before.
+def open_topic(address: Address, setting: SinkContext) -> TopicPlaybackSink:
+    """The sink there; opening it fences processes that have opened it before.
 
     ``InvalidError`` for another topic than the one that the playback has begun to play into.
     """
@@ -57,10 +57,10 @@ def open_topic(address: Address, setting: SinkContext) -> TopicOutlet:
     if setting.target not in ("", topic.incarnation):
         name, _, _ = (setting.name or "").partition("~")  # without its generation
         raise remade(name, "target")
-    return TopicOutlet(setting.context, topic, setting.name, keeps_partition(address))
+    return TopicPlaybackSink(setting.context, topic, setting.name, keeps_partition(address))
 
 
-class TopicOutlet:
+class TopicPlaybackSink:
     """One topic. Without a name nothing is fenced, and nothing known of earlier lots."""
 
     lot_events = BATCH_EVENTS_MAX
@@ -159,4 +159,4 @@ def places_in(topic: Topic, keep_partition: bool, batch: pa.RecordBatch) -> npt.
     return np.where(keyless, numbers, places).astype(np.int32)
 
 
-_: type[PlaybackSink] = TopicOutlet
+_: type[PlaybackSink] = TopicPlaybackSink

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tidelog.connectors.playback_sinks import SinkContext, open_outlet
+from tidelog.connectors.playback_sinks import SinkContext, open_playback_sink
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
@@ -229,8 +229,8 @@ def play_to_topic(
                 stopped=job.stop.is_set,
             )
             setting = SinkContext.of(context, home.world.environ, context.ids.new())
-            with opened(lambda: open_outlet(sink, setting)) as outlet:
-                played = run_playback(Playback(context, found, pin, pool, how), outlet)
+            with opened(lambda: open_playback_sink(sink, setting)) as opened_sink:
+                played = run_playback(Playback(context, found, pin, pool, how), opened_sink)
         return f"{played.events:,} events played"
 
     return work

@@ -16,7 +16,7 @@ from tests.support.lost_replies import ReplyLosingCatalog
 from tests.support.playback_stage import T0, Stage, places
 from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, open_outlet
+from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, open_playback_sink
 from tidelog.context import Context, LogSettings
 from tidelog.errors import (
     FencedError,
@@ -53,7 +53,7 @@ START, END = "2023-11-14T22:13:20Z", "2023-11-15T22:13:20Z"  # T0, and a day lat
 
 
 class Listing:
-    """An outlet that remembers what it was given."""
+    """A sink that remembers what it was given."""
 
     lot_events = 4
     lot_bytes = None
@@ -114,7 +114,7 @@ class Theatre(Stage):
         context: Context,
         asked: PlaybackRequest | None = None,
         how: PlaybackOptions | None = None,
-        outlet: PlaybackSink | None = None,
+        sink: PlaybackSink | None = None,
     ) -> PlaybackResult | None:
         """One run of ``tidelog playback --resume p``; None when there was nothing left to do."""
         asked = asked or PlaybackRequest("main", "topic:target", START, END)
@@ -126,7 +126,7 @@ class Theatre(Stage):
         setting = SinkContext.of_named(context, {}, named, pinned)
 
         def opened() -> PlaybackSink:
-            small = outlet or open_outlet(asked.sink, setting)
+            small = sink or open_playback_sink(asked.sink, setting)
             small.lot_events = 5  # type: ignore[misc]
             return small
 
@@ -182,15 +182,15 @@ def test_the_last_call_is_among_those_that_were_died_after() -> None:
 
 
 @pytest.mark.parametrize("call", range(3, 60, 4))
-def test_other_outlets_may_get_the_lot_in_flight_again_and_miss_nothing(call: int) -> None:
+def test_other_sinks_may_get_the_lot_in_flight_again_and_miss_nothing(call: int) -> None:
     theatre = Theatre()
     asked = PlaybackRequest("main", "null:", START, END)
     first: list[Cursor] = []
     second: list[Cursor] = []
     with contextlib.suppress(Crash):
         player = theatre.player(Faults(crash_after_call=call))
-        theatre.resume(player, asked, outlet=Listing(first))
-    theatre.resume(theatre.player(), asked, outlet=Listing(second))
+        theatre.resume(player, asked, sink=Listing(first))
+    theatre.resume(theatre.player(), asked, sink=Listing(second))
     wanted = [Cursor(*place) for place in theatre.there(T0, T0 + 86_400_000)]
     doubled = sum((Counter(first) & Counter(second)).values())
     assert sorted(set(first) | set(second)) == wanted
@@ -234,15 +234,15 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
     topic, pinned = pinned_playback(slow, "p", asked)
     old = NamedPlayback(slow, "p")
     assert old.try_take()
-    outlet = open_outlet("topic:target", SinkContext.of_named(slow, {}, old, pinned))
+    sink = open_playback_sink("topic:target", SinkContext.of_named(slow, {}, old, pinned))
     playback = Playback(slow, topic, pinned.pin)
-    outlet.lot_events = 5  # type: ignore[misc]
-    lots = playback.lots(playback.batches(), 0, outlet)
+    sink.lot_events = 5  # type: ignore[misc]
+    lots = playback.lots(playback.batches(), 0, sink)
     lot = next(lots)
     old.intend(lot.last, lot.end)
     theatre.resume(quick)  # waits until the old one is seen to be silent
     with pytest.raises(FencedError, match="opened elsewhere"):
-        outlet.put(lot)
+        sink.put(lot)
     with pytest.raises(FencedError, match="another process has taken it"):
         old.intend(lot.last, lot.end)
     old.release(lot_is_out=True)
@@ -275,18 +275,18 @@ def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:
     topic, pinned = pinned_playback(context, "p", asked)
     named = NamedPlayback(context, "p")
     named.take()
-    outlet = open_outlet("topic:target", SinkContext.of_named(context, {}, named, pinned))
+    sink = open_playback_sink("topic:target", SinkContext.of_named(context, {}, named, pinned))
     playback = Playback(context, topic, pinned.pin)
-    outlet.lot_events = 5  # type: ignore[misc]
-    lot = next(playback.lots(playback.batches(), 0, outlet))
+    sink.lot_events = 5  # type: ignore[misc]
+    lot = next(playback.lots(playback.batches(), 0, sink))
     named.intend(lot.last, lot.end)
-    outlet.put(lot)  # and dies
+    sink.put(lot)  # and dies
 
     shrunk = _Shrunk(theatre.player(), topic, pinned.pin)
     named = NamedPlayback(shrunk.context, "p")
     named.take()
     setting = SinkContext.of_named(shrunk.context, {}, named, pinned)
-    run_named(shrunk, named, lambda: open_outlet("topic:target", setting))
+    run_named(shrunk, named, lambda: open_playback_sink("topic:target", setting))
     theatre.check()
 
 
@@ -310,13 +310,13 @@ def test_stopped_it_goes_on_where_it_was() -> None:
         assert played is not None
         assert not played.finished
         assert len(kept) == before + 5
-    played = theatre.resume(theatre.player(), asked, outlet=Listing(kept))
+    played = theatre.resume(theatre.player(), asked, sink=Listing(kept))
     assert played is not None
     assert played.finished
     assert kept == [Cursor(*place) for place in theatre.there(T0, T0 + 86_400_000)]
 
 
-def test_an_outlet_that_fails_lets_the_next_one_try_at_once() -> None:
+def test_a_sink_that_fails_lets_the_next_one_try_at_once() -> None:
     theatre = Theatre()
     asked = PlaybackRequest("main", "null:", START, END)
     kept: list[Cursor] = []
@@ -329,10 +329,10 @@ def test_an_outlet_that_fails_lets_the_next_one_try_at_once() -> None:
 
     before = theatre.clock.now_ms()
     with pytest.raises(InvalidError, match="full"):
-        theatre.resume(theatre.player(), asked, outlet=Failing(kept))
+        theatre.resume(theatre.player(), asked, sink=Failing(kept))
     with pytest.raises(OSError, match="no such thing"):
-        theatre.resume(theatre.player(), asked, outlet=_broken(kept))
-    theatre.resume(theatre.player(), asked, outlet=Listing(kept))
+        theatre.resume(theatre.player(), asked, sink=_broken(kept))
+    theatre.resume(theatre.player(), asked, sink=Listing(kept))
     assert theatre.clock.now_ms() == before, "nobody had to wait"
     assert kept == [Cursor(*place) for place in theatre.there(T0, T0 + 86_400_000)]
 
@@ -356,7 +356,7 @@ def test_a_trim_between_two_processes_is_told_from_one_behind_them() -> None:
     theatre.resume(theatre.player(), asked, how, Listing(kept))
     trim_topic(theatre.context, theatre.main, ToOffsets({0: 72}))
     with pytest.raises(NotFoundError, match="were trimmed while it ran"):
-        theatre.resume(theatre.player(), asked, outlet=Listing(kept))
+        theatre.resume(theatre.player(), asked, sink=Listing(kept))
     assert len(kept) == len(set(kept)) == 100
 
 
@@ -477,7 +477,7 @@ def test_playback_that_waited_for_its_turn_goes_on_in_no_other_topic() -> None:
     setting = SinkContext.of_named(other, {}, named, pinned)
     playback = Playback(other, topic, pinned.pin)
     with pytest.raises(InvalidError, match="playback `p`: its target was deleted and made again"):
-        run_named(playback, named, lambda: open_outlet("topic:target", setting))
+        run_named(playback, named, lambda: open_playback_sink("topic:target", setting))
     assert list(theatre.events(theatre.target)) == []
     assert not named.state.finished_ms
 

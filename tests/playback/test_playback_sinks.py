@@ -26,9 +26,9 @@ from tidelog.connectors.playback_sinks import (
     NullSink,
     SinkContext,
     StreamSink,
-    check_outlet,
+    check_playback_sink,
     lot_pieces,
-    open_outlet,
+    open_playback_sink,
 )
 from tidelog.errors import (
     AlreadyExistsError,
@@ -73,11 +73,11 @@ def all_lines(some: list[Lot]) -> bytes:
 
 def test_a_file_gets_each_event_as_a_line(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    outlet = open_outlet(f"file:{path}", setting())
+    sink = open_playback_sink(f"file:{path}", setting())
     for lot in lots():
-        outlet.put(lot)
-    outlet.close()
-    outlet.close()
+        sink.put(lot)
+    sink.close()
+    sink.close()
     assert path.read_bytes() == all_lines(lots())
     first = json.loads(path.read_bytes().splitlines()[0])
     assert first == {
@@ -99,21 +99,21 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     for url in (f"file:{path}", f"file:{tmp_path}/mine.parquet"):
         (tmp_path / "mine.parquet").write_text("precious")
         with pytest.raises(AlreadyExistsError):
-            open_outlet(url, setting())
+            open_playback_sink(url, setting())
     with pytest.raises(AlreadyExistsError):
-        open_outlet(f"file:{path}", setting(name="p"))
+        open_playback_sink(f"file:{path}", setting(name="p"))
     assert path.read_text() == "precious"
     (tmp_path / "empty").touch()
-    open_outlet(f"file:{tmp_path}/empty", setting()).close()
+    open_playback_sink(f"file:{tmp_path}/empty", setting()).close()
 
 
 def test_a_file_that_comes_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
-    outlet = open_outlet(f"file:{path}", setting())
-    outlet.put(lots()[0])
+    sink = open_playback_sink(f"file:{path}", setting())
+    sink.put(lots()[0])
     path.write_text("precious")
     with pytest.raises(AlreadyExistsError, match="came to be"):
-        outlet.close()
+        sink.close()
     assert path.read_text() == "precious"
     assert os.listdir(tmp_path) == ["mine.parquet"]
 
@@ -124,65 +124,65 @@ def test_a_disk_that_is_full_at_the_end_leaves_nothing(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    outlet = open_outlet(f"file:{tmp_path}/out.parquet", setting())
-    outlet.put(lots()[0])
+    sink = open_playback_sink(f"file:{tmp_path}/out.parquet", setting())
+    sink.put(lots()[0])
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UnavailableError, match=r"No space left.*make room"):
-        outlet.close()
+        sink.close()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_file_is_continued_where_its_cursor_is(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first, second, third = lots()
-    outlet = open_outlet(f"file:{path}", setting(name="p"))
-    outlet.put(first)
-    reached = outlet.reached()
-    outlet.put(second)
-    outlet.close(failed=True)
+    sink = open_playback_sink(f"file:{path}", setting(name="p"))
+    sink.put(first)
+    reached = sink.reached()
+    sink.put(second)
+    sink.close(failed=True)
     with path.open("ab") as file:
         file.write(b'{"topic": "ma')  # torn off by a crash
-    outlet = open_outlet(f"file:{path}", setting(name="p", resumed=True, reached=reached))
-    outlet.put(second)
-    outlet.put(third)
-    outlet.close()
+    sink = open_playback_sink(f"file:{path}", setting(name="p", resumed=True, reached=reached))
+    sink.put(second)
+    sink.put(third)
+    sink.close()
     assert path.read_bytes() == all_lines(lots())
     with pytest.raises(CorruptError, match="had written"):
-        open_outlet(f"file:{path}", setting(name="p", resumed=True, reached=10_000))
+        open_playback_sink(f"file:{path}", setting(name="p", resumed=True, reached=10_000))
 
 
 def test_a_parquet_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.parquet"
-    outlet = open_outlet(f"file:{path}", setting())
+    sink = open_playback_sink(f"file:{path}", setting())
     for lot in lots():
-        outlet.put(lot)
+        sink.put(lot)
         assert not path.exists()
-    outlet.close()
+    sink.close()
     assert pq.read_table(path).column("offset").to_pylist() == list(range(10))
     assert os.listdir(tmp_path) == ["out.parquet"]
-    other = open_outlet(f"file:{tmp_path}/other.parquet", setting())
+    other = open_playback_sink(f"file:{tmp_path}/other.parquet", setting())
     other.put(lots()[0])
     other.close(failed=True)
     assert os.listdir(tmp_path) == ["out.parquet"]
     with pytest.raises(InvalidError, match="cannot be continued"):
-        check_outlet(f"file:{path}", named=True)
+        check_playback_sink(f"file:{path}", named=True)
 
 
 def test_a_device_will_do_and_a_folder_will_not(tmp_path: Path) -> None:
-    outlet = open_outlet("file:/dev/null", setting(name="p"))
-    outlet.put(lots()[0])
-    assert outlet.reached() == 0
-    outlet.close()
+    sink = open_playback_sink("file:/dev/null", setting(name="p"))
+    sink.put(lots()[0])
+    assert sink.reached() == 0
+    sink.close()
     for wrong in (f"file:{tmp_path}", f"file:{tmp_path}/no/out", f"file:{tmp_path}/"):
         with pytest.raises(InvalidError):
-            open_outlet(wrong, setting())
+            open_playback_sink(wrong, setting())
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    outlet = open_outlet("file:/dev/full", setting())
+    sink = open_playback_sink("file:/dev/full", setting())
     with pytest.raises(UnavailableError, match="No space left"):
-        outlet.put(lots()[0])
-    outlet.close(failed=True)
+        sink.put(lots()[0])
+    sink.close(failed=True)
 
 
 # Standard output, and nothing.
@@ -194,9 +194,9 @@ def test_a_stream_that_takes_a_part_only_gets_all() -> None:
             return super().write(bytes(data[:7]))
 
     stream = Narrow()
-    outlet = StreamSink(stream)
+    sink = StreamSink(stream)
     for lot in lots():
-        outlet.put(lot)
+        sink.put(lot)
     assert stream.getvalue() == all_lines(lots())
     NullSink().put(lots()[0])
 
@@ -234,17 +234,17 @@ def test_pieces_are_the_same_for_the_same_batch() -> None:
 )
 def test_what_names_no_sink_is_refused(url: str) -> None:
     with pytest.raises(InvalidError) as caught:
-        check_outlet(url, named=False)
+        check_playback_sink(url, named=False)
     assert "secret" not in str(caught.value).replace("secrets", "")
 
 
 def test_a_topic_must_be_there() -> None:
     stage = Stage()
     with pytest.raises(NotFoundError):
-        open_outlet("topic:no", setting(context=stage.context))
+        open_playback_sink("topic:no", setting(context=stage.context))
     for wrong in ("topic:main?partition=x", "topic:main?a=b", "topic://main/x"):
         with pytest.raises(InvalidError):
-            open_outlet(wrong, setting(context=stage.context))
+            open_playback_sink(wrong, setting(context=stage.context))
 
 
 def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
@@ -255,18 +255,18 @@ def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
     (lot,) = lots(stage, 100)
     same, keyed, few = stage.made("same", 3), stage.made("keyed", 2), stage.made("few", 2)
     for topic, option in ((same, "?partition=same"), (keyed, "")):
-        outlet = open_outlet(f"topic:{topic.name}{option}", setting(context=stage.context))
-        outlet.put(lot)
-        outlet.close()
+        sink = open_playback_sink(f"topic:{topic.name}{option}", setting(context=stage.context))
+        sink.put(lot)
+        sink.close()
     found = [(e.partition, e.value) for e in stage.events(same)]
     assert found == [(p, v) for p in range(3) for v in (b"v", b"w")]
     by_key = {e.partition for e in stage.events(keyed) if e.key is not None}
     keyless = [e.partition for e in stage.events(keyed) if e.key is None]
     assert len(by_key) == 1
     assert sorted(p or 0 for p in keyless) == [0, 0, 1]
-    outlet = open_outlet("topic:few?partition=same", setting(context=stage.context))
+    sink = open_playback_sink("topic:few?partition=same", setting(context=stage.context))
     with pytest.raises(InvalidError, match="has 2 partitions"):
-        outlet.put(lot)
+        sink.put(lot)
     assert list(stage.events(few)) == []
 
 
@@ -325,10 +325,10 @@ def test_http_gets_lines_with_keys_and_repeats_what_may_pass() -> None:
     with serving() as server:
         server.statuses = [503, 429, 200, 0, 200, 500]
         chosen = setting()
-        outlet = open_outlet(server.url, chosen)
+        sink = open_playback_sink(server.url, chosen)
         for lot in lots():
-            outlet.put(lot)
-        outlet.close()
+            sink.put(lot)
+        sink.close()
         assert b"".join(server.bodies.values()) == all_lines(lots())
         assert [key.rsplit("-", 2)[0] for key in server.bodies] == ["id-0", "id-4", "id-8"]
         assert len(server.requests) == 7
@@ -341,9 +341,9 @@ def test_http_gets_lines_with_keys_and_repeats_what_may_pass() -> None:
 
 def test_a_token_comes_from_the_environment() -> None:
     with serving() as server:
-        outlet = open_outlet(server.url, SinkContext({"TIDELOG_HTTP_TOKEN": "s3cret"}, "id"))
-        outlet.put(lots()[0])
-        outlet.close()
+        sink = open_playback_sink(server.url, SinkContext({"TIDELOG_HTTP_TOKEN": "s3cret"}, "id"))
+        sink.put(lots()[0])
+        sink.close()
         assert server.requests[0]["Authorization"] == "Bearer s3cret"
 
 
@@ -351,12 +351,12 @@ def test_a_token_comes_from_the_environment() -> None:
 def test_what_a_server_refuses_for_good_ends_it(status: int) -> None:
     with serving() as server:
         server.statuses = [status]
-        outlet = open_outlet(server.url, setting())
+        sink = open_playback_sink(server.url, setting())
         with pytest.raises(InvalidError, match=f"answered {status}") as caught:
-            outlet.put(lots()[0])
+            sink.put(lots()[0])
         assert "topics" not in str(caught.value), "a path may be a secret"
         assert len(server.requests) == 1
-        outlet.close(failed=True)
+        sink.close(failed=True)
 
 
 @contextmanager
@@ -390,25 +390,25 @@ def large_lot(events: int = 1) -> Lot:
 
 def test_an_answer_before_the_body_is_sent_is_read() -> None:
     with refusing(b"HTTP/1.1 413 Too Large") as url:
-        outlet = open_outlet(url, setting())
+        sink = open_playback_sink(url, setting())
         with pytest.raises(InvalidError, match=r"event at `main/0` offset 0: .*answered 413"):
-            outlet.put(large_lot())
+            sink.put(large_lot())
         with pytest.raises(InvalidError, match=r"events from `main/0` offset 0 on: .*413.*body"):
-            outlet.put(large_lot(90))
-        outlet.close(failed=True)
+            sink.put(large_lot(90))
+        sink.close(failed=True)
     with refusing(b"HTTP/1.1 400 Bad Request") as url:
-        outlet = open_outlet(url, setting())
+        sink = open_playback_sink(url, setting())
         with pytest.raises(InvalidError, match="answered 400"):
-            outlet.put(large_lot())
-        outlet.close(failed=True)
+            sink.put(large_lot())
+        sink.close(failed=True)
 
 
 def test_success_before_the_body_is_sent_is_none() -> None:
     with refusing(b"HTTP/1.1 200 OK") as url:
-        outlet = open_outlet(url, setting())
+        sink = open_playback_sink(url, setting())
         with pytest.raises(UnavailableError, match=r"inside of a body|no answer"):
-            outlet.put(large_lot())
-        outlet.close(failed=True)
+            sink.put(large_lot())
+        sink.close(failed=True)
 
 
 def test_uneven_sizes_reach_a_server_of_tidelog(tmp_path: Path) -> None:
@@ -417,10 +417,10 @@ def test_uneven_sizes_reach_a_server_of_tidelog(tmp_path: Path) -> None:
     large = [Event(b"x" * 500_000, timestamp=T0 + n) for n in range(30)]
     stage.stored([*large, *(Event(b"", timestamp=T0 + 30 + n) for n in range(900))])
     with server_of_tidelog(tmp_path) as served:
-        outlet = open_outlet(f"{served.url}/topics/t/events", setting())
+        sink = open_playback_sink(f"{served.url}/topics/t/events", setting())
         for lot in lots(stage, 5_000):
-            outlet.put(lot)
-        outlet.close()
+            sink.put(lot)
+        sink.close()
         found = [len(value or b"") for value in served.values()]
     assert found == [500_000] * 30 + [0] * 900
 
@@ -428,10 +428,10 @@ def test_uneven_sizes_reach_a_server_of_tidelog(tmp_path: Path) -> None:
 def test_a_server_that_stays_away_is_told() -> None:
     with serving() as server:
         server.statuses = [503] * 9
-        outlet = open_outlet(server.url, setting())
+        sink = open_playback_sink(server.url, setting())
         with pytest.raises(UnavailableError, match="answered 503"):
-            outlet.put(lots()[0])
-        outlet.close()
+            sink.put(lots()[0])
+        sink.close()
     with pytest.raises(UnavailableError, match="no answer"):
-        outlet.put(lots()[0])
-    outlet.close(failed=True)
+        sink.put(lots()[0])
+    sink.close(failed=True)
