@@ -1,7 +1,7 @@
-"""Several streams of events back in the one order of their offsets, in Arrow, without holding them.
+"""Merges streams of events into one stream ordered by offset, in Arrow, with bounded memory.
 
-A stream is opened when its first offset is reached, so only those that overlap are open at once;
-of each, one batch is held.
+A stream is opened when the merge reaches its first offset, so only overlapping streams are open at
+the same time. The merge keeps one batch of each.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tidelog.model.limits import BATCH_BYTES_MAX
 
 __all__ = ["Stream", "gathered", "merged", "noted", "within"]
 
-_MERGE_BYTES = 64 << 20  # sorted at once, far below the 2 GiB of an Arrow array
-_CHUNK_ROWS = 20_000  # small batches are joined
+_MERGE_BYTES = 64 << 20  # the most to sort in one step; far below the 2 GiB limit of an Arrow array
+_CHUNK_ROWS = 20_000  # join small batches up to this many rows
 _CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Events whose offsets rise, in event columns."""
+    """Events with rising offsets, in event columns."""
 
-    what: str  # names it in messages
-    first: int  # no offset of it is below
+    what: str  # its name in error messages
+    first: int  # every offset is at or above this
     open: Callable[[], Iterable[pa.RecordBatch]]
 
 
 def merged(streams: Iterable[Stream]) -> Iterator[pa.RecordBatch]:
-    """All events, each once, in the order of their offsets.
+    """Yields every event once, in offset order.
 
-    ``CorruptError`` for a stream that is not in order, or an offset that two of them have.
+    Raises ``CorruptError`` if a stream is out of order, or if two streams have the same offset.
     """
     waiting = sorted(streams, key=lambda stream: stream.first, reverse=True)
     active: list[_Cursor] = []
@@ -46,20 +46,20 @@ def merged(streams: Iterable[Stream]) -> Iterator[pa.RecordBatch]:
             cursor = _Cursor(waiting.pop())
             active += [cursor] if cursor.rows else []
             continue
-        yield _taken(active, border)
+        yield _next_rows(active, border)
         active = [cursor for cursor in active if cursor.rows]
 
 
 def within(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
-    """The rows whose offsets lie in ``[start, end)``; offsets rise."""
+    """Returns the rows with offsets in ``[start, end)``. The offsets of the batch must rise."""
     low, high = np.searchsorted(batch.column("offset").to_numpy(), (start, end))
     return batch.slice(low, high - low)
 
 
 def gathered(pieces: Iterable[tuple[pa.RecordBatch, str]], limit: str) -> Iterator[Chunk]:
-    """Batches with the positions after them, joined to a size that is worth handling.
+    """Joins batches, each with the position after it, into chunks large enough to process.
 
-    The last chunk's position is the limit.
+    The position of the last chunk is the limit.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -83,7 +83,7 @@ def gathered(pieces: Iterable[tuple[pa.RecordBatch, str]], limit: str) -> Iterat
 
 
 def noted(chunks: Iterable[Chunk], note: Callable[[], bytes]) -> Iterator[Chunk]:
-    """The same chunks, of which the last one has a note, which is asked for after all were read."""
+    """Yields the same chunks, and adds a note to the last one after all of them were read."""
     last: Chunk | None = None
     for chunk in chunks:
         if last is not None:
@@ -94,7 +94,7 @@ def noted(chunks: Iterable[Chunk], note: Callable[[], bytes]) -> Iterator[Chunk]
 
 
 class _Cursor:
-    """Where the merging stands in one stream."""
+    """The current batch of one stream in the merge."""
 
     def __init__(self, stream: Stream) -> None:
         self.what = stream.what
@@ -105,7 +105,7 @@ class _Cursor:
 
     @property
     def rows(self) -> int:
-        """How many rows are held; 0 only at the end of the stream."""
+        """Returns how many rows the current batch has; 0 only at the end of the stream."""
         return int(self._batch.num_rows)
 
     @property
@@ -117,11 +117,11 @@ class _Cursor:
         return int(self._offsets[-1])
 
     def upto(self, border: int) -> pa.RecordBatch:
-        """The rows up to an offset, and with it."""
+        """Returns the rows up to and including an offset."""
         return self._batch.slice(0, np.searchsorted(self._offsets, border, side="right"))
 
     def skip(self, count: int) -> None:
-        """Go on after so many rows."""
+        """Drops this many rows from the front."""
         if count < self.rows:
             self._batch, self._offsets = self._batch.slice(count), self._offsets[count:]
         else:
@@ -141,8 +141,8 @@ class _Cursor:
         self._batch = self._batch.slice(0, 0)
 
 
-def _taken(active: list[_Cursor], border: int) -> pa.RecordBatch:
-    """The rows of all up to a border, or up to an earlier one if they were too many to sort."""
+def _next_rows(active: list[_Cursor], border: int) -> pa.RecordBatch:
+    """Returns the rows of all streams up to ``border``, or fewer if they are too many to sort."""
     first = min(cursor.first for cursor in active)
     parts = [cursor.upto(border) for cursor in active]
     while len(active) > 1 and border > first and sum(map(batch_bytes, parts)) > _MERGE_BYTES:

@@ -1,10 +1,11 @@
-"""Where a playback puts its events: topics, files, standard output, HTTP, Kafka, Kinesis, nowhere.
+"""Playback sinks: topics, files, standard output, HTTP, Kafka, Kinesis, or nothing.
 
-Events come in lots, by time, and a lot is out of our hands when ``put`` returns. Ids, keys, types,
-times and headers stay as they are. A lot bears the number of its first event, and is put again,
-with the same number, by whoever resumes a playback that died with it. Events of it may have been
-deleted or updated meanwhile, so nothing counts events inside of a lot: what a sink takes by one
-transaction, or one request, is a lot of its own.
+Events arrive in lots, ordered by time. When ``put`` returns, the sink has the lot for good. Ids,
+keys, types, times and headers do not change. A lot carries the number of its first event. A process
+that resumes a playback puts the unfinished lot again, with the same number.
+
+Between the two attempts, events of the lot may be deleted or updated. So no sink counts events
+within a lot: each transaction or request carries exactly one lot.
 """
 
 from __future__ import annotations
@@ -44,26 +45,26 @@ __all__ = [
 ]
 
 PLAYBACK_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
-PIECE_BYTES = 1 << 20  # of a lot that is turned into text at once
+PIECE_BYTES = 1 << 20  # the most of a lot that becomes text in one step
 PIECE_EVENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """Events that are put together, in event columns, by time; never empty."""
+    """Events that a sink stores together, in event columns, ordered by time; never empty."""
 
-    number: int  # of its first event in this playback
+    number: int  # number of its first event in this playback
     batch: pa.RecordBatch
-    intended: int | None = None  # the end that was intended for it; events may be gone since
+    intended: int | None = None  # its end as first planned; some events may be deleted since then
 
     @property
     def end(self) -> int:
-        """The number after its last event's."""
+        """Returns the number after that of its last event."""
         return self.number + int(self.batch.num_rows) if self.intended is None else self.intended
 
     @property
     def last(self) -> Cursor:
-        """The place of its last event."""
+        """Returns the position of its last event."""
         row = self.batch.num_rows - 1
         time_ms = self.batch.column("timestamp").cast(pa.int64())[row].as_py()
         places = (self.batch.column(name)[row].as_py() for name in ("partition", "offset"))
@@ -71,36 +72,36 @@ class Lot:
 
 
 class PlaybackSink(Protocol):
-    """One place, opened for one playback."""
+    """A target, opened for one playback."""
 
     @property
     def lot_events(self) -> int:
-        """How many events a lot may have: what comes again after a crash, at worst."""
+        """Returns the most events a lot may have, which is the most that a crash can repeat."""
         ...
 
     @property
     def lot_bytes(self) -> int | None:
-        """How many bytes a lot may have, unless it is one event; None: any number."""
+        """Returns the most bytes a lot of several events may have; None for no limit."""
         ...
 
     def put(self, lot: Lot) -> int | None:
-        """Put a lot after those before it; on return it is there, or handed over for good.
+        """Stores a lot after the lots before it. On return the target has it for good.
 
-        How many of its events were left out, since they were erased from the target.
+        Returns how many of its events were skipped because they were erased from the target.
         """
         ...
 
     def reached(self) -> int:
-        """How long a file is, so that whoever resumes can cut it there; 0 for others."""
+        """Returns the length of a file, where a resumed playback truncates it; 0 for others."""
         ...
 
     def close(self, failed: bool = False) -> None:
-        """Finish; after a failure what is unfinished is left out. Twice is fine."""
+        """Finishes. After a failure, drops what is unfinished. A second call does nothing."""
         ...
 
 
 class NamedState(Protocol):
-    """What a sink needs to know of a playback with a name."""
+    """What a sink needs to know about a playback with a name."""
 
     label: str
     state: PlaybackState
@@ -108,22 +109,22 @@ class NamedState(Protocol):
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink may need of the process it is opened in, and whose it is."""
+    """What a sink needs from its process and its playback."""
 
     environ: Mapping[str, str]
-    id: str  # of the playback; the same when it is resumed
-    name: str | None = None  # of one that can be resumed
-    target: str = ""  # incarnation of the topic that it began to play into; empty: any
-    resumed: bool = False  # a process before has intended a lot
-    reached: int = 0  # how long its file was then
+    id: str  # of the playback; stays the same when it is resumed
+    name: str | None = None  # set for a playback that can be resumed
+    target: str = ""  # incarnation of the topic it first played into; empty: any
+    resumed: bool = False  # an earlier process planned a lot
+    reached: int = 0  # how long the file was at that time
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=system_random)
     backoff: Backoff = field(default_factory=Backoff)
-    context: Context | None = None  # of the home whose topics ``topic:`` names
+    context: Context | None = None  # of the home that ``topic:`` refers to
 
     @classmethod
     def of(cls, context: Context, environ: Mapping[str, str], id: str) -> SinkContext:
-        """That of this process, for a playback without a name."""
+        """Returns the context of this process for a playback without a name."""
         return cls(
             environ=environ,
             id=id,
@@ -137,7 +138,7 @@ class SinkContext:
     def of_named(
         cls, context: Context, environ: Mapping[str, str], named: NamedState, pinned: PlaybackPin
     ) -> SinkContext:
-        """That of this process, for a playback with a name that it has taken."""
+        """Returns the context of this process for a named playback that it owns."""
         state = named.state
         return replace(
             cls.of(context, environ, f"{pinned.pin.incarnation}-{named.label}"),
@@ -149,23 +150,23 @@ class SinkContext:
 
 
 class NullSink:
-    """Takes everything and keeps nothing, to measure what comes before."""
+    """Discards every event, to measure what happens before the sink."""
 
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = None
 
     def put(self, lot: Lot) -> None:
-        """Forget it."""
+        """Discards the lot."""
 
     def reached(self) -> int:
         return 0
 
     def close(self, failed: bool = False) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
 
 class StreamSink:
-    """JSON lines into an open stream, flushed with each lot."""
+    """Writes JSON lines to an open stream, and flushes it after each lot."""
 
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = None
@@ -176,7 +177,7 @@ class StreamSink:
     def put(self, lot: Lot) -> None:
         for piece in lot_pieces(lot.batch):
             left = memoryview(batch_lines(piece))
-            while left:  # unbuffered, one write may take a part only
+            while left:  # an unbuffered write may be partial
                 left = left[self._stream.write(left) :]
         self._stream.flush()
 
@@ -184,11 +185,11 @@ class StreamSink:
         return 0
 
     def close(self, failed: bool = False) -> None:
-        """The stream is somebody else's."""
+        """Does nothing: the caller owns the stream."""
 
 
 def lots_of(batch: pa.RecordBatch, sink: PlaybackSink) -> Iterator[pa.RecordBatch]:
-    """Returns a batch in parts that a sink takes as one lot each; without a copy."""
+    """Yields slices of a batch that the sink can store as one lot each, without a copy."""
     if sink.lot_bytes is not None:
         yield from slices(batch, sink.lot_bytes, sink.lot_events)
         return
@@ -197,16 +198,16 @@ def lots_of(batch: pa.RecordBatch, sink: PlaybackSink) -> Iterator[pa.RecordBatc
 
 
 def lot_pieces(batch: pa.RecordBatch, events: int = PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
-    """Returns a batch in pieces that are small enough to be text; the same ones for the same batch.
+    """Yields slices of a batch small enough to become text; the same ones for the same batch.
 
-    Only a single event is more than a piece. JSON writes a byte with six characters at most, so
-    the text of a piece stays below the 8 MiB that a server of Tidelog accepts.
+    Only a single event can exceed the size. JSON needs at most six characters for a byte, so the
+    text of a slice stays below the 8 MiB that a Tidelog server accepts.
     """
     return slices(batch, PIECE_BYTES, events)
 
 
 def check_playback_sink(url: str, *, named: bool) -> Address:
-    """Refuse an address that names no sink, without opening it. ``InvalidError``."""
+    """Raises ``InvalidError`` if the URL is not a valid sink. Does not open it."""
     address = parse_address(url)
     if address.scheme not in PLAYBACK_SCHEMES:
         raise InvalidError(
@@ -230,7 +231,7 @@ def check_playback_sink(url: str, *, named: bool) -> Address:
 
 
 def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
-    """The sink that a URL names; its target must be there. ``NotFoundError``."""
+    """Opens the sink at a URL. Raises ``NotFoundError`` if its target does not exist."""
     address = check_playback_sink(url, named=setting.name is not None)
     if address.scheme == "null":
         return NullSink()
@@ -252,7 +253,7 @@ def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
 
 
 def remade(name: str, role: str) -> InvalidError:
-    """The error of a playback whose topic, or the one that it plays into, is another one by now."""
+    """Returns the error for a playback whose topic or target was deleted and created again."""
     return InvalidError(
         f"playback `{name}`: its {role} was deleted and made again since it began: "
         "begin another one, under another name"
@@ -260,7 +261,7 @@ def remade(name: str, role: str) -> InvalidError:
 
 
 def _installed(kind: str, package: str, extra: str) -> Any:
-    """How to open a sink whose client is an extra."""
+    """Returns the function that opens a sink whose client is an optional package."""
     try:
         if kind == "kafka":
             from tidelog.connectors.kafka.playback_sink import open_kafka

@@ -1,4 +1,4 @@
-"""What a sink is: a writer for each range, and publishing of what was decided."""
+"""The protocols of sinks: a writer stages each range, and ``publish`` makes it visible."""
 
 from __future__ import annotations
 
@@ -17,101 +17,101 @@ __all__ = ["AsideSink", "RangeWriter", "RecordRefusedError", "Sink", "TargetSink
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer has staged of one range."""
+    """What a writer staged for one range."""
 
     files: tuple[FileEntry, ...] = ()
     written: int = 0
     dead: int = 0
-    left_out: int = 0  # since they were erased from the target
+    left_out: int = 0  # because they were erased from the target
 
 
 class RecordRefusedError(InvalidError):
-    """A record that cannot become an event; ``offset`` is its own, in its source partition.
+    """A record that is not a valid event. ``offset`` is its offset in its source partition.
 
-    ``read`` is how many events were read in the batches before its own.
+    ``read`` is the number of events in the batches before its own.
     """
 
     kind = "refused"
 
 
 class RangeWriter(Protocol):
-    """Takes the events of one range, in order."""
+    """Writes the events of one range, in order."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Stage events, in event columns. ``RecordRefusedError`` for one that cannot be stored."""
+        """Stages events in event columns. Raises ``RecordRefusedError`` for one it cannot store."""
         ...
 
     def close(self) -> Written:
-        """Finish all files, durable in staging."""
+        """Closes all files; they are durable in staging."""
         ...
 
 
 class Sink(Protocol):
-    """Settings of a sink; picklable. Stores are opened by each call, where it runs."""
+    """Settings of a sink; picklable. Each call opens stores in the process where it runs."""
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
-        """A writer for a range of a source partition, whose files go below ``staging``."""
+        """Returns a writer for a range of a source partition. Its files go below ``staging``."""
         ...
 
     def publish(self, manifest: Manifest) -> int | None:
-        """Make what a manifest names visible; idempotent, by two at once too.
+        """Makes the files of a manifest visible. Idempotent, also when two drivers call it at once.
 
-        How many of its events were left out, since they were erased from the target meanwhile.
-        ``CorruptError`` when a file is neither staged nor published as it should be.
+        Returns how many events were skipped because they were erased from the target in the
+        meantime. Raises ``CorruptError`` if a file is neither staged nor correctly published.
         """
         ...
 
     def discard(self, manifest: Manifest) -> None:
-        """Remove what was staged, after the commit. Idempotent."""
+        """Deletes the staged files after the commit. Idempotent."""
         ...
 
 
 @runtime_checkable
 class AsideSink(Protocol):
-    """A sink whose files can be set aside, where readers do not list them."""
+    """A sink that can set files aside, where readers do not list them."""
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
-        """The files of a manifest that are at their final names, with its bytes."""
+        """Returns the files of a manifest that have their final names and the right bytes."""
         ...
 
     def named(self, names: str) -> Sink:
-        """The same sink, whose files have this as a further part of their names."""
+        """Returns the same sink with a further part in the names of its files."""
         ...
 
     def aside(self, file: FileEntry, name: str) -> str:
-        """Where a file of a range of this name is set aside."""
+        """Returns where to set aside a file of the range with this name."""
         ...
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
-        """Move files there. Idempotent, also where another one has moved them since."""
+        """Moves files there. Idempotent, also if another process already moved them."""
         ...
 
     def layout(self) -> LayoutSettings:
-        """How the folders of its files are named."""
+        """Returns how the folders of its files are named."""
         ...
 
     def folder(self, file: FileEntry) -> str:
-        """The folder of a file, below that of its generation."""
+        """Returns the folder of a file, below the folder of its generation."""
         ...
 
     def is_marked(self, folder: str) -> bool:
-        """Whether a folder has a marker that says it is complete."""
+        """Returns whether a folder has a marker that declares it complete."""
         ...
 
 
 class TargetSink(Sink, Protocol):
-    """A sink that a URL names: a topic, or a stream of another system."""
+    """A sink with a URL: a topic, or a stream of another system."""
 
     @property
     def url(self) -> str:
-        """The address that opens this sink again; never with a secret in it."""
+        """Returns the address that opens this sink again; never contains a secret."""
         ...
 
     @property
     def incarnation(self) -> str:
-        """Which one of the targets of this name it writes to; another when it was made anew."""
+        """Returns the id of the target; it changes if the target is deleted and created again."""
         ...
 
     def check(self, partitions: Sequence[str]) -> None:
-        """``InvalidError`` where events of these source partitions could not be placed."""
+        """Raises ``InvalidError`` if the target has no place for events of these partitions."""
         ...

@@ -1,12 +1,12 @@
-"""Where pipelines write: files of an archive, topics, Kafka, Kinesis.
+"""Opens the sinks of pipelines by URL: topics, Kafka, Kinesis.
 
-A sink stages what a range produces and publishes it when the pipeline has recorded a manifest. It
-promises that publishing twice, or by two drivers at once, publishes once, where its target can know
-that, and that nothing that is only staged can be seen. It must not know sources or pipelines.
+A sink stages the output of a range and publishes it after the pipeline recorded a manifest. Its
+promise: publishing twice, or from two drivers at once, publishes once, wherever the target can
+detect that. Staged files are never visible. A sink must not know sources or pipelines.
 
-``base`` has the interface. ``files`` lays down archives, by ``publish``, which copies staged files
-to their final names; ``topic``, ``kafka`` and ``kinesis`` bring events into a log, by ``segments``.
-Other packages may add one by the entry point group ``tidelog.sinks``.
+``sink`` defines the protocols. ``archive.sink`` writes the files of archives. ``topic.sink``,
+``kafka.sink`` and ``kinesis.sink`` write events to a log, staged by ``topic.segments``. Other
+packages add a sink through the entry point group ``tidelog.sinks``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SINK_SCHEMES = ("kafka", "kinesis", "topic")
 
 
 def open_sink(url: str, *, environ: Mapping[str, str], open_context: OpenContext) -> TargetSink:
-    """The sink that a URL names; its target must be there. ``NotFoundError``.
+    """Opens the sink at a URL. Raises ``NotFoundError`` if its target does not exist.
 
-    ``open_context`` opens the home in whose store events are staged, and whose topics ``topic:``
-    names, in the process that calls it; a sink that goes to other processes needs one that pickles.
+    ``open_context`` opens the home that stages the events and that ``topic:`` refers to, in the
+    process that calls it. It must pickle if the sink goes to other processes.
     """
     address = parse_address(url)
     if address.scheme == "topic":

@@ -1,8 +1,8 @@
-"""What a source is: partitions that can be read from a position on.
+"""The protocols of sources: partitions that can be read from a position.
 
-A position is text that only its source understands: an offset for Kafka and for topics, something
-else for others. It says where reading goes on, so the position after the last event of a range is
-the start of the next one.
+A position is text that only its source understands: an offset for Kafka and for topics, another
+format elsewhere. It says where to resume, so the position after the last event of a range is the
+start of the next range.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 class SourcePartition:
     """One ordered sequence of a source.
 
-    Its text has exactly one meaning, since a name has no `/` and so the last one ends the topic.
+    A name contains no `/`, so the last one ends the topic and the text has exactly one meaning.
     """
 
     topic: str
@@ -80,120 +80,121 @@ class SourcePartition:
 
     @property
     def text(self) -> str:
-        """How rows and messages name it; no other source partition has the same text."""
+        """Returns its name in rows and messages; unique among source partitions."""
         return f"{self.topic}/{self.name}"
 
     def number_in(self, topic: str) -> int | None:
-        """The number that its name is; None when it is none, or of another topic."""
+        """Returns its number; None if its name is not a number, or it has another topic."""
         known = self.topic == topic and self.name.isascii() and self.name.isdecimal()
         return int(self.name) if known else None
 
     @classmethod
     def named(cls, text: str) -> SourcePartition:
-        """The one that rows and messages name so."""
+        """Parses the text that rows and messages use."""
         topic, _, name = text.rpartition("/")
         return cls(topic, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a source partition holds now: ``[first, end)`` in positions."""
+    """What a source partition holds now: positions ``[first, end)``."""
 
     first: str
     end: str
-    incarnation: str = ""  # changes when the partition is made anew, where the source can tell
-    is_dense: bool = False  # each position of it had an event whenever it was read
-    begins: BeginReason = "earliest"  # why nothing is held before ``first``
-    note: bytes = b""  # of what is before ``end``, where a source tracks and knows none yet
+    incarnation: str = ""  # changes when the partition is created again, if the source can tell
+    is_dense: bool = False  # every position held an event each time it was read
+    begins: BeginReason = "earliest"  # why nothing before ``first`` is there
+    note: bytes = b""  # of what is before ``end``, if the source tracks and has no note yet
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """A stretch of a source partition: from ``start`` to at most ``limit``."""
+    """A range of a source partition: from ``start`` to at most ``limit``."""
 
     partition: SourcePartition
     start: str
     limit: str
-    ordinal: int = 0  # how many events came before it; numbers those of sources without offsets
-    incarnation: str = ""  # that it was planned for, where the source knows one: read no other
+    ordinal: int = 0  # number of events before it; numbers the events of sources without offsets
+    incarnation: str = ""  # the one it was planned for, if the source knows it; read no other
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some events of a range, in event columns, and where reading goes on after them.
+    """Some events of a range, in event columns, and the position to resume at after them.
 
-    A chunk may be empty: then only the position has moved, as over offsets that hold no event.
+    A chunk may be empty: then only the position moves, for example over offsets without events.
     """
 
     batch: pa.RecordBatch
     position: str
-    note: bytes = b""  # what the source wants to find again in the range's manifest
+    note: bytes = b""  # for the manifest of the range, where the source reads it later
 
 
 class RangeReader(Protocol):
-    """All that is needed to read one range, on any machine; picklable."""
+    """Everything needed to read one range on any machine; picklable."""
 
     @property
     def range(self) -> SourceRange:
-        """What it reads."""
+        """Returns the range it reads."""
         ...
 
     def read(self) -> Iterator[Chunk]:
-        """As ``Source.read``; ``UnavailableError`` also when another reader must be asked for."""
+        """Like ``Source.read``. ``UnavailableError`` can also mean that a new reader is needed."""
         ...
 
 
 @runtime_checkable
 class ChangingReader(Protocol):
-    """A reader whose plan others may change, as its files are rewritten."""
+    """A reader whose plan can become stale, because its files are rewritten."""
 
     @property
     def is_changing(self) -> bool:
-        """Whether files of the plan were being replaced when it was made."""
+        """Returns whether files of the plan were being replaced when it was made."""
         ...
 
 
 class Source(Protocol):
-    """Settings of a source; picklable. Connections are opened by each call, where it runs."""
+    """Settings of a source; picklable. Each call opens connections in the process where it runs."""
 
     @property
     def url(self) -> str:
-        """The address that opens this source again; never with a secret in it."""
+        """Returns the address that opens this source again; never contains a secret."""
         ...
 
     def partitions(self) -> list[SourcePartition]:
-        """The partitions that are there now, in order; new ones may come. ``UnavailableError``."""
+        """Lists the current partitions in order; more can appear. Raises ``UnavailableError``."""
         ...
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        """What each of them holds now; ``NotFoundError`` for one that is gone."""
+        """Returns what each partition holds now. Raises ``NotFoundError`` for a deleted one."""
         ...
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """The events of a range, in order; the last chunk's position is the end that was reached.
+        """Yields the events of a range in order. The last chunk has the position that was reached.
 
-        ``NotFoundError`` when ``start`` is no longer held: lost events are never passed over.
-        ``UnavailableError`` when the source cannot be reached or stops answering.
+        Raises ``NotFoundError`` if ``start`` is no longer there: a source never skips lost events.
+        Raises ``UnavailableError`` if it cannot reach the system, or the system stops responding.
         """
         ...
 
     def reader(self, range: SourceRange) -> RangeReader:
-        """What a task needs to read a range; errors as for ``read``, now or then."""
+        """Returns what a task needs to read a range. Raises the errors of ``read``, now or then."""
         ...
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """A position up to which there are about so many events from ``start``; at most ``end``.
+        """Returns a position about this many events after ``start``; at most ``end``.
 
-        For none it is the start itself, be it an end that was told: a place to begin at.
+        For zero events it returns ``start`` itself, which may be any end the source reported: a
+        valid place to begin.
         """
         ...
 
     def before(self, one: str, other: str) -> bool:
-        """Whether a position is strictly before another of the same partition."""
+        """Returns whether a position is strictly before another one of the same partition."""
         ...
 
     def count(self, start: str, end: str) -> int | None:
-        """About how many events lie between two positions, where the source can tell."""
+        """Returns about how many events are between two positions; None if unknown."""
         ...
 
 
@@ -202,75 +203,75 @@ class Parent:
     """A partition whose events all come before those of another."""
 
     partition: SourcePartition
-    end: str  # the position at which it is done
+    end: str  # the position where it ends
     held: bool  # whether the source still has it
 
 
 @runtime_checkable
 class BranchingSource(Protocol):
-    """What a source also is whose partitions end and are followed by others."""
+    """A source whose partitions end and are followed by others."""
 
     def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
-        """Which partitions each of them follows, also those that are no longer held."""
+        """Returns the partitions that each one follows, including deleted ones."""
         ...
 
 
 @runtime_checkable
 class KnowsEnds(Protocol):
-    """What a source also is that can tell where a deleted partition had ended."""
+    """A source that knows where a deleted partition ended."""
 
     def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
-        """The end of a partition of an earlier incarnation; empty if that is not known."""
+        """Returns the end of a partition of an earlier incarnation; empty if unknown."""
         ...
 
 
 @runtime_checkable
 class ProbingSource(Protocol):
-    """What a source also is whose ends are times: by looking it tells whether anything is there."""
+    """A source whose ends are times, so that only a look shows whether an event is there."""
 
     def waits(self, range: SourceRange) -> bool:
-        """Whether the range holds an event now. Errors as for ``Source.read``."""
+        """Returns whether the range holds an event now. Raises the errors of ``Source.read``."""
         ...
 
 
 @runtime_checkable
 class TimedSource(Protocol):
-    """What a source also is whose positions are times of events."""
+    """A source whose positions are times of events."""
 
     def limit_before(self, limit: str, time_ms: int) -> str:
-        """A limit before all events of a time; at most ``limit``."""
+        """Returns a limit before all events of a time; at most ``limit``."""
         ...
 
 
 @runtime_checkable
 class CompletingSource(Protocol):
-    """What a source also is that adds to other pipelines of its home what they have missed."""
+    """A source that adds to other pipelines of its home what they missed."""
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """Their names; none, unless it was told to."""
+        """Returns their names; empty unless the address asks for it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MissingOffsets:
-    """Offsets of a range at which no event was read, by reason."""
+    """Offsets of a range without an event, by reason."""
 
-    absent: int = 0  # that never held an event for readers
-    deleted: int = 0  # whose events were deleted from the source
-    gaps: tuple[Gap, ...] = ()  # that the source itself had skipped
+    absent: int = 0  # never held an event for readers
+    deleted: int = 0  # the events were deleted from the source
+    gaps: tuple[Gap, ...] = ()  # the source itself skipped them
 
     @property
     def offsets(self) -> int:
-        """How many they are in all."""
+        """Returns how many there are in total."""
         return self.absent + self.deleted + sum(gap.offsets for gap in self.gaps)
 
 
 @dataclass(frozen=True, slots=True)
 class CountedRange:
-    """What commits counted in a range, where the pipeline numbers events itself."""
+    """What the commits of a range counted, for sources whose events the pipeline numbers."""
 
-    read: int  # numbers that they took
+    read: int  # how many numbers they used
     dropped: int
     note: bytes
     missing: MissingOffsets
@@ -283,15 +284,15 @@ class ExplainingSource(Protocol):
     def missing(self, range: SourceRange, read: int) -> MissingOffsets:
         """Returns what a range lacks, up to the end that was reached, after ``read`` events.
 
-        What it returns and what was read add up to the range.
+        The result and ``read`` add up to the range.
         """
         ...
 
 
 def missing_in(source: Source, range: SourceRange, read: int) -> MissingOffsets:
-    """Returns what a range lacks: offsets that hold no event for readers, unless the source knows.
+    """Returns what a range lacks. By default a missing offset never held an event.
 
-    Nothing is missing where positions are not offsets, since the pipeline numbers what it reads.
+    Nothing is missing if positions are not offsets: then the pipeline numbers what it reads.
     """
     if isinstance(source, ExplainingSource):
         return source.missing(range, read)
@@ -300,7 +301,7 @@ def missing_in(source: Source, range: SourceRange, read: int) -> MissingOffsets:
 
 
 def range_offsets(range: SourceRange) -> tuple[int, int]:
-    """Returns the start and the limit of a range whose positions are offsets. ``InvalidError``."""
+    """Returns the start and limit of a range of offsets. Raises ``InvalidError``."""
     start, limit = offset_at(range.start), offset_at(range.limit)
     if start > limit:
         raise InvalidError(
@@ -311,14 +312,14 @@ def range_offsets(range: SourceRange) -> tuple[int, int]:
 
 
 def offset_at(position: str) -> int:
-    """Returns a position that is an offset, or the number of a row. ``InvalidError``."""
+    """Parses a position that is an offset or a row number. Raises ``InvalidError``."""
     if not (position.isascii() and position.isdecimal()):
         raise InvalidError(f"position `{position}`: is not an offset: give a whole number")
     return int(position)
 
 
 def check_incarnation(range: SourceRange, found: str) -> None:
-    """Raise ``NotFoundError`` where a range was planned for another incarnation than there is.
+    """Raises ``NotFoundError`` if a range was planned for another incarnation than ``found``.
 
     The next look at the source shows what its partition is now.
     """
@@ -333,10 +334,9 @@ def check_incarnation(range: SourceRange, found: str) -> None:
 
 
 def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterator[Chunk]:
-    """The same chunks; the check comes after all were read, and before the last is returned.
+    """Yields the same chunks. Calls ``check`` after reading all, before yielding the last.
 
-    An incarnation never recurs. So one that is the same in the end was so all the time, and
-    every chunk is of it.
+    An incarnation never recurs. If it is the same at the end, it was the same for every chunk.
     """
     last: Chunk | None = None
     try:
@@ -346,7 +346,7 @@ def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterat
             last = chunk
     except TidelogError:
         if last is not None:
-            yield last  # what was read before the error
+            yield last  # keep what was read before the error
         raise
     check()
     if last is not None:
@@ -355,57 +355,58 @@ def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class KnownPartition:
-    """What a pipeline knows of a source partition that it has begun."""
+    """What a pipeline knows about a source partition that it has begun."""
 
     position: str
     incarnation: str
-    note: bytes  # of the last range that was committed
-    seen: str = ""  # the end that some driver saw; empty: none was recorded
-    lost: str = ""  # what is before this is lost, as a person accepted; empty: nothing is
+    note: bytes  # of the last committed range
+    seen: str = ""  # the end that a driver saw; empty: none was recorded
+    lost: str = ""  # a person accepted the loss of everything before this; empty: none
     further: bytes = b""  # note of another pipeline that has read more of the same partition
 
 
 @runtime_checkable
 class TrackingSource(Protocol):
-    """A source that recognises partitions by what was read of them.
+    """A source that recognizes partitions by what was read from them.
 
-    A position after the first event is worth something together with the note of what is before it
-    alone: each is recorded with the other, and a source never trusts a position without a note.
+    A position is only meaningful with the note of what is before it. The two are recorded together,
+    and a source never trusts a position without its note.
     """
 
     def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
-        """Use this in all later calls."""
+        """Uses these in all later calls."""
         ...
 
     def seen(self) -> Mapping[SourcePartition, str]:
-        """Return ends that must be remembered: a partition that vanishes before its end is a loss.
+        """Returns ends to remember, because a partition that vanishes before its end is a loss.
 
-        ``VanishedError`` is raised for such a one by ``bounds``, also if another process saw it.
+        ``bounds`` raises ``VanishedError`` for such a partition, also if another process saw the
+        end.
         """
         ...
 
     def renewed(self) -> Mapping[SourcePartition, bytes]:
-        """Return notes to keep instead of the known ones, as ``bounds`` found partitions by them.
+        """Returns notes that replace the known ones, because ``bounds`` found partitions by them.
 
-        A file that got another name is found again by that name.
+        This is how a renamed file is found under its new name.
         """
         ...
 
 
 class VanishedError(NotFoundError):
-    """A source partition vanished before its end was read; ``end`` is what was seen of it."""
+    """A source partition vanished before its end was read. ``end`` is the end that was seen."""
 
     kind = "vanished"
 
 
 @runtime_checkable
 class Sparse(Protocol):
-    """A source whose offsets may have large gaps, and that knows where its next event is."""
+    """A source whose offsets may have large gaps, and which knows where its next event is."""
 
     def reach(self, range: SourceRange, end: str) -> str:
-        """Return the limit of a range, or a later one, up to ``end``, if no event is before it.
+        """Returns a limit at or after that of the range, up to ``end``, with no event in between.
 
-        So a gap is passed in one step, however many offsets it has.
+        So a gap takes one step, whatever its size.
         """
         ...
 
@@ -415,16 +416,16 @@ class LeavingOut(Protocol):
     """A source that does not read everything that is there."""
 
     def left_out(self) -> dict[str, str]:
-        """What is not read, and why, as it was when the partitions were last asked for."""
+        """Returns what it skips, with the reason, as of the last call of ``partitions``."""
         ...
 
 
 @runtime_checkable
 class Vanishing(Protocol):
-    """A source whose partitions may go without an error, as topics that a pattern matched."""
+    """A source whose partitions can vanish without an error, such as topics of a pattern."""
 
     def may_vanish(self) -> bool:
-        """Whether a partition that is no longer there is simply not listed."""
+        """Returns whether a partition that no longer exists is just not listed."""
         ...
 
 
@@ -440,13 +441,13 @@ OPTIONAL = (
     KnowsEnds,
     Vanishing,
 )
-"""What a source may also be."""
+"""The optional protocols of a source."""
 
 
 def check_wrapping(wrapper: Source, source: Source, answered: tuple[type, ...] = ()) -> None:
-    """Raise ``InternalError`` where a source that wraps another one does not pass all of it on.
+    """Raises ``InternalError`` if a wrapper does not implement a protocol of the source it wraps.
 
-    ``answered`` is what the wrapper does without.
+    ``answered`` lists the protocols that the wrapper deliberately does without.
     """
     for protocol in OPTIONAL:
         passes = isinstance(wrapper, protocol) or protocol in answered
@@ -460,12 +461,12 @@ def check_wrapping(wrapper: Source, source: Source, answered: tuple[type, ...] =
 def parents_of(
     source: Source, partitions: Sequence[SourcePartition]
 ) -> dict[SourcePartition, list[Parent]]:
-    """Which partitions each of them follows: none, in most sources."""
+    """Returns the partitions that each one follows; in most sources none."""
     return source.parents(partitions) if partitions and isinstance(source, BranchingSource) else {}
 
 
 def waits(source: Source, range: SourceRange) -> bool:
-    """Whether anything lies between the start and the limit of a range."""
+    """Returns whether there is anything between the start and the limit of a range."""
     if not source.before(range.start, range.limit):
         return False
     return source.waits(range) if isinstance(source, ProbingSource) else True
@@ -476,10 +477,10 @@ def bounds_apart(
     partitions: Sequence[SourcePartition],
     errors: dict[SourcePartition, TidelogError],
 ) -> dict[SourcePartition, Bounds]:
-    """Return what source partitions hold, and put those that cannot be reached into ``errors``.
+    """Returns what partitions hold. Adds those that fail to ``errors``.
 
-    All are asked at once. Where that fails they are asked in halves, so that one that is missing or
-    damaged costs few more requests. ``UnavailableError`` when the source cannot be reached.
+    Asks for all of them at once and, if that fails, for each half. So one missing or damaged
+    partition costs few more requests. Raises ``UnavailableError`` if the source cannot be reached.
     """
     try:
         return source.bounds(partitions)
@@ -499,7 +500,7 @@ def bounds_apart(
 
 @dataclass(frozen=True, slots=True)
 class PlannedReader:
-    """Reads a range by what its source has found out about it, which pickles with the call."""
+    """Reads a range by a plan that its source made; the plan pickles with the call."""
 
     range: SourceRange
     planned: Callable[[], Iterator[Chunk]]
@@ -510,7 +511,7 @@ class PlannedReader:
 
 @dataclass(frozen=True, slots=True)
 class DirectReader:
-    """Reads a range by its source, for sources that can be reached from anywhere."""
+    """Reads a range through its source, if that can be reached from any machine."""
 
     source: Source
     range: SourceRange

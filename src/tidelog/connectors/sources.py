@@ -1,13 +1,13 @@
-"""What can be read by position: Kafka, Kinesis, Scylla's change logs, topics of a home, files.
+"""Opens sources by URL: Kafka, Kinesis, Scylla's change logs, topics, archives, files.
 
-Every source is one ``read(range)`` that gives Arrow batches in event columns and runs anywhere, on
-a driver or in a Spark task; a source holds plain settings, pickles, and opens its connections
-where it is used. It promises order within a source partition and that nothing is passed over in
-silence. It must not know pipelines, sinks or the catalog of whoever reads it.
+A source has one method, ``read(range)``, which yields Arrow batches in event columns. It runs on a
+driver or in a Spark task. A source holds plain settings, pickles, and opens its connections where
+it is used. Its promise: order within a source partition, and it never skips events silently. It
+must not know pipelines, sinks or the catalog of its reader.
 
-``base`` has the interface; ``kafka``, ``kinesis``, ``scylla``, ``topic``, ``archive`` and ``files``
-(to copy from) are sources, with modules of their own. ``merge`` brings files into one order.
-Other packages may add one by the entry point group ``tidelog.sources``.
+``source`` defines the protocols; each system has a folder with its own source. ``merge`` puts the
+events of several files into one order. Other packages add a source through the entry point group
+``tidelog.sources``.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ SOURCE_SCHEMES = ("kafka", "kinesis", "scylla", "topic", "archive", "file")
 def open_source(
     url: str, *, environ: Mapping[str, str], open_context: OpenContext | None = None
 ) -> Source:
-    """The source that a URL names. Nothing is sent before its first call.
+    """Opens the source at a URL. Sends nothing before the first call.
 
-    ``open_context`` opens the home that a ``topic:`` or an ``archive:`` is in, in the process that
-    calls it; a source that goes to other processes needs one that pickles.
+    ``open_context`` opens the home of a ``topic:`` or ``archive:``, in the process that calls it.
+    It must pickle if the source goes to other processes.
     """
     address = parse_address(url)
     if address.scheme == "kafka":
@@ -100,7 +100,7 @@ def open_source(
 
 
 def pipelines_behind(url: str) -> tuple[str, ...]:
-    """The pipelines to which a source adds what they have missed; without opening it."""
+    """Returns the pipelines that a source adds missed events to, without opening it."""
     address = parse_address(url)
     if address.scheme != "scylla":
         return ()

@@ -1,13 +1,10 @@
-"""Which events an archive accepts: exactly those that a restore can put into a topic.
+"""Decides which events an archive accepts: exactly those that a restore can put into a topic.
 
-Sources may hold events that no topic accepts, such as Kafka records with 20,000 headers, or files
-with empty ids. Such an event becomes a dead letter, whole and with the reason, and its neighbours
-are archived. A restore leaves it in the archive (``restorable``). The limits are those for copies:
-neither what Tidelog has added to an event nor a lower ``event_bytes_max`` refuses it.
-
-A sink of a restore: events that no topic accepts stay in their archive, and are counted.
-
-An archive has such events among its dead letters (``acceptance``), and a restore reads these too.
+Sources may have events that no topic accepts, such as Kafka records with 20,000 headers, or files
+with empty ids. Such an event becomes a dead letter, complete and with the reason; the events around
+it are archived. A restore, which also reads dead letters, leaves it in the archive and counts it
+(``RestorableSink``). The limits are those for copies: neither Tidelog's own additions to an event
+nor a lower ``event_bytes_max`` refuses it.
 """
 
 from __future__ import annotations
@@ -32,16 +29,16 @@ __all__ = [
     "accepted",
 ]
 
-CHANGED = "tidelog-changed"  # header of a dead letter whose time or text is not as it was: why
+CHANGED = "tidelog-changed"  # header of a dead letter whose time or text was changed: why
 
 _TIMES = EVENT_SCHEMA.field("timestamp").type
 _HEADERS = EVENT_SCHEMA.field("headers").type
 
 
 def accepted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return the events that an archive accepts, and the others with their errors, if any."""
+    """Returns the events that an archive accepts, and the others with their errors, if any."""
     errors = {**refused_events(batch, EVENT_BYTES_CEILING, own=True), **_wrong_times(batch)}
-    rows: dict[int, str] = {}  # of a source that are not events
+    rows: dict[int, str] = {}  # of a source that are not valid events
     if "error" in batch.schema.names:
         given = enumerate(batch.column("error").to_pylist())
         rows = {row: error for row, error in given if error is not None}
@@ -69,10 +66,11 @@ def _wrong_times(batch: pa.RecordBatch) -> dict[int, str]:
 
 
 def _readable(refused: pa.RecordBatch, reasons: list[str], made: list[bool]) -> pa.RecordBatch:
-    """Return events whose time and text every reader can show; a header says what was changed.
+    """Returns events whose time and text every reader can show. A header says what changed.
 
-    Bytes that are not UTF-8 become ``\\xNN``, and times the nearest one that is allowed. The header
-    stays with the event when it is restored. ``made`` rows were not events, and have it too.
+    Bytes that are not UTF-8 become ``\\xNN``, and times become the nearest valid one. The header
+    stays with the event when it is restored. ``made`` rows, which were not valid events, also get
+    it.
     """
     times = refused.column("timestamp").cast(pa.int64())
     shown = pc.max_element_wise(pc.min_element_wise(times, TIMESTAMP_MS_END - 1), 0)
@@ -110,7 +108,7 @@ def _texts(column: pa.Array) -> list[str | None]:
 
 @dataclass(frozen=True)
 class RestorableSink:
-    """Another sink, whose writers get only what can be restored. Pickles where that one does."""
+    """Another sink whose writers get only what can be restored. Pickles if that sink does."""
 
     sink: TargetSink
 

@@ -1,7 +1,7 @@
-"""Reading what an archive holds of a range: the files of its commits, merged by offset.
+"""Reads a range of an archive: the files of its commits, merged by offset.
 
-A plan names the files with their checksums, and needs only the store; so it can be read where the
-catalog cannot be reached.
+A plan names the files with their checksums and needs only the store, so it works where the catalog
+cannot be reached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidelog.store.base import Store
 
 __all__ = ["PlannedCommits", "is_number", "plan_commits"]
 
-_KINDS = ("data", "dead")  # of files that hold events
+_KINDS = ("data", "dead")  # of files with events
 
 
 def plan_commits(
@@ -35,9 +35,9 @@ def plan_commits(
     store: str,
     replays: Replays | None = None,
 ) -> PlannedCommits:
-    """What to read of the commits that a range touches.
+    """Plans what to read of the commits that a range touches.
 
-    ``InvalidError`` when it cuts one whose positions are no offsets.
+    Raises ``InvalidError`` if it cuts a commit whose positions are not offsets.
     """
     form = _format(making)
     again = list(replays.counting()) if replays is not None else []
@@ -54,11 +54,11 @@ def plan_commits(
 
 @dataclass(frozen=True, slots=True)
 class _PlannedFile:
-    """A file with events, and its sidecar where its format has one."""
+    """A file with events, and its sidecar if its format has one."""
 
     data: FileEntry
     sidecar: FileEntry | None
-    rows: tuple[int, int] | None = None  # the offsets that are meant; None: all
+    rows: tuple[int, int] | None = None  # the offsets to read; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +67,27 @@ class _PlannedCommit:
 
     start: str
     files: tuple[_PlannedFile, ...]
-    offsets: tuple[int, int] | None  # those wanted; None: positions are no offsets, and all of it
+    offsets: tuple[int, int] | None  # to read; None: positions are not offsets, so read all
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCommits:
-    """A range and the files that hold its events. Pickles."""
+    """A range, and the files that hold its events. Pickles."""
 
     range: SourceRange
     commits: tuple[_PlannedCommit, ...]
     making: ArchiveFormat
     store: str  # URL
-    lost: tuple[Gap, ...]  # inside of the range: the archive's own source had lost these events
-    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for these files
+    lost: tuple[Gap, ...]  # in the range: the archive's own source lost these events
+    rewrites: tuple[str, ...] = ()  # manifests that running erasures write for these files
 
     @property
     def is_changing(self) -> bool:
-        """Whether an erasure is replacing files of the plan."""
+        """Returns whether an erasure is replacing files of the plan."""
         return bool(self.rewrites)
 
     def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``ArchiveSource.read``."""
+        """Yields the same chunks as ``ArchiveSource.read``."""
         return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
@@ -106,12 +106,12 @@ def _format(making: ArchiveFormat) -> Format:
 
 
 def _planned(manifest: Manifest, files: list[_PlannedFile], range: SourceRange) -> _PlannedCommit:
-    """What to read of a commit, all of it or the offsets that lie in the range."""
+    """Returns what to read of a commit: all of it, or the offsets in the range."""
     positions = (manifest.start, manifest.end, range.start, range.limit)
     if not all(map(is_number, positions)):
         return _PlannedCommit(manifest.start, tuple(files), None)
     first, last, start, end = map(int, positions)
-    # Other numbers than offsets are told by the files: sequence numbers are far larger.
+    # Only the files have the other numbers: sequence numbers are far larger.
     own = [file for file in manifest.files if file.kind in _KINDS]
     if all(first <= file.first_offset <= file.last_offset < last for file in own):
         start, end = max(first, start), min(last, end)
@@ -134,9 +134,9 @@ def _with_sidecars(manifest: Manifest, form: Format) -> list[_PlannedFile]:
 def _replayed(
     again: Sequence[tuple[Manifest, FileEntry]], form: Format, gone: Sequence[FileEntry]
 ) -> list[_PlannedFile]:
-    """What holds the events of dead letters now that replays have replaced them.
+    """Returns the files that hold the events of dead letters after replays replaced them.
 
-    Files of replays hold nothing but what were dead letters, perhaps of other commits too.
+    Files of replays hold only former dead letters, but possibly of other commits too.
     """
     start = min(file.first_offset for file in gone)
     end = max(file.last_offset for file in gone) + 1

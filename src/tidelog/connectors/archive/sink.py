@@ -1,27 +1,22 @@
-"""The files of an archive: events laid out by partition names, in any format.
+"""Writes the files of an archive: events in folders, in any format, and dead letters.
 
-A writer takes one range of a source partition. Without a parser (a *backup*) all its events go into
-one folder in source order; with one, each goes into the folder that the parser says. What no parser
-or schema takes, or no restore could bring back (``acceptance``), goes to the dead letters with its
-reason; more of them than the set share stops the range.
+A writer handles one range of a source partition. Without a parser (a *backup*) all its events go
+into one folder in source order. With one, each goes into the folder that the parser returns. An
+event that the parser, the schema or a restore (``acceptance``) refuses becomes a dead letter with
+the reason. More dead letters than the configured share stop the range.
 
-Memory is bounded, whatever the folders are. Events wait, folder by folder, until enough of one
-folder are there for a part of a file, and all are written when too many wait. A file ends when it
-is large enough, when too many are open and it is the largest, or when its format keeps events in
-memory and another file is to be written; a further file of the same range may begin later. Events
-of more folders than a range may have are dead letters: a path that follows from data may be
-anything, and a million folders serve nobody.
+Memory is bounded, whatever the folders. Events wait by folder until there are enough of one for a
+part of a file; if too many wait, all are written. A file is closed when it is large enough, when
+too many files are open and it is the largest, or when its format keeps events in memory and another
+file must be written. A range may write more files of the same folder later. Events beyond the
+maximum number of folders are dead letters, because a path computed from data may be anything.
 
-Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
-where the offset is that of the file's own first event. So no two files of an archive have one name.
-After ranges were set aside (``pipeline.forgotten``) names have a further part, ``_<names>``, so
-that a range which is done again never has the name of a file that was set aside.
-Topic and partition are written as data is (``codec.parsers.names``): a plain name as it is, another
-such that every reader that lists the folder sees it and every store can hold it.
-
-A file of an archive that is being written, and what is known of it.
-
-Dead letters of a range: events that no parser or schema takes, whole, with the reason.
+Names follow Secor:
+``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``, with the offset of
+the file's first event, so names are unique in an archive. After ranges were set aside
+(``pipeline.aside``), names get a further part, ``_<names>``, so a repeated range never reuses the
+name of a file that was set aside. Topic and partition are escaped like data
+(``codec.parsers.names``), so that every reader lists them and every store accepts them.
 """
 
 from __future__ import annotations
@@ -69,17 +64,17 @@ __all__ = [
 ]
 
 _PUBLISH_AT_ONCE = 8
-_PART_ROWS = 131_072  # of one folder that wait; then they are written
+_PART_ROWS = 131_072  # of one folder; then they are written
 _PART_BYTES = 64 << 20
-_SPOOL_BYTES = 64 << 20  # of all open files together in memory; the rest is on disk
+_SPOOL_BYTES = 64 << 20  # of all open files in memory; the rest is on disk
 
 
 @dataclass(frozen=True, slots=True)
 class FilesSettings:
-    """How an archive lays down its files; plain values."""
+    """How an archive writes its files; plain values."""
 
-    store: str  # URL of the store that holds both staging and the archive
-    root: str  # the archive's folder in it
+    store: str  # URL of the store with staging and the archive
+    root: str  # the archive's folder there
     dead: str  # the folder of its dead letters
     generation: int = 1
     parser: str | None = None  # None: a backup
@@ -89,15 +84,15 @@ class FilesSettings:
     format_settings: FormatSettings = field(default_factory=FormatSettings)
     file_bytes_max: int = 200_000_000
     open_files_max: int = 50
-    held_bytes_max: int = 64 << 20  # of events that wait; then all are written
+    held_bytes_max: int = 64 << 20  # of waiting events; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
-    names: str = ""  # a further part of all names, since ranges were set aside
-    owner: str = ""  # what `_owner` in the root must say before anything is published; empty: any
+    names: str = ""  # a further part of all names, after ranges were set aside
+    owner: str = ""  # content of `_owner` in the root, checked before publishing; empty: any
 
 
 class FilesSink:
-    """Lays down the files of one archive. Pickles; opens its store where it is used."""
+    """Writes the files of one archive. Pickles; opens its store where it is used."""
 
     def __init__(self, settings: FilesSettings) -> None:
         self._settings = settings
@@ -139,7 +134,7 @@ class FilesSink:
         self._check_owner()
         store = self._store()
         for file in files:
-            # Another driver has copied it before, or has deleted it since.
+            # Another driver copied it before, or deleted it since.
             with contextlib.suppress(AlreadyExistsError, NotFoundError):
                 store.copy(file.target, self.aside(file, name))
         store.delete([file.target for file in files])
@@ -159,7 +154,7 @@ class FilesSink:
 
     @property
     def _root(self) -> str:
-        """The folder of its generation."""
+        """Returns the folder of its generation."""
         return f"{self._settings.root}/g{self._settings.generation}"
 
     def _check_owner(self) -> None:
@@ -174,7 +169,7 @@ class FilesSink:
 
 
 class _Folder:
-    """What waits for a folder."""
+    """Events waiting for a folder."""
 
     __slots__ = ("bytes", "path", "rows", "waiting")
 
@@ -209,9 +204,9 @@ class FilesWriter:
             self._parser = open_parser(settings.parser, settings.layout)
         self._uploads = Uploads(store, staging)
         self._dead = DeadLetters(self._uploads, self._dead_target)
-        self._folders: dict[str, _Folder] = {}  # all that the range has
+        self._folders: dict[str, _Folder] = {}  # all folders of the range
         self._open: dict[str, OpenFile] = {}  # by path
-        self._held = 0  # bytes of portions that are not wholly written
+        self._held = 0  # bytes of portions that are not fully written
         self._last_offset = -1
         self._read = 0
 
@@ -262,7 +257,7 @@ class FilesWriter:
         return list(shares_of(batch, layout))
 
     def _folder(self, path: str) -> _Folder | None:
-        """The folder of a path; None for one too many."""
+        """Returns the folder of a path; None if there are too many."""
         found = self._folders.get(path)
         if found is None and len(self._folders) < self._settings.folders_max:
             found = self._folders[path] = _Folder(path)
@@ -273,7 +268,7 @@ class FilesWriter:
         return min(_PART_BYTES, self._settings.file_bytes_max)
 
     def _write_folder(self, folder: _Folder) -> None:
-        """Write what waits for a folder as one part of its file, and keep to all limits."""
+        """Writes the events of a folder as one part of its file, within all limits."""
         self._make_room(folder.path)
         self._write_shares(folder)
         file = self._open[folder.path]
@@ -292,9 +287,9 @@ class FilesWriter:
             self._release(share)
 
     def _make_room(self, path: str) -> None:
-        """End files of other folders, so that this one can be written."""
+        """Closes files of other folders, so that this one can be written."""
         others = {name: file.writer for name, file in self._open.items() if name != path}
-        # Many writers that cannot let go of events, as ORC's, would tear the heap to pieces.
+        # Many writers that keep events in memory, such as ORC's, would fragment the heap.
         ending = [name for name, writer in others.items() if writer.bytes_held]
         left = {name: others[name].bytes_written for name in others if name not in ending}
         while len(left) >= self._settings.open_files_max:
@@ -329,7 +324,7 @@ class FilesWriter:
             self._uploads.add(file.sidecar.take(), entry)
 
     def _bury(self, shares: list[FolderRows]) -> None:
-        """Rows of one portion for which there is no folder; copied, so that it can be freed."""
+        """Makes dead letters of rows without a folder; copies them, so the portion can be freed."""
         rows = np.concatenate([np.arange(share.start, share.end) for share in shares])
         reason = pa.scalar(f"its range has more than {self._settings.folders_max} folders")
         self._dead.bury(shares[0].portion.batch.take(pa.array(rows)), pa.repeat(reason, len(rows)))
@@ -364,7 +359,7 @@ _aside: type[AsideSink] = FilesSink
 
 
 class OpenFile:
-    """One file and, where its format has one, its sidecar."""
+    """A file and, if its format has one, its sidecar."""
 
     def __init__(self, form: Format) -> None:
         self.first_offset = self._last_offset = -1
@@ -375,17 +370,17 @@ class OpenFile:
 
     @property
     def spooled_bytes(self) -> int:
-        """What is encoded, and in memory."""
+        """Returns how many encoded bytes are in memory."""
         return self.data.bytes_held + (self.sidecar.bytes_held if self.sidecar else 0)
 
     def to_disk(self) -> None:
-        """Free that memory."""
+        """Frees that memory."""
         self.data.to_disk()
         if self.sidecar is not None:
             self.sidecar.to_disk()
 
     def write(self, share: FolderRows) -> pa.RecordBatch | None:
-        """Add a folder's rows; gives back the misfits."""
+        """Adds the rows of a folder. Returns those that the schema refuses."""
         misfits = self.writer.write(share.batch)
         rows = slice(share.start, share.end)
         offsets, times = share.portion.offsets[rows], share.portion.times[rows]
@@ -402,11 +397,11 @@ class OpenFile:
 
     @property
     def path_ms(self) -> int:
-        """The parser's time of the last event; -1: its path was made of none."""
+        """Returns the parser's time of the last event; -1 if its path has none."""
         return self._path_ms
 
     def entry(self, target: str, kind: str, named: int = 0) -> Put:
-        """What the manifest says of it, once it is stored."""
+        """Returns the manifest entry to record once the file is stored."""
         return lambda staged, size, crc: FileEntry(
             staged=staged,
             target=target,
@@ -423,27 +418,27 @@ class OpenFile:
         )
 
 
-_LEAST = 100  # dead letters that never stop a range, whatever their share
-_FILE_BYTES = 32 << 20  # in memory; then a file of them is stored
+_LEAST = 100  # this many dead letters never stop a range, whatever their share
+_FILE_BYTES = 32 << 20  # in memory; then a file of dead letters is stored
 
 
 class DeadLetters:
-    """Collects them, and stages them in files of their own, sorted by offset."""
+    """Collects dead letters, and stages them in their own files, sorted by offset."""
 
     def __init__(self, uploads: Uploads, target: Callable[[int], str]) -> None:
         self._uploads = uploads
-        self._target = target  # where a file belongs whose first offset is this one
+        self._target = target  # returns the target of a file by its first offset
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
         self._first_error = ""
         self.count = 0
 
     def bury(self, rows: pa.RecordBatch, errors: pa.Array) -> None:
-        """Events and why they are dead."""
+        """Adds events and their errors."""
         self.add(pa.record_batch([*rows.columns, errors], schema=MISFIT_SCHEMA))
 
     def add(self, misfits: pa.RecordBatch) -> None:
-        """Events with their errors."""
+        """Adds events with an error column."""
         if misfits.num_rows == 0:
             return
         self._first_error = self._first_error or misfits.column("error")[0].as_py()
@@ -454,7 +449,7 @@ class DeadLetters:
             self._stage()
 
     def close(self, what: str, read: int, share_max: float) -> None:
-        """Stage the rest. ``InvalidError`` when there are too many among the events read."""
+        """Stages the rest. Raises ``InvalidError`` if there are too many among the events read."""
         if self.count >= _LEAST and self.count > share_max * read:
             raise InvalidError(
                 f"source partition `{what}`: {self.count} of {read} events are dead letters, the "

@@ -1,17 +1,16 @@
-"""Events of an archive, as a source: what a pipeline has laid down, in the order that it came in.
+"""An archive as a source: the events that its pipeline wrote, in the order they arrived.
 
-Source partitions and positions are those of the archive's own source, as its commits hold them. So
-a pipeline that has read an archive to its end goes on from the live source at the same position,
-with neither gap nor overlap. Dead letters are events too, and come in their place.
+Source partitions and positions are those of the archive's own source, from its commits. So a
+pipeline that has read an archive to its end continues with the live source at the same position,
+without gap or overlap. Dead letters are events too, in their place.
 
-Ranges begin and end where commits do; where positions are offsets, they may lie anywhere. A driver
-plans a range, and reading the plan needs only the store.
+Ranges begin and end where commits do, or anywhere if positions are offsets. A driver plans a range,
+and reading the plan needs only the store.
 
-What a range of an archive lacks: offsets that its commits counted, and its files do not hold.
-
-A range may begin and end inside of a commit. Gaps are cut exactly. How many offsets of a piece of a
-commit were dropped or never there is not known, only how many of the whole: so these are counted as
-far as they fit, what was dropped first, and the rest was erased. All of it adds up in any case.
+A range may begin and end inside a commit, and may have fewer events than offsets. Gaps are cut
+exactly. A commit counts only in total how many offsets were dropped or never held an event. So a
+part of a commit counts as many of them as fit, dropped ones first; the rest was erased. The sum is
+always the range.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ __all__ = [
     "open_archive",
 ]
 
-_AT_ONCE = 8  # heads and manifests read side by side; each is a round trip
+_AT_ONCE = 8  # heads and manifests to read in parallel; each is a round trip
 
 
 def open_archive(address: Address, open_context: OpenContext) -> ArchiveSource:
-    """The source at ``archive:NAME?generation=N``, the promoted generation by default."""
+    """Opens the source at ``archive:NAME?generation=N``; by default the live generation."""
     given = address.take_options(("generation",)).get("generation")
     if address.host:
         raise InvalidError(f"source `{address.text}`: give archive:NAME, without slashes")
@@ -81,12 +80,12 @@ def open_archive(address: Address, open_context: OpenContext) -> ArchiveSource:
 
 
 class _History:
-    """The commits of a source partition, one after another, and the borders between them."""
+    """The commits of a source partition in order, and the borders between them."""
 
     def __init__(self, pipeline: str, commits: Sequence[Commit], head: Progress) -> None:
         self.pipeline = pipeline
         self.commits = commits
-        self.end = head.position  # of the last, or where the first will begin
+        self.end = head.position  # of the last commit, or where the first will begin
         self.first = commits[0].start if commits else self.end
         self.incarnation = head.incarnation
         self.gaps = head.gaps
@@ -96,7 +95,7 @@ class _History:
         }
 
     def between(self, start: str, end: str) -> Sequence[Commit] | None:
-        """The commits from one border to another; None unless both are borders, in this order."""
+        """Returns the commits between two borders; None unless both are borders, in this order."""
         first, last = self.borders.get(start), self.borders.get(end)
         if first is None or last is None or first > last:
             return None
@@ -119,7 +118,7 @@ class ArchiveSource:
         return f"archive:{self._name}{chosen}"
 
     def partitions(self) -> list[SourcePartition]:
-        """Those that the archive has begun, also when its own source no longer has them."""
+        """Lists the ones that the archive has begun, also if its own source no longer has them."""
         with self._open_context() as context:
             return sorted(self._histories(context, self._archive(context), None))
 
@@ -137,7 +136,7 @@ class ArchiveSource:
             return self._histories(context, self._archive(context), [partition])[partition].gaps
 
     def counted(self, range: SourceRange) -> CountedRange:
-        """Returns what the commits of a range counted; the range must be whole commits."""
+        """Returns what the commits of a range counted. The range must consist of whole commits."""
         with self._open_context() as context:
             archive = self._archive(context)
             history = self._histories(context, archive, [range.partition])[range.partition]
@@ -155,10 +154,10 @@ class ArchiveSource:
     def missing(
         self, range: SourceRange, read: int, reason: GapReason | None = "upstream"
     ) -> MissingOffsets:
-        """What the archive itself lacks in a range, by what its commits counted.
+        """Returns what the archive lacks in a range, from the counts of its commits.
 
-        Its gaps and what its transform dropped are gaps here too; without a reason, each for its
-        own.
+        Its gaps, and what its transform dropped, are gaps with the given reason. Without one, each
+        keeps its own.
         """
         with self._open_context() as context:
             archive = self._archive(context)
@@ -166,18 +165,18 @@ class ArchiveSource:
             return missing_in_commits(range, read, _manifests(context, history, range)[0], reason)
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says, and whole: the last position is the limit.
+        """Implements ``Source.read``. The last position is always the limit.
 
-        Inside of a commit whose positions are no offsets, a chunk's position is its beginning.
-        ``CorruptError`` for a file that is missing or not as its manifest says.
+        In a commit whose positions are not offsets, the position of a chunk is the commit's start.
+        Raises ``CorruptError`` for a file that is missing or differs from its manifest.
         """
         return self.reader(range).read()
 
     def reader(self, range: SourceRange) -> PlannedCommits:
-        """The range with the files that hold its events. Errors as for ``read``.
+        """Returns the range with the files that hold its events. Raises the errors of ``read``.
 
-        ``InvalidError`` for a range that begins or ends inside of a commit, where the positions
-        are no offsets; ``NotFoundError`` for one that the archive does not hold.
+        Raises ``InvalidError`` for a range that begins or ends inside a commit if positions are not
+        offsets. Raises ``NotFoundError`` for a range that the archive does not hold.
         """
         with self._open_context() as context:
             archive = self._archive(context)
@@ -191,7 +190,7 @@ class ArchiveSource:
             return replace(plan, rewrites=tuple(sorted(set(rewrites) - {""})))
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """The end of a commit: of the last one that fits, or of the first if none does."""
+        """Returns the end of the last commit that fits, or of the first if none fits."""
         cuts = set()
         for commits in self._between(start, end):
             at, left = start, events
@@ -205,7 +204,7 @@ class ArchiveSource:
             return cuts.pop()
         if not is_number(start) or not is_number(end):
             return end
-        # Offsets, of which every one will do.
+        # Any offset is a valid cut.
         return str(min(map(int, cuts), default=min(int(end), int(start) + events)))
 
     def before(self, one: str, other: str) -> bool:
@@ -221,7 +220,7 @@ class ArchiveSource:
         )
 
     def count(self, start: str, end: str) -> int | None:
-        """Exactly so many between the ends of commits; else at most so many, of offsets."""
+        """Returns the exact count between ends of commits; else an upper bound for offsets."""
         counts = {sum(each.events for each in found) for found in self._between(start, end)}
         if len(counts) == 1:
             return counts.pop()
@@ -229,14 +228,14 @@ class ArchiveSource:
         return max(0, int(end) - int(start)) if numbers else None
 
     def count_in(self, partition: SourcePartition, start: str, end: str) -> int | None:
-        """How many events commits of one source partition counted between two of their borders."""
+        """Returns how many events the commits of a source partition counted between two borders."""
         if partition not in self._known:
             self.bounds([partition])
         commits = self._known[partition].between(start, end)
         return None if commits is None else sum(each.events for each in commits)
 
     def _between(self, start: str, end: str) -> list[Sequence[Commit]]:
-        """The commits between two borders, of each source partition that has both in this order."""
+        """Returns the commits between two borders, for each source partition that has both."""
         if not self._known:
             self.partitions()
         found = (history.between(start, end) for history in self._known.values())
@@ -250,7 +249,7 @@ class ArchiveSource:
     def _histories(
         self, context: Context, archive: Archive, wanted: Sequence[SourcePartition] | None
     ) -> dict[SourcePartition, _History]:
-        """What was committed in some source partitions, or in all."""
+        """Returns what was committed in some source partitions, or in all."""
         pipeline = archive.pipeline(self._generation)
         if wanted is None:
             asked = list(map(SourcePartition.named, read_partitions(context, pipeline)))
@@ -302,7 +301,7 @@ class ArchiveSource:
 def _manifests(
     context: Context, history: _History, range: SourceRange
 ) -> tuple[list[Manifest], list[Commit]]:
-    """What the commits that a range touches name now: an erasure gives them other manifests."""
+    """Returns the current manifests of the commits in a range: an erasure replaces them."""
     commits = _read_again(context, history, range.partition, _commits_in(history, range))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
@@ -321,7 +320,7 @@ def _manifests(
 def _read_again(
     context: Context, history: _History, partition: SourcePartition, commits: Sequence[Commit]
 ) -> list[Commit]:
-    """The same commits, as their rows are now."""
+    """Returns the same commits as their rows are now."""
     if not commits:
         return []
     before = history.commits[: history.borders[commits[0].start]]
@@ -346,7 +345,7 @@ def _manifest(context: Context, key: str) -> Manifest:
 
 
 def _commits_in(history: _History, range: SourceRange) -> Sequence[Commit]:
-    """The commits that a range touches; they must be there."""
+    """Returns the commits that a range touches. Raises if they are not there."""
     start, limit = range.start, range.limit
     whole = history.between(start, limit)
     if whole is not None:
@@ -414,17 +413,17 @@ def missing_in_commits(
     manifests: Sequence[Manifest],
     reason: GapReason | None = "upstream",
 ) -> MissingOffsets:
-    """Returns why a range has fewer events than offsets, by the manifests that it touches.
+    """Returns why a range has fewer events than offsets, from the manifests that it touches.
 
-    Gaps have the reason that is given, or without one their own. What a transform dropped, here or
-    in an archive further up, is some of the offsets only, and keeps that reason.
+    Gaps get the given reason, or keep their own without one. Offsets that a transform dropped, here
+    or in an archive upstream, are only some of a range and keep that reason.
     """
     span = offsets_between(range.start, range.limit)
     if span is None:
         span = sum(_numbers(each) for each in manifests)
     left = span - read
     gaps: tuple[Gap, ...] = ()
-    some = [each.dropped for each in manifests]  # offsets that are some of a range
+    some = [each.dropped for each in manifests]  # gaps that are only some offsets of a range
     for manifest in manifests:
         for gap in manifest.lost:
             cut = cut_gap(gap, range.start, range.limit, reason=reason)
@@ -444,7 +443,7 @@ def missing_in_commits(
 def cut_gap(gap: Gap, start: str, end: str, reason: GapReason | None = None) -> Gap | None:
     """Returns the part of a gap between two positions; None if there is none.
 
-    A gap whose offsets are spread over its range keeps as many as fit.
+    A gap with offsets spread over its range keeps as many as fit.
     """
     why = gap.reason if reason is None else reason
     whole = offsets_between(gap.start, gap.end)
@@ -457,6 +456,6 @@ def cut_gap(gap: Gap, start: str, end: str, reason: GapReason | None = None) -> 
 
 
 def _numbers(manifest: Manifest) -> int:
-    """How many events a range has numbers for, where its positions are not offsets."""
+    """Returns how many numbers a range used, if its positions are not offsets."""
     skipped = sum(gap.offsets for gap in manifest.lost)
     return manifest.read + manifest.deleted + manifest.absent + skipped

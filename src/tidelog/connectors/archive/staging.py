@@ -1,20 +1,16 @@
-"""A batch laid out: its rows in the order of their folders, so that each folder's are one slice.
+"""Sorts batches by folder, stages files, and publishes them under their final names.
 
-Rows are moved once for all folders; what a folder gets costs no copy, but keeps the whole portion
-in memory. So a portion counts until the last of its shares has been written.
+**Portions.** Rows of a batch are sorted by folder once, so the rows of each folder are one slice
+without a copy. A slice keeps the whole portion in memory, so a portion counts until its last share
+is written.
 
-Files on their way into staging: some at once, while the next ones are encoded.
+**Uploads.** An upload waits for the network or the disk while encoding needs the processor, so they
+run in parallel. The number of waiting files and their bytes in memory are bounded. A spool keeps a
+file in memory, or on the local disk.
 
-An upload waits for the network or the disk, and encoding needs the processor, so they go side by
-side. How many files wait, and their bytes in memory, are bounded.
-
-A file on its way to the store: in memory, or on this machine's disk when told so.
-
-From staging to final names: copied, never moved, and created only once.
-
-A file that is there already with the same bytes is done: another driver, or this one before it
-died, has published it. One whose staged copy is gone is done too, if its target is as it should
-be; if neither is there, something was deleted that must not be.
+**Publishing.** Files are copied, never moved, and created only once. A target that already has the
+same bytes is done: another driver, or this one before a crash, published it. A missing staged file
+is fine if its target is right. If both are missing, a file was deleted that must not be.
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ __all__ = [
     "staged_events",
 ]
 
-_SHARE_BYTES = 400  # about what a share costs by itself, in Python's objects
+_SHARE_BYTES = 400  # approximate cost of a share in Python objects
 
 
 class Portion:
@@ -71,12 +67,12 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class FolderRows:
-    """The rows of a portion that belong into one folder, in the order of their offsets."""
+    """The rows of a portion that belong to one folder, in offset order."""
 
     portion: Portion
     start: int
     end: int
-    path_ms: int  # the parser's time of the last one; -1: its path was made of none
+    path_ms: int  # the parser's time of the last row; -1: its path has none
 
     @property
     def rows(self) -> int:
@@ -84,7 +80,7 @@ class FolderRows:
 
     @property
     def bytes(self) -> int:
-        """About how many, as if all rows were equal."""
+        """Returns about how many bytes, as if all rows had the same size."""
         return self.portion.bytes * self.rows // len(self.portion.offsets)
 
     @property
@@ -93,14 +89,14 @@ class FolderRows:
 
 
 def portion_of(batch: pa.RecordBatch) -> FolderRows:
-    """A whole batch, for one folder."""
+    """Returns a whole batch for one folder."""
     portion = Portion(batch)
     portion.left = 1
     return FolderRows(portion, 0, batch.num_rows, -1)
 
 
 def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, FolderRows]]:
-    """The rows of a batch that have a path, folder by folder."""
+    """Yields the rows of a batch that have a path, folder by folder."""
     paths, times = layout.paths, layout.times
     if layout.errors.null_count < batch.num_rows:
         good = pc.is_null(layout.errors)
@@ -110,7 +106,7 @@ def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, Fold
     names = paths.dictionary.to_pylist()
     codes = paths.indices.to_numpy()
     if len(names) < np.iinfo(np.int16).max:
-        codes = codes.astype(np.int16)  # which numpy sorts in one pass
+        codes = codes.astype(np.int16)  # numpy sorts this type in one pass
     path_ms = times.fill_null(-1).to_numpy()
     if (np.diff(codes) < 0).any():
         order = np.argsort(codes, kind="stable")
@@ -124,23 +120,24 @@ def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, Fold
 
 
 _AT_ONCE = 4
-_BYTES_MAX = 64 << 20  # of files that wait; a larger one goes alone
+_BYTES_MAX = 64 << 20  # of waiting files; a larger one goes alone
 
-Put = Callable[[str, int, int], FileEntry]  # what is known of a file, with its key, size and crc32c
+# Makes the entry of a file from its key, size and crc32c.
+Put = Callable[[str, int, int], FileEntry]
 
 
 class Uploads:
-    """The files of one writer, in the order in which they were added."""
+    """The files of one writer, in the order they were added."""
 
     def __init__(self, store: Store, staging: str) -> None:
         self._store = store
-        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task has names of its own
+        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task gets its own names
         self._pool = ThreadPoolExecutor(_AT_ONCE, "tidelog-upload")
         self._waiting: deque[tuple[Future[FileEntry], int]] = deque()
         self._files: list[FileEntry] = []
 
     def add(self, content: bytes, put: Put) -> None:
-        """Begin to store a file; errors of earlier ones may be raised here."""
+        """Starts to store a file. May raise errors of earlier files."""
         size = len(content)
         while self._waiting and (
             len(self._waiting) >= _AT_ONCE or sum(s for _, s in self._waiting) + size > _BYTES_MAX
@@ -150,7 +147,7 @@ class Uploads:
         self._waiting.append((self._pool.submit(self._store_file, key, content, put), size))
 
     def close(self) -> tuple[FileEntry, ...]:
-        """All files, once they are durable."""
+        """Waits until all files are durable, and returns them."""
         try:
             while self._waiting:
                 self._settle()
@@ -168,7 +165,7 @@ class Uploads:
 
 
 class Spool:
-    """Takes bytes from start to end, and gives them back once."""
+    """Collects bytes, and returns them once."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = io.BytesIO()
@@ -177,24 +174,24 @@ class Spool:
 
     @property
     def bytes_held(self) -> int:
-        """How many bytes are in memory."""
+        """Returns how many bytes are in memory."""
         return 0 if self._on_disk else self._size
 
     def write(self, data: Any, /) -> int:
-        """Add bytes."""
+        """Adds bytes."""
         written = self._file.write(data)
         self._size += written
         return written
 
     def to_disk(self) -> None:
-        """Free the memory; what follows goes to disk too."""
+        """Frees the memory; what follows goes to disk too."""
         if not self._on_disk:
             file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the spool
             file.write(self.take())
             self._file, self._on_disk = file, True
 
     def take(self) -> bytes:
-        """All of it, in memory once. The spool is over."""
+        """Returns all of it, in memory once. Ends the spool."""
         with self._file as file:
             if isinstance(file, io.BytesIO):
                 return file.getvalue()  # shares its buffer
@@ -203,9 +200,9 @@ class Spool:
 
 
 def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) -> None:
-    """Make staged files visible; idempotent. ``CorruptError`` when that cannot be.
+    """Makes staged files visible. Idempotent. Raises ``CorruptError`` if that is impossible.
 
-    With ``at_once`` above 1 so many copies go side by side: each is some round trips.
+    Copies up to ``at_once`` files in parallel, because each takes several round trips.
     """
     if at_once == 1 or len(files) < 2:
         for file in files:
@@ -217,7 +214,7 @@ def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) ->
 
 
 def is_published(store: Store, file: FileEntry) -> bool:
-    """Whether a file is at its final name, with the bytes that its manifest says."""
+    """Returns whether a file has its final name, with the bytes in its manifest."""
     try:
         if store.head(file.target).size != file.size:
             return False
@@ -227,7 +224,7 @@ def is_published(store: Store, file: FileEntry) -> bool:
 
 
 def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
-    """Remove staged files. Idempotent."""
+    """Deletes staged files. Idempotent."""
     if files:
         store.delete([file.staged for file in files])
 
@@ -235,9 +232,9 @@ def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
 def staged_events(
     store: Store, manifest: Manifest, skip: int = 0
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The events that were staged as segments, after the first ``skip``; each with its partition.
+    """Yields the events staged as segments after the first ``skip``, each with its partition.
 
-    ``NotFoundError`` when a segment is gone.
+    Raises ``NotFoundError`` if a segment is missing.
     """
     for file in manifest.files:
         for piece in file.pieces:

@@ -1,11 +1,11 @@
-"""Which source partitions the files of a folder are, and which files cannot be read.
+"""Lists a folder: which source partitions its files are, and which files cannot be read.
 
-A name of a file is checked twice: as it is, and as the source partition that it stands for, which
-becomes a row of the catalog. What fails either check is an error of its own, which names the file.
-What a name says about offsets is compared with the file's events where both are known: a file that
-has events holds at least one offset from the one in its name on, or is an error.
+Each file name is checked twice: as it is, and as the source partition it refers to, which becomes a
+catalog row. A file that fails either check is an error of its own, which names the file. The offset
+in a name is compared with the events of the file if both are known: a file with events holds at
+least one offset at or above the one in its name.
 
-Listing a folder past subfolders that may not be read: these stop only what may be in them.
+A subfolder that may not be read is skipped, and blocks only what may be in it.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _HIDDEN = "its name begins with `_` or `.`: give its own address, or rename it, to read it"
-_MARKS = ("_SUCCESS", "_owner")  # of archives, and of other tools: they hold no events
+_MARKS = ("_SUCCESS", "_owner")  # of archives and of other tools; these hold no events
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A file of an archive, and its sidecar where its format has one."""
+    """A file of an archive, with its sidecar if its format has one."""
 
     form: Format
-    first: int  # as its name says
+    first: int  # from its name
     data: ObjectInfo
     sidecar: ObjectInfo | None
 
     def batches(self, store: Store) -> Iterator[pa.RecordBatch]:
-        """Its events."""
+        """Yields its events."""
         self._check_whole()
         with ExitStack() as stack:
             infos = [info for info in (self.data, self.sidecar) if info is not None]
@@ -76,10 +76,10 @@ class ArchivedFile:
                 yield batch
 
     def end(self, store: Store) -> int:
-        """Return the offset after its last event, or its first one where it has no event.
+        """Returns the offset after its last event, or its first offset if it has no event.
 
-        ``CorruptError`` where its events end before the offset in its name, or at one after which
-        there is none.
+        Raises ``CorruptError`` if its events end before the offset in its name, or at the highest
+        offset.
         """
         self._check_whole()
         last = self._last(store)
@@ -98,7 +98,7 @@ class ArchivedFile:
         return last + 1
 
     def _last(self, store: Store) -> int | None:
-        """The offset of its last event; None where it has no event."""
+        """Returns the offset of its last event; None if it has no event."""
         info, name = self.sidecar, "offset"
         if isinstance(self.form, ParquetFormat):
             info, name = self.data, self.form.columns.names["offset"]
@@ -113,7 +113,7 @@ class ArchivedFile:
         return last
 
     def offsets(self, store: Store) -> Iterator[pa.ChunkedArray | pa.Array]:
-        """Return the offsets of its events; only this column is read, where the format has any."""
+        """Yields the offsets of its events. Reads only this column if the format has columns."""
         info, name = self.sidecar, "offset"
         if isinstance(self.form, ParquetFormat):
             info, name = self.data, self.form.columns.names["offset"]
@@ -134,23 +134,23 @@ class ArchivedFile:
             )
 
 
-Chain = tuple[ArchivedFile, ...]  # the files of a source partition, by their first offsets
+Chain = tuple[ArchivedFile, ...]  # the files of a source partition, by first offset
 
 
 class FolderListing(NamedTuple):
-    """What a folder holds; what is not read is in ``left_out``, except sidecars and marks."""
+    """What a folder holds. ``left_out`` lists what is not read, except sidecars and marks."""
 
     chains: dict[SourcePartition, Chain]  # of archives
-    rows: dict[str, ObjectInfo]  # other files, by names
+    rows: dict[str, ObjectInfo]  # other files, by name
     root: str  # their topic
-    only: str  # the name of the file that was given; the others are what it may be rotated to
+    only: str  # name of the file that the address gives; the others may be rotations of it
     errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
     left_out: dict[str, str]  # why files and folders are not read
-    denied: dict[str, TidelogError]  # of folders without rights, by the beginnings of names in them
+    denied: dict[str, TidelogError]  # of folders without rights, by prefix of the names in them
 
 
 def listed(store: Store, place: FilePlace) -> FolderListing:
-    """Return what a folder, or a file, holds now. ``InvalidError`` for files of two generations."""
+    """Lists a folder or a file. Raises ``InvalidError`` for files of two generations."""
     infos, denied, folder, root = found_files(store, place)
     only = place.name if not folder and place.name in infos else ""
     has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
@@ -164,7 +164,7 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
         path = key.removeprefix(folder)
         if key in sidecars and key != only:
             continue
-        hidden = "" if only else hidden_part(path)  # what the address names, and its rotations, not
+        hidden = "" if only else hidden_part(path)  # never hide what the address names
         if hidden:
             if key.rpartition("/")[2] not in _MARKS:
                 left_out[escaped_name(f"{folder}{hidden}")] = _HIDDEN
@@ -214,9 +214,9 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
 def clashes(
     chains: Mapping[SourcePartition, Chain], rows: Mapping[SourcePartition, ObjectInfo]
 ) -> dict[SourcePartition, TidelogError]:
-    """Return an error for each name that files of a backup and another file both stand for.
+    """Returns an error for each name that both a backup and another file claim.
 
-    Were one of them read under it, the other one would never be.
+    If one of them were read under the name, the other would never be.
     """
     return {
         each: InvalidError(
@@ -230,14 +230,14 @@ def clashes(
 
 
 def row_name(path: str) -> str:
-    """The name of a path: a slash would end the topic's name, and a `~` begin a number."""
+    """Turns a path into a name: a slash would end the topic's name, and a `~` begin a number."""
     return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
 
 
 def _denied(
     below: Mapping[str, TidelogError], root: str, chains: Mapping[SourcePartition, Chain]
 ) -> dict[SourcePartition, TidelogError]:
-    """Errors of folders without rights: offsets that are in one must not be passed."""
+    """Returns errors for folders without rights: a reader must not skip offsets that are in one."""
     errors: dict[SourcePartition, TidelogError] = {}
     for path, error in below.items():
         errors[_partition_of(path, root)] = error
@@ -247,7 +247,7 @@ def _denied(
 
 
 def _partition_of(path: str, root: str) -> SourcePartition:
-    """The source partition that misses a file which cannot be read."""
+    """Returns the source partition that lacks a file which cannot be read."""
     with suppress(UnicodeError):  # the name of the source partition itself is not UTF-8
         named = archived_name(path, root)
         if named is not None and not partition_problem(named.topic, named.partition):
@@ -258,14 +258,14 @@ def _partition_of(path: str, root: str) -> SourcePartition:
 def found_files(
     store: Store, place: FilePlace
 ) -> tuple[dict[str, ObjectInfo], dict[str, TidelogError], str, str]:
-    """What is in the folder, which subfolders may not be read, and what the folder is called.
+    """Returns the files, errors of unreadable subfolders, the prefix, and the folder's name.
 
-    Before the last there is what stands before each path.
+    The prefix is what precedes each path.
     """
     infos, denied = readable_files(store, place.folder)
     if infos or denied or not place.name:
         return infos, denied, place.folder, place.root_name
-    for key in (place.name, sidecar_name(place.name)):  # it may be a file
+    for key in (place.name, sidecar_name(place.name)):  # the address may name a file
         with suppress(NotFoundError):
             infos[key] = store.head(key)
     if place.name not in infos:
@@ -280,9 +280,9 @@ def found_files(
 def readable_files(
     store: Store, prefix: str
 ) -> tuple[dict[str, ObjectInfo], dict[str, TidelogError]]:
-    """Returns the objects below a prefix, and errors of folders that may not be read, by key.
+    """Returns the objects below a prefix, and the errors of unreadable folders, by key.
 
-    ``InvalidError`` where the folder of the prefix itself may not be read.
+    Raises ``InvalidError`` if the folder of the prefix itself may not be read.
     """
     infos: dict[str, ObjectInfo] = {}
     denied: dict[str, TidelogError] = {}

@@ -1,10 +1,10 @@
-"""What the names of files tell: where a backup's events came from, and how any file is written.
+"""Parses file names: where the events of a backup came from, and the format of any file.
 
-Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put them below a folder of
-their topic, so a folder of them can be read without a catalog. After ranges were set aside, names
-have a further part before the ending. Names that had to be escaped are turned back; those of more
-than 200 bytes (100 of a partition) stay as they were shortened. What begins with ``_`` or ``.`` is
-not data, unless the address itself names it.
+Archives name files ``<generation>_<partition>_<first offset>.<ext>`` below a folder of their topic,
+so a folder of them can be read without a catalog. After ranges were set aside, names have a further
+part before the extension. Escaped names are decoded. Names over 200 bytes (100 for a partition)
+stay in their shortened form. A name that begins with ``_`` or ``.`` is not data, unless the address
+itself names it.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
     "topic_of_folder",
 ]
 
-LINES = "lines"  # a line is an event's value
+LINES = "lines"  # a line is the value of an event
 _OPTIONS = ("delimiter", "format", "generation", "key", "mode", "schema")
 _ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(?:_[0-9A-Za-z-]+)?(\.[A-Za-z0-9.]+)?")
 _GENERATION = re.compile(r"g(\d+)")
-_SHOWN_MAX = 300  # characters of a path in a message
+_SHOWN_MAX = 300  # characters of a path in an error message
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequence"}
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """A folder or a file of some store, and how what is there is written; plain values."""
+    """A folder or a file of a store, and its format; plain values."""
 
     url: str
-    store: str  # URL of what the folder or file stands in
-    name: str  # of the folder or file there; empty: the store's root
-    format: str = ""  # empty: told by each file's name
+    store: str  # URL of the store
+    name: str  # of the folder or file there; empty: the root of the store
+    format: str = ""  # empty: from each file name
     mode: str | None = None
     delimiter: str | None = None
     key: str | None = None
@@ -65,23 +65,23 @@ class FilePlace:
 
     @property
     def folder(self) -> str:
-        """What stands before the relative paths of all its files."""
+        """Returns the prefix of the paths of all its files."""
         return f"{self.name}/" if self.name else ""
 
     @property
     def root_name(self) -> str:
-        """What the folder itself is called: the topic of files that no folder names one for."""
+        """Returns the folder's own name: the topic of files that are not in a topic's folder."""
         return self.name or self.parent_name
 
     @property
     def parent_name(self) -> str:
-        """What that is called which the folder or file stands in."""
+        """Returns the name of the folder that contains it."""
         address = parse_address(self.store)
         parts = [part for part in (address.host, *address.path.split("/")) if part]
         return parts[-1] if parts else "files"
 
     def format_of(self, name: str) -> tuple[str, str | None]:
-        """How a plain file is written, and its codec."""
+        """Returns the format and the codec of a plain file."""
         stem, codec = _codec(name)
         ending = _ENDINGS.get(Path(stem).suffix.lower())
         if self.format in ("", "jsonlines") and ending is None and self.mode == "events":
@@ -91,7 +91,7 @@ class FilePlace:
         return self.format, None
 
     def archived_format(self, name: str, has_sidecars: bool) -> Format:
-        """How a file of an archive is written."""
+        """Returns the format of an archive's file."""
         stem, codec = _codec(name)
         suffix = Path(stem).suffix.lower()
         chosen = self.format or _ENDINGS.get(suffix)
@@ -111,17 +111,17 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedName:
-    """What the path of an archive's file tells."""
+    """The parts of the path of an archive's file."""
 
     topic: str
     partition: str
-    folder: str  # the names between the topic and the file
+    folder: str  # the path between the topic and the file
     generation: int
-    first: int  # no offset in the file is below
+    first: int  # every offset in the file is at or above this
 
 
 def place_of(address: Address) -> FilePlace:
-    """Take ``file:PATH?format=F`` apart, or ``file:s3://bucket/folder?format=F``."""
+    """Parses ``file:PATH?format=F`` or ``file:s3://bucket/folder?format=F``."""
     if address.host not in ("", "localhost") or not address.path:
         raise InvalidError(
             f"source `{address.text}`: give file:PATH, or a store's address as in "
@@ -150,12 +150,12 @@ def place_of(address: Address) -> FilePlace:
         generation=_generation(address, given.get("generation")),
     )
     if place.format and place.format != LINES:
-        place.archived_format("x", has_sidecars=True)  # a setting that is wrong is refused here
+        place.archived_format("x", has_sidecars=True)  # raises for an invalid setting
     return place
 
 
 def archived_name(path: str, root_name: str) -> ArchivedName | None:
-    """What a path below the folder tells, if an archive named it; the folder may be a topic's."""
+    """Parses a path below the folder; None if it is not an archive's. The root may be a topic."""
     *folders, name = path.split("/")
     match = _ARCHIVED.fullmatch(name)
     if match is None:
@@ -163,16 +163,16 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
     generation, partition, first, _ = match.groups()
     above = _GENERATION.fullmatch(folders[0]) if folders else None
     if above is not None and above[1] == generation:
-        folders = folders[1:]  # the archive's own root was given
+        folders = folders[1:]  # the address gives the root of the archive
     topic, *names = folders or [root_name]
     source = unescaped(topic), unescaped(partition, FILE_PARTITION_BYTES_MAX)
     return ArchivedName(*source, "/".join(names), int(generation), int(first))
 
 
 def archived_error(key: str, named: ArchivedName) -> InvalidError | None:
-    """Why what the name of an archive's file tells cannot be true; None where it can.
+    """Returns why the name of an archive's file is invalid; None if it is valid.
 
-    The key itself was checked by ``name_error``; this is about what its escapes stand for.
+    ``name_error`` checks the key itself; this checks what its escapes decode to.
     """
     problem = partition_problem(named.topic, named.partition)
     if not problem and named.first >= OFFSET_END_MAX:
@@ -183,7 +183,7 @@ def archived_error(key: str, named: ArchivedName) -> InvalidError | None:
 
 
 def partition_problem(topic: str, name: str) -> str:
-    """Why no source partition can have these names; empty where one can."""
+    """Returns why no source partition can have these names; empty if one can."""
     text = f"{topic}/{name}"
     shown = f"source partition `{escaped_name(text)}`"
     if any(map(_is_escaped, text)):
@@ -197,7 +197,7 @@ def partition_problem(topic: str, name: str) -> str:
 
 
 def topic_of_folder(path: str) -> str | None:
-    """The topic whose events an archive may have put below a folder; None: that of any."""
+    """Returns the topic whose events an archive may keep below a folder; None: any topic."""
     folders = path.split("/")
     if _GENERATION.fullmatch(folders[0]):
         folders = folders[1:]
@@ -205,9 +205,9 @@ def topic_of_folder(path: str) -> str | None:
 
 
 def hidden_part(path: str) -> str:
-    """Return the path up to the first part that begins with `_` or `.`; empty where none does.
+    """Returns the path up to the first part that begins with `_` or `.`; else empty.
 
-    Such files are not data: sidecars, marks, and what other tools keep there.
+    Such files are not data: sidecars, marks, and files of other tools.
     """
     parts = path.split("/")
     for number, part in enumerate(parts, 1):
@@ -217,7 +217,7 @@ def hidden_part(path: str) -> str:
 
 
 def escaped_name(name: str) -> str:
-    """A name with `%` and two hex digits for each byte that is not UTF-8 or a control character."""
+    """Returns a name with each control character and byte that is not UTF-8 as `%` and hex."""
     return "".join(
         "".join(f"%{byte:02X}" for byte in os.fsencode(char)) if _is_escaped(char) else char
         for char in name
@@ -225,7 +225,7 @@ def escaped_name(name: str) -> str:
 
 
 def name_error(key: str) -> InvalidError | None:
-    """Why no file can be read under a key; None where it can."""
+    """Returns why no file can be read under a key; None if one can."""
     what = _shown(key)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in key):
         return InvalidError(f"{what}: its name is not UTF-8 (here with `%` escapes): rename it")
@@ -257,7 +257,7 @@ def _is_escaped(char: str) -> bool:
 
 
 def _codec(name: str) -> tuple[str, str]:
-    """A name without its codec's ending, and the codec."""
+    """Returns a name without the extension of its codec, and the codec."""
     ending = Path(name).suffix.lower()
     return (name[: -len(ending)], _CODECS[ending]) if ending in _CODECS else (name, "none")
 

@@ -1,7 +1,7 @@
-"""Objects of a store as open files: fetched and checked, or read where a decoder wants to.
+"""Opens objects of a store as files: fetched whole and checked, or read by ranges.
 
-Both hold a bounded amount in memory. A fetched file is on this machine's disk as far as it is
-larger than that, since its checksum covers all of it and it is to be read only once.
+Both keep a bounded amount in memory. A fetched file beyond that is on the local disk, because its
+checksum covers all of it and it should be read only once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SPOOL_BYTES = 4 << 20  # of a fetched file in memory; a commit may have many op
 
 @contextmanager
 def fetched(store: Store, file: FileEntry) -> Iterator[BinaryIO]:
-    """A file of an archive, whole. ``CorruptError`` unless it is as its manifest says."""
+    """Fetches a whole file of an archive. Raises ``CorruptError`` if its manifest differs."""
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
         size = crc = 0
         for start in range(0, max(file.size, 1), _FETCH_BYTES):
-            # One byte more than there should be shows a file that has grown.
+            # Ask for one byte more than expected, to notice a file that has grown.
             end = min(start + _FETCH_BYTES, file.size)
             part = _part(store, file, start, end + 1 if end == file.size else end)
             size += len(part)
@@ -48,7 +48,7 @@ def fetched(store: Store, file: FileEntry) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Say which file it is, where a decoder knows only what is wrong with it."""
+    """Adds the name of the file to errors of a decoder, which does not know it."""
     try:
         yield
     except (CorruptError, InvalidError) as exc:
@@ -57,9 +57,9 @@ def naming(what: str) -> Iterator[None]:
 
 @contextmanager
 def opened(store: Store, key: str, size: int) -> Iterator[BinaryIO]:
-    """An object of that size, of which only what is wanted is read.
+    """Opens an object of this size, and reads only the ranges that are used.
 
-    ``NotFoundError`` when it has vanished or become shorter.
+    Raises ``NotFoundError`` if it was deleted or became shorter.
     """
     with io.BufferedReader(_Ranges(store, key, size), _FETCH_BYTES) as file:
         yield cast(BinaryIO, file)

@@ -1,8 +1,8 @@
-"""Events into a file: JSON lines, or Parquet where its name ends so.
+"""Plays events into a file: JSON lines, or Parquet by its extension.
 
-A file of lines can be continued: how long it was is kept with the cursor, and whoever resumes cuts
-off what came after, so that nothing is repeated. A Parquet file is there when the playback ends,
-and not before. A file that holds something already is left alone.
+A file of lines can be resumed: its length is stored with the cursor, and the next process truncates
+it there, so no line is repeated. A Parquet file appears when the playback ends. A file that already
+holds something is never touched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LinesPlaybackSink", "WholeFile", "check_file", "open_file"]
 
 
 def check_file(address: Address, *, named: bool) -> None:
-    """Refuse what names no file, and a Parquet file of a playback that may have to go on."""
+    """Raises ``InvalidError`` for a path that is not a file, or a named playback to Parquet."""
     address.take_options(())
     if address.host or not address.path or address.path.endswith("/"):
         raise InvalidError(f"sink `{address.text}`: names no file: give file:PATH")
@@ -34,7 +34,7 @@ def check_file(address: Address, *, named: bool) -> None:
 
 
 def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
-    """The sink at ``file:PATH``."""
+    """Opens the sink at ``file:PATH``."""
     path = Path(address.path)
     try:
         if _is_parquet(address.path):
@@ -47,7 +47,7 @@ def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
 
 
 class LinesPlaybackSink:
-    """JSON lines, on disk when ``put`` returns."""
+    """JSON lines; durable on disk when ``put`` returns."""
 
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = None
@@ -81,7 +81,7 @@ class LinesPlaybackSink:
             self._file.close()
 
     def _check(self, setting: SinkContext) -> None:
-        """Cut off what a process before has begun; refuse a file that is not ours."""
+        """Truncates what an earlier process added. Raises if the file is not ours."""
         if not self._is_regular:
             return
         size = self.reached()
@@ -98,9 +98,9 @@ class LinesPlaybackSink:
 
 
 class WholeFile:
-    """One file, Parquet or lines, put in its place when all is in it.
+    """One file, Parquet or lines, renamed to its place when it is complete.
 
-    Where it ``replaces``, one that is there already goes: it is the same, from another attempt.
+    With ``replaces`` it overwrites an existing file: the same content, from another attempt.
     """
 
     lot_events = BATCH_EVENTS_MAX
@@ -155,7 +155,7 @@ class WholeFile:
                 self._parquet.close()
 
     def _finish(self) -> None:
-        """All of it on disk, then under its name, then the name on disk."""
+        """Syncs the file, renames it, then syncs its folder."""
         if self._parquet is not None:
             self._parquet.close()
         self._file.flush()

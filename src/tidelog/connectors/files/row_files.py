@@ -1,19 +1,16 @@
-"""Files that hold no offsets: their rows are events, and a row's number is its position.
+"""Reads files without offsets: each row is an event, and its row number is the position.
 
-A line of text is an event's value, as it is. It counts when its newline is there: the rest of a
-line may still be written. A last line without an end counts in a file that is finished. A Parquet
-file has some of the event columns, ``value`` at least; files of other formats have them all. What
-has no time of its own has that of the file. Times finer than milliseconds are cut off, toward the
-past.
+A line of text is the value of an event. It counts once its newline is there, because the rest may
+still be written. A last line without a newline counts in a finished file. A Parquet file has some
+of the event columns, at least ``value``; files of other formats have all of them. An event without
+a time has the time of the file. Times are rounded down to milliseconds.
 
-No row is judged here: one that no topic accepts is a dead letter (``sinks.acceptance``), and so is
-one with a field that no event can hold, which gets an ``error``. Only columns are refused.
+No row is rejected here. A row that no topic accepts, or with a field that no event can hold,
+becomes a dead letter (``archive.acceptance``) and gets an ``error``. Only columns are refused.
 
-Files of events as JSON lines that others have written: a wrong line never stops its neighbours.
-
-Each line that is not blank is a row. One that is not an event keeps its place: its bytes are the
-value, and the column ``error`` says what is wrong. An archive makes a dead letter of it; a topic
-refuses it (``sinks``).
+In a file of JSON events, each line that is not blank is a row. A line that is not a valid event
+keeps its place: its bytes are the value, and the column ``error`` says what is wrong. An archive
+makes it a dead letter; a topic refuses it. It never affects other lines.
 """
 
 from __future__ import annotations
@@ -47,42 +44,42 @@ __all__ = [
     "without_errors",
 ]
 
-_READ_BYTES = 4 << 20  # of text at a time
-_ROWS = 10_000  # of a Parquet file at a time
+_READ_BYTES = 4 << 20  # of text per read
+_ROWS = 10_000  # of a Parquet file per read
 
 
 class LongLineError(InvalidError):
-    """A line that is too long to be read; those before it were returned."""
+    """A line that is too long to read. The lines before it were returned."""
 
     kind = "long_line"
 
 
 class FileLines(NamedTuple):
-    """Some lines, and the bytes that they are."""
+    """Some lines, and their bytes."""
 
     lines: list[bytes]
     text: bytes
-    is_open: bool = False  # it is one without an end
+    is_open: bool = False  # the last one has no newline yet
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """How the rows of one file are read; plain values."""
+    """How to read the rows of one file; plain values."""
 
-    what: str  # names it in messages
+    what: str  # its name in error messages
     format: str
     codec: str | None
     delimiter: bytes
-    time_ms: int  # of events that have none of their own
+    time_ms: int  # of events without their own
 
     @property
     def has_lines(self) -> bool:
-        """Whether its rows are lines of text, which may still grow."""
+        """Returns whether its rows are lines of text, which may still grow."""
         return self.format == LINES
 
     @property
     def is_plain(self) -> bool:
-        """Whether its bytes are not compressed as a whole."""
+        """Returns whether the file is not compressed as a whole."""
         return self.codec in (None, "none")
 
     @property
@@ -90,14 +87,14 @@ class RowFile:
         return min(max(0, self.time_ms), TIMESTAMP_MS_END - 1)
 
     def count(self, data: BinaryIO) -> int:
-        """How many rows there are in a file of another format than lines."""
+        """Returns the number of rows of a file that is not lines."""
         if self.format == "parquet":
             with decoding(self.what):
                 return int(pq.ParquetFile(open_data(data)).metadata.num_rows)
         return sum(batch.num_rows for batch in self._events(data))
 
     def batches(self, data: BinaryIO, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows from ``start`` on in stored columns, with the number of the first of each batch."""
+        """Yields rows from ``start`` in stored columns, with the row number of each batch."""
         if self.format == "parquet":
             yield from self._columns(data, start)
             return
@@ -109,14 +106,14 @@ class RowFile:
             row += batch.num_rows
 
     def values(self, lines: list[bytes]) -> pa.RecordBatch:
-        """Lines in stored columns."""
+        """Returns lines in stored columns."""
         times = np.full(len(lines), self._time_ms, np.int64)
         return batch_of([times.tolist(), None, None, lines, None, None])
 
     def lines(self, data: BinaryIO, row: int = 0) -> Iterator[FileLines]:
-        """The lines from where the data is; the last ones may be one without an end.
+        """Yields the lines from the current position; the last one may have no newline.
 
-        ``LongLineError`` after those that come before a line which is too long.
+        Raises ``LongLineError`` after the lines before one that is too long.
         """
         rest = b""
         with decoding(self.what):
@@ -144,7 +141,7 @@ class RowFile:
             yield FileLines([rest], rest, is_open=True)
 
     def _events(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
-        """Of files in event columns: everything except where the events were once."""
+        """Yields files in event columns, without the place where the events once were."""
         if self.format == "jsonlines":
             yield from read_event_rows(self.what, data, self.codec or "none", self._time_ms)
             return
@@ -178,15 +175,15 @@ class RowFile:
             row += batch.num_rows
 
     def _stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with a column ``error``; those whose fields no event can hold have one."""
+        """Returns rows with a column ``error``, set for rows with fields that no event can hold."""
         try:
             stored_columns(batch.slice(0, 0), self._time_ms)
-        except InvalidError as exc:  # of the file's columns, whatever its rows are
+        except InvalidError as exc:  # of the columns, so it concerns all rows
             raise InvalidError(f"{self.what}: {exc}") from exc
         return one_batch(list(self._checked(batch)), CHECKED_SCHEMA)
 
     def _checked(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The same in parts: where rows are wrong, halves are tried."""
+        """Yields the same rows in parts: halves a batch until the wrong rows are alone."""
         try:
             stored = one_batch(stored_columns(batch, self._time_ms))
             yield with_errors(stored, None)
@@ -200,7 +197,7 @@ class RowFile:
                 yield with_errors(self._kept(batch), reason)
 
     def _kept(self, row: pa.RecordBatch) -> pa.RecordBatch:
-        """A row without the fields that cannot be stored; its time may be the file's."""
+        """Returns a row without the fields that cannot be stored; it may get the file's time."""
         for field in row.schema:
             beside = {"value", field.name}
             names = [name for name in row.schema.names if name in beside]
@@ -212,17 +209,22 @@ class RowFile:
         return one_batch(stored_columns(row, self._time_ms))
 
 
-CHECKED_SCHEMA = STORED_SCHEMA.append(pa.field("error", pa.string()))  # null: the row is an event
+CHECKED_SCHEMA = STORED_SCHEMA.append(pa.field("error", pa.string()))  # null: a valid event
 
-_LINE_BYTES_MAX = 2 * EVENT_BYTES_CEILING  # of JSON, in which bytes are base64
-_WRONG = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)  # pa.ArrowInvalid too
+_LINE_BYTES_MAX = 2 * EVENT_BYTES_CEILING  # of JSON, where bytes are base64
+_WRONG = (
+    msgspec.MsgspecError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)  # includes pa.ArrowInvalid
 _SHOWN_MAX = 300  # characters of a reason
 
 
 def read_event_rows(what: str, data: Data, codec: str, time_ms: int) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a file; those that are not events have its time and an error.
+    """Yields the rows of a file. Invalid events get the time of the file and an error.
 
-    ``InvalidError`` for a line that is too long or has no end, since it may still be written.
+    Raises ``InvalidError`` for a line that is too long, or that has no end and may still grow.
     """
     with decoding(what):
         text = open_text(data, codec)
@@ -251,14 +253,14 @@ def read_event_rows(what: str, data: Data, codec: str, time_ms: int) -> Iterator
 
 
 def without_errors(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without its column ``error``, if no row has one; else as it is."""
+    """Returns a batch without its column ``error`` if no row has one; else unchanged."""
     if "error" not in batch.schema.names or batch.column("error").null_count < batch.num_rows:
         return batch
     return batch.drop_columns(["error"])
 
 
 def with_errors(stored: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
-    """Return a batch in stored columns with a column ``error``, which is the same in each row."""
+    """Returns a batch in stored columns with a column ``error``, the same in each row."""
     reasons = [None if reason is None else reason[:_SHOWN_MAX]] * stored.num_rows
     return pa.record_batch([*stored.columns, pa.array(reasons, pa.string())], CHECKED_SCHEMA)
 

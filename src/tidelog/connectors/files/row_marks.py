@@ -1,15 +1,12 @@
-"""How a file of rows is recognised: by its first line, and by what was read of it.
+"""Recognizes a file of rows by its first line and by what was read of it, and reads ranges.
 
-A mark says how many bytes were read and has digests of them: of the first and the last 4 KiB, and,
-in files of lines, of all of them. A file that does not begin with these bytes was replaced or cut
-off. One that does may still be another file: ``row_tracking`` says when names and inodes let it be
-the same. Of a compressed file of lines the text counts, so a file is recognised after it was
-compressed.
+A mark holds how many bytes were read and their digests: of the first and last 4 KiB and, in files
+of lines, of everything. A file that does not begin with these bytes was replaced or truncated. A
+file that does may still be another one: ``row_tracking`` decides that by names and inodes. For
+compressed files of lines the digests cover the text, so a file is recognized after compression.
 
-The digest of all bytes covers blocks of 64 KiB, each with the digest of those before it. So reading
-resumes after a mark with the last block alone.
-
-Reading a range of a file of rows, and marking what was read.
+The digest of everything covers blocks of 64 KiB, each with the digest of those before it. So
+reading resumes after a mark with only the last block.
 """
 
 from __future__ import annotations
@@ -49,48 +46,48 @@ __all__ = [
 ]
 
 _PROBE_BYTES = 4096  # of the beginning and of the end
-_BLOCK_BYTES = 64 << 10  # that are digested at a time
+_BLOCK_BYTES = 64 << 10  # digested at a time
 _READ_BYTES = 1 << 20
-_ROWS = b"rows:"  # before a note of a range of rows
-_FIRST_BYTES = 64 << 10  # of a compressed file, in which its first 4 KiB of text are
+_ROWS = b"rows:"  # prefix of the note of a range of rows
+_FIRST_BYTES = 64 << 10  # of a compressed file, enough for its first 4 KiB of text
 
 
 class RowMark(Persisted, frozen=True):
     """What was read of a file of rows."""
 
     rows: int
-    size: int  # bytes of them, in a file of lines; else of the whole file
+    size: int  # bytes read of a file of lines; else size of the whole file
     head: str
     tail: str
-    is_open: bool = False  # the last line had no end
+    is_open: bool = False  # the last line had no newline
     etag: str = ""  # of the file when it was read
     blocks: str = ""  # digest of all whole blocks; empty: only the ends are known
-    rest: str = ""  # digest of what follows them
-    name: str = ""  # that the file had when it was last found; empty: that of its source partition
+    rest: str = ""  # digest of the bytes after them
+    name: str = ""  # of the file when last found; empty: same as its source partition
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes were digested."""
+        """Returns whether all bytes were digested."""
         return bool(self.rest)
 
     def note(self) -> bytes:
-        """As a manifest and a head keep it."""
+        """Encodes it for manifests and heads."""
         return _ROWS + encode_row(self)
 
 
 @dataclass(slots=True)
 class ReadBytes:
-    """What was read of some bytes so far: their size, both ends of them, and a digest of all."""
+    """A running digest of the bytes read so far: size, both ends, and blocks."""
 
     rows: int = 0
     size: int = 0
     head: bytes = b""
     tail: bytes = b""
     blocks: str = ""  # digest of all whole blocks
-    rest: bytes | None = b""  # what follows them; None: only the ends are looked at
+    rest: bytes | None = b""  # the bytes after them; None: only the ends matter
 
     def add(self, data: bytes, rows: int = 0) -> None:
-        """Add bytes that follow."""
+        """Adds the bytes that follow."""
         self.rows += rows
         self.size += len(data)
         if len(self.head) < _PROBE_BYTES:
@@ -109,7 +106,7 @@ class ReadBytes:
         return RowMark(self.rows, self.size, *ends, is_open, etag, self.blocks, rest, name)
 
     def is_at(self, mark: RowMark) -> bool:
-        """Whether these are the bytes that were marked."""
+        """Returns whether these are the marked bytes."""
         found = self.mark()
         if (found.size, found.head, found.tail) != (mark.size, mark.head, mark.tail):
             return False
@@ -118,21 +115,21 @@ class ReadBytes:
 
 
 def mark_from(note: bytes) -> RowMark | None:
-    """The mark that a head keeps; None where nothing was read yet, or other files than of rows."""
+    """Decodes the mark in a head; None if nothing was read, or the files are not rows."""
     if not note.startswith(_ROWS):
         return None
     return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
 
 
 def mark_of(store: Store, info: ObjectInfo, rows: int, name: str) -> RowMark:
-    """Mark an object as it is now, by its ends."""
+    """Returns a mark of an object as it is now, by its ends."""
     passed = _probed(store, info.key, info.size)
     passed.rows = rows
     return passed.mark(etag=info.etag, name=name)
 
 
 def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> ReadBytes:
-    """The state of reading after what was marked, in a file that is not compressed."""
+    """Returns the state of reading after a mark, for a file that is not compressed."""
     passed = _probed(store, info.key, mark.size)
     start = mark.size - mark.size % _BLOCK_BYTES
     rest = store.get(info.key, start, mark.size) if start < mark.size else b""
@@ -143,9 +140,9 @@ def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> ReadBytes:
 def matches(
     store: Store, info: ObjectInfo, mark: RowMark, codec: str | None, whole: bool = False
 ) -> bool:
-    """Whether a file begins with what was read.
+    """Returns whether a file begins with what was read.
 
-    Of one that is not compressed only both ends are compared, unless the ``whole`` is asked for.
+    Without ``whole``, only both ends of an uncompressed file are compared.
     """
     is_plain = codec in (None, "none")
     if is_plain and info.size < mark.size:
@@ -166,9 +163,9 @@ def matches(
 def is_begin(
     store: Store, one: ObjectInfo, codec: str | None, other: ObjectInfo, other_codec: str | None
 ) -> bool | None:
-    """Whether all text of a file is the beginning of another one's, or all of it.
+    """Returns whether the text of a file is a prefix of another file's text, or all of it.
 
-    None where that holds for what can be decompressed, and not all of it can be.
+    Returns None if that holds for what can be decompressed, and the rest cannot be.
     """
     others, ahead = _text(store, other, other_codec), b""
     try:
@@ -189,7 +186,7 @@ def is_begin(
 def _text(
     store: Store, info: ObjectInfo, codec: str | None, limit: int | None = None
 ) -> Iterator[bytes]:
-    """The bytes of a file, or its text where it is compressed, up to a limit."""
+    """Yields the bytes of a file, decompressed, up to a limit."""
     with opened(store, info.key, info.size) as data, decoding(info.key):
         text = open_text(data, codec or "none") if info.size else None
         done = 0
@@ -202,7 +199,7 @@ def _text(
 
 
 def first_text(store: Store, info: ObjectInfo, codec: str | None) -> bytes:
-    """The first 4 KiB of a file, of its text where it is compressed."""
+    """Returns the first 4 KiB of a file, decompressed."""
     if codec in (None, "none"):
         return store.get(info.key, 0, min(info.size, _PROBE_BYTES)) if info.size else b""
     try:
@@ -213,25 +210,25 @@ def first_text(store: Store, info: ObjectInfo, codec: str | None) -> bytes:
 
 
 def first_line(begin: bytes, delimiter: bytes) -> str:
-    """A digest of the first line, or of its first 4 KiB; empty where it has no end yet."""
+    """Returns a digest of the first line, up to 4 KiB; empty if it has no newline yet."""
     line, found, _ = begin.partition(delimiter)
     whole = found or len(begin) >= _PROBE_BYTES
     return f"line-{_digest(line)}" if whole else ""
 
 
 def may_match(begin: bytes, mark: RowMark) -> bool:
-    """Whether the beginning of a file is what was marked."""
+    """Returns whether the beginning of a file is what was marked."""
     return _digest(begin[: mark.size]) == mark.head
 
 
 def inode_of(etag: str) -> str:
-    """The inode in a local file's etag; other etags have no such parts."""
+    """Returns the inode in the etag of a local file; empty for other etags."""
     parts = etag.split("-")
     return parts[0] if len(parts) == 3 else ""
 
 
 def _probed(store: Store, key: str, size: int) -> ReadBytes:
-    """Both ends of the first bytes of an object."""
+    """Reads both ends of the first bytes of an object."""
     head = store.get(key, 0, min(size, _PROBE_BYTES))
     start = max(0, size - _PROBE_BYTES)
     tail = store.get(key, start, size) if start else head
@@ -253,15 +250,14 @@ class PlannedRows:
     info: ObjectInfo
     file: RowFile
     store: str  # URL
-    name: str = ""  # that the file has
-    note: bytes = b""  # of what was read of it before
-    further: bytes = b""  # of what another pipeline has read of it, which may be more
+    name: str = ""  # current name of the file
+    note: bytes = b""  # of what was read before
+    further: bytes = b""  # of what another pipeline read, which may be more
 
     def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``FilesSource.read``; the last one has the mark of the file.
+        """Yields the same chunks as ``FilesSource.read``. The last one has the mark of the file.
 
-        ``NotFoundError`` when the file is not the one that was read before, or becomes another one
-        while it is read.
+        Raises ``NotFoundError`` if the file is not the one read before, or is replaced meanwhile.
         """
         store, notes = open_store_here(self.store), [self.note]
         reading = self._lines(store, notes) if self.file.has_lines else self._others(store, notes)
@@ -298,7 +294,7 @@ class PlannedRows:
         notes.append(mark.note())
 
     def _begun(self, store: Store, start: int) -> ReadBytes:
-        """Where to begin: where the last range ended, if the file is the same."""
+        """Returns the state to begin with: after the last range, if the file is the same."""
         mark, codec = mark_from(self.note), self.file.codec
         if mark is None:
             return ReadBytes()
@@ -329,7 +325,7 @@ class PlannedRows:
         notes.append(mark.note())
 
     def _is_still(self, store: Store, mark: RowMark) -> bool:
-        """Whether the file still is what was read now, and what another pipeline had read."""
+        """Returns whether the file still is what was read now, and what another pipeline read."""
         marks = (mark, mark_from(self.further))
         return all(matches(store, self.info, each, None) for each in marks if each is not None)
 

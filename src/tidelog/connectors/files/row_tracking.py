@@ -1,42 +1,34 @@
-"""Which file is which source partition: files of rows are found again when they are rotated.
+"""Decides which file is which source partition, so that rotated files are found again.
 
-A source partition is named by the path that its file had when it was first seen. Which file it is
-later is decided by what was read of it (``row_marks``) together with an inode or a name. The source
-partition of which most was read chooses first: a header alone begins many files.
+A source partition is named by the path that its file had when it was first seen. Later, the file is
+found by what was read of it (``row_marks``) together with an inode or a name. The source partition
+with the most data read chooses first, because a header alone begins many files.
 
-1. The file has the inode, and its old name or one that a rotation makes of it (``rotations``). Then
-   both ends of what was read are compared.
+1. The file has the inode, and its old name or a rotation of it. Both ends of what was read are
+   compared.
 2. The file has the inode and any other name, and was not written to since: it was renamed. A file
-   that was written to may be another one, since file systems use inodes again.
-3. The file has the old name, or one that a rotation makes of it. Then all that was read is
-   compared, decompressed.
+   that was written to may be another one, because file systems reuse inodes.
+3. The file has the old name or a rotation of it. Everything read is compared, decompressed.
 4. The file is compressed and has a higher number (``app.log.1``, ``app.log.3.gz``), and another
-   one that was read has moved to the old name since. Then all that was read is compared.
+   file that was read has moved to the old name. Everything read is compared.
 
-Any other file becomes a new source partition, even if it begins like one that was read. Where its
-path's name is taken, ``~2`` and so on is added. Each file is one source partition at most, and each
-source partition one file. A new source partition gets an incarnation that no other one has, and
-keeps it for as long as its file is found again: names alone say nothing. A position without a mark
-of what is before it is not trusted: no file is that source partition.
+Any other file becomes a new source partition, even if it begins like a known one. If the name of
+its path is in use, ``~2`` and so on is added. Each file is at most one source partition, and each
+source partition at most one file. A new source partition gets a unique incarnation and keeps it
+while its file is found. A position without a mark of what is before it is never trusted.
 
-The name that a file has now goes into its mark (``renewed``), so that the next rotation is followed
-from there.
+The current name of a file goes into its mark (``renewed``), where the next rotation starts from.
 
-A file with a rotation's name beside its original is left out as long as all of it is the beginning
-of the original: it is a copy that is being made before the original is cut off, or compressed. All
-that are left out are listed with the reason. A file that became shorter and still begins with the
-same line, under the name that it was last found by and with the same inode, and is nowhere else,
-is an error: it was cut off. So is one that vanished before all of it was read: the pipeline keeps
-how many rows were seen (``pipeline.seen``), so a process that never saw the file raises it too,
-until a person accepts the loss.
+A file with a rotation's name next to its original is skipped while all of it is a prefix of the
+original: it is a copy in progress. Skipped files are listed with the reason. A file that became
+shorter is an error (truncated) if it has the same first line, name and inode and is nowhere else.
+So is a file that vanished before all of it was read: the pipeline stores how many rows were seen,
+so any process raises this until a person accepts the loss.
 
-Names that a rotation makes of a file's name.
-
-A number or a date is added, or an ending of compressed files, or both: ``app.log`` becomes
-``app.log.1``, ``app.log.gz``, ``app.log-20261116``, ``app.log.2026-11-16``, ``app.log.1.gz``. Some
-programs put the number or date before the ending: ``app.1.log``, ``app-2026-11-16.log.gz``. A name
-that only has another ending (``orders`` and ``orders-eu``) or another number (``log.1`` and
-``log.10``) is not a rotation.
+A rotation adds a number, a date, an extension of compressed files, or both: ``app.log`` becomes
+``app.log.1``, ``app.log.gz``, ``app.log-20261116``, ``app.log.1.gz``. Some programs put the number
+or date before the extension: ``app.1.log``, ``app-2026-11-16.log.gz``. A name with another ending
+(``orders`` and ``orders-eu``) or number (``log.1`` and ``log.10``) is not a rotation.
 """
 
 from __future__ import annotations
@@ -81,7 +73,7 @@ V = TypeVar("V")
 
 _BEGINS_MAX = 2_000  # of 4 KiB
 _ID_CHARS = 24  # of an incarnation
-_KEPT_MAX = 100_000  # answers about files that are remembered
+_KEPT_MAX = 100_000  # results of comparisons to remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +86,30 @@ class Bound:
 
 
 class RowTracking:
-    """Binds source partitions to files, by what is known of both."""
+    """Binds source partitions to files by what is known about both."""
 
     def __init__(self, row_file: Callable[[ObjectInfo], RowFile], clock: Clock) -> None:
         self._row_file = row_file
         self._clock = clock
         self._known: dict[SourcePartition, KnownPartition] = {}
         self._marks: dict[SourcePartition, RowMark | None] = {}
-        self._last: dict[SourcePartition, tuple[str, str]] = {}  # name and etag, when last bound
-        self._files: Mapping[str, ObjectInfo] = {}  # all that are there
+        self._last: dict[SourcePartition, tuple[str, str]] = {}  # name and etag when last bound
+        self._files: Mapping[str, ObjectInfo] = {}  # all current files
         self._inodes: dict[str, list[str]] = {}  # their names
-        self._rotated: dict[str, list[str]] = {}  # their names, by those that they may have had
-        # Compressed ones, by what they extend.
+        self._rotated: dict[str, list[str]] = {}  # their names, by names they may have had
+        # Compressed files, by the name they extend.
         self._numbered: dict[str, list[tuple[int, str]]] = {}
-        self._holders: dict[str, SourcePartition] = {}  # of files that were found again, by names
-        self._ends: dict[SourcePartition, int] = {}  # rows that were last seen
+        self._holders: dict[str, SourcePartition] = {}  # of files found again, by name
+        self._ends: dict[SourcePartition, int] = {}  # rows last seen
         self._same: dict[tuple[str, str, bytes, bool], bool] = {}
         self._copies: dict[tuple[str, str, str, str], bool | None] = {}
         self._lines: dict[tuple[str, str], str] = {}
         self._renewed: dict[SourcePartition, bytes] = {}
-        self._minted: dict[SourcePartition, tuple[str, str]] = {}  # inode, and incarnation
+        self._minted: dict[SourcePartition, tuple[str, str]] = {}  # inode and incarnation
         self._begins: dict[tuple[str, str], bytes] = {}
 
     def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
-        """Learn what was read of source partitions."""
+        """Sets what was read of source partitions."""
         self._known = dict(known)
         self._marks = {
             each: mark_from(found.further or found.note) for each, found in known.items()
@@ -127,31 +119,31 @@ class RowTracking:
                 self._ends.setdefault(partition, int(found.seen))
 
     def seen(self) -> dict[SourcePartition, str]:
-        """How many rows source partitions were seen to have."""
+        """Returns how many rows were seen in source partitions."""
         return {partition: str(rows) for partition, rows in self._ends.items()}
 
     def known(self, partition: SourcePartition) -> KnownPartition | None:
         return self._known.get(partition)
 
     def known_below(self, folder: str) -> list[SourcePartition]:
-        """Source partitions whose files were last found in a folder, by its name and a slash."""
+        """Returns source partitions last found in a folder, given by its name and a slash."""
         return [each for each in self._known if self.name(each).startswith(folder)]
 
     def note_end(self, partition: SourcePartition, rows: int) -> None:
-        """Remember how many rows a source partition was seen to have."""
+        """Remembers how many rows a source partition was seen to have."""
         self._ends[partition] = rows
 
     def renewed(self) -> dict[SourcePartition, bytes]:
-        """Notes with the names that files were last found by."""
+        """Returns notes with the names that files were last found under."""
         return dict(self._renewed)
 
     def name(self, partition: SourcePartition) -> str:
-        """The name that the file of a source partition was last found by."""
+        """Returns the name that the file of a source partition was last found under."""
         last, _ = self._last.get(partition, ("", ""))
         return last or _path(partition.name)
 
     def incarnation(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> str:
-        """The incarnation that is known, or one that no other file ever gets."""
+        """Returns the known incarnation, or a new unique one."""
         known = self._known.get(partition)
         if known is not None and known.incarnation:
             return known.incarnation
@@ -164,14 +156,14 @@ class RowTracking:
         return minted
 
     def _first_line(self, store: Store, info: ObjectInfo) -> str:
-        """What a file of lines is known by before anything of it was read."""
+        """Returns what identifies a file of lines before anything of it was read."""
         key, file = (info.key, info.etag), self._row_file(info)
         if key not in self._lines and file.has_lines:
             _keep(self._lines, key, first_line(self._begin(store, info), file.delimiter))
         return self._lines.get(key, "")
 
     def _begin(self, store: Store, info: ObjectInfo) -> bytes:
-        """The beginning of a file, which is read once while it is compared with others."""
+        """Returns the beginning of a file; reads it once while it is compared with others."""
         key, file = (info.key, info.etag), self._row_file(info)
         if key not in self._begins:
             found = first_text(store, info, file.codec if file.has_lines else None)
@@ -181,9 +173,9 @@ class RowTracking:
     def bind(
         self, store: Store, topic: str, files: Mapping[str, ObjectInfo], only: str = ""
     ) -> Bound:
-        """Find the file of each source partition; ``files`` are by the names of their paths.
+        """Finds the file of each source partition. ``files`` maps names of paths to files.
 
-        With ``only`` no other file becomes a new source partition.
+        With ``only``, no other file becomes a new source partition.
         """
         bound, free = Bound(), dict(files)
         self._index(files)
@@ -205,7 +197,7 @@ class RowTracking:
             self._by_higher_number,
             self._by_path,
         )
-        # The longer what was read, the surer: a header alone begins many files.
+        # The most data read first: a header alone begins many files.
         for _, group in groupby(ours, key=lambda each: sizes[each]):
             for prefer, partition in product(ways, list(group)):
                 if partition not in bound.files:
@@ -235,7 +227,7 @@ class RowTracking:
             if numbered is not None:
                 self._numbered[numbered[0]].append((numbered[1], name))
 
-    # Ways to find a file, the surest first. Each returns the name of one that is free.
+    # Ways to find a file, the most certain first. Each returns the name of a free file.
 
     def _by_last(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
@@ -254,7 +246,7 @@ class RowTracking:
         for name in self._inodes.get(inode_of(etag), ()) if inode_of(etag) else ():
             info = free.get(name)
             if info is None or not (info.etag == etag or self._may_be_named(partition, name)):
-                continue  # it may be another file, which got the inode of one that was deleted
+                continue  # may be another file that reuses the inode of a deleted one
             if self._is_same(store, partition, info):
                 return name
         return None
@@ -269,7 +261,7 @@ class RowTracking:
     def _by_path(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
-        """By the first name of all: a file may be put back there."""
+        """Finds a file by its first name: it may be moved back there."""
         return self._if_named(store, partition, free, _path(partition.name))
 
     def _if_named(
@@ -294,7 +286,7 @@ class RowTracking:
     ) -> str | None:
         old = _path(partition.name)
         if old not in self._holders or _path(self._holders[old].name) == old:
-            return None  # nothing has moved there: no rotation was seen
+            return None  # nothing has moved there, so no rotation happened
         stem, number = number_of(old) or ("", 0)
         higher = sorted(each for each in self._numbered.get(stem, ()) if each[0] > number)
         return self._with_content(store, partition, free, (name for _, name in higher))
@@ -306,7 +298,7 @@ class RowTracking:
         free: Mapping[str, ObjectInfo],
         names: Iterable[str],
     ) -> str | None:
-        """The first of some names whose file begins with all that was read, if anything was."""
+        """Returns the first name whose file begins with everything that was read; None if none."""
         mark, known = self._marks[partition], self._known[partition]
         if not _line(known.incarnation) if mark is None else not mark.is_whole:
             return None  # nothing to compare
@@ -317,20 +309,20 @@ class RowTracking:
         )
 
     def _names(self, partition: SourcePartition) -> list[str]:
-        """The names that a source partition is known to have had."""
+        """Returns the names that a source partition is known to have had."""
         last, _ = self._last.get(partition, ("", ""))
         mark = self._marks[partition]
         names = (_path(partition.name), mark.name if mark is not None else "", last)
         return list(dict.fromkeys(name for name in names if name))
 
     def _may_be_named(self, partition: SourcePartition, name: str) -> bool:
-        """Whether a name is an old one of a source partition, or one that a rotation makes."""
+        """Returns whether a name is an old one of a source partition, or a rotation of one."""
         return not {name, *rotated_from(name)}.isdisjoint(self._names(partition))
 
     def _is_same(
         self, store: Store, partition: SourcePartition, info: ObjectInfo, whole: bool = False
     ) -> bool:
-        """Whether a file begins with what was read of a source partition."""
+        """Returns whether a file begins with what was read of a source partition."""
         known, mark = self._known[partition], self._marks[partition]
         if mark is None:
             before, line = _line(known.incarnation), self._first_line(store, info)
@@ -343,10 +335,10 @@ class RowTracking:
             _keep(self._same, key, same and matches(store, info, mark, codec, key[3]))
         return self._same[key]
 
-    # What is left.
+    # After all files were matched.
 
     def _renew(self, bound: Bound) -> None:
-        """Note names that are not those of the marks."""
+        """Records names that differ from those in the marks."""
         self._renewed = {}
         for partition, info in bound.files.items():
             mark, (name, _) = self._marks[partition], self._last[partition]
@@ -361,7 +353,7 @@ class RowTracking:
         free: dict[str, ObjectInfo],
         bound: Bound,
     ) -> None:
-        """Add errors for files that vanished though more was to be read, or were cut off."""
+        """Adds errors for files that vanished with unread rows, or were truncated."""
         for partition in ours:
             mark, known = self._marks[partition], self._known[partition]
             if partition in bound.files:
@@ -379,13 +371,13 @@ class RowTracking:
                 bound.errors[partition] = _vanished(partition, *ends)
 
     def _is_shorter(self, info: ObjectInfo, mark: RowMark) -> bool:
-        """Whether a file has less than was read, and may be the one that was read."""
+        """Returns whether a file has less than was read, and may be the one that was read."""
         inode, other = inode_of(mark.etag), inode_of(info.etag)
         is_other = inode and other and inode != other
         return not is_other and self._row_file(info).is_plain and 0 < info.size < mark.size
 
     def _original(self, store: Store, name: str) -> str:
-        """The file that another one is a copy of, as a rotation makes it; empty: none."""
+        """Returns the file that a rotation copied to this name; empty: none."""
         info = self._files[name]
         for each in rotated_from(name):
             if each in self._files and each != name:
@@ -396,7 +388,7 @@ class RowTracking:
         return ""
 
     def _is_copy(self, store: Store, info: ObjectInfo, original: ObjectInfo) -> bool | None:
-        """Whether all of a file is the beginning of another one; None: as far as it decodes."""
+        """Returns whether a file is a prefix of another; None: as far as it decompresses."""
         one, two = self._row_file(info), self._row_file(original)
         if not (one.has_lines and two.has_lines):
             return False
@@ -409,7 +401,7 @@ class RowTracking:
         return self._copies[key]
 
     def _fresh(self, topic: str, name: str, bound: Bound) -> SourcePartition:
-        """A name that no source partition has."""
+        """Returns a source partition with an unused name."""
         found, number = SourcePartition(topic, name), 1
         while found in self._known or found in bound.files:
             number += 1
@@ -424,12 +416,12 @@ def _keep(kept: dict[K, V], key: K, value: V, most: int = _KEPT_MAX) -> None:
 
 
 def _line(incarnation: str) -> str:
-    """The first line's part of an incarnation; empty where the line had no end yet."""
+    """Returns the first line's part of an incarnation; empty if the line had no newline yet."""
     return incarnation.partition("~")[0]
 
 
 def _path(name: str) -> str:
-    """The path that a source partition is named by; a `~` of a path is escaped."""
+    """Returns the path that a source partition is named by; a `~` of a path is escaped."""
     return name.partition("~")[0]
 
 
@@ -477,7 +469,7 @@ _NUMBERED = re.compile(r"(?P<old>.+)\.(?P<number>\d{1,5})\Z", re.DOTALL)
 
 
 def rotated_from(name: str) -> list[str]:
-    """Return the names that a file may have had before it was rotated to this one."""
+    """Returns the names that a file may have had before it was rotated to this one."""
     plain = _CODEC.sub("", name)
     found = [plain] if plain != name else []
     matches = (end.match(plain) for end in _ENDS)
@@ -486,11 +478,11 @@ def rotated_from(name: str) -> list[str]:
 
 
 def number_of(name: str) -> tuple[str, int] | None:
-    """Return what a number was added to, and the number; None where none was."""
+    """Returns a name without its number, and the number; None if it has none."""
     match = _NUMBERED.match(_CODEC.sub("", name))
     return None if match is None else (match["old"], int(match["number"]))
 
 
 def is_compressed(name: str) -> bool:
-    """Whether a name has an ending of compressed files."""
+    """Returns whether a name has an extension of compressed files."""
     return _CODEC.search(name) is not None

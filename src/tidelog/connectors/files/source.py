@@ -1,24 +1,22 @@
-"""Files of a folder, as a source: those of a backup without any home or catalog, or any others.
+"""Files of a folder as a source: of a backup, without a home or catalog, or any other files.
 
-Files named as archives name them are the source partitions that they came from, and positions are
-offsets. Every other file is a source partition of its own, named by its path, and positions are
-rows. Files of lines may grow, and be rotated (``row_tracking``); a line counts when its end is
-there. A last line without one counts when the file is finished: it is compressed, or is in an
-object store, or nothing was written to it for a minute. Other files are expected to be finished:
-put under their names when they are whole.
+Files named like those of archives are the source partitions that they came from, and positions are
+offsets. Every other file is its own source partition, named by its path, and positions are rows.
+Files of lines may grow and be rotated (``row_tracking``). A line counts once its newline is there.
+A last line without one counts in a finished file: it is compressed, or in an object store, or
+unchanged for a minute. Other files must be complete when they get their names.
 
-A file that cannot be read, by its name, its rights or a link that leads back to itself, is an error
-of its own source partition alone, or of the one whose events it holds. So is a folder without the
-right to read it (``readable``): known files in it, and source partitions of an archive whose files
-may be in it, wait until the right is given.
+A file that cannot be read, because of its name, its rights or a circular link, is an error of only
+its own source partition, or of the one whose events it holds. So is an unreadable folder: known
+files in it, and source partitions of an archive that may have files in it, wait for the right.
 
-Files of one source partition may overlap, as those of replayed dead letters do with others, and are
-merged. One that appears after its offsets were passed is an error: what it holds would never be
-read. That happens where dead letters are replayed, or where a folder is read while an archive is
-written there; ``archive:NAME`` reads both.
+Files of one source partition may overlap (replayed dead letters do) and are merged. A file that
+appears after its offsets were passed is an error, because its events would never be read. That
+happens if dead letters are replayed, or an archive still writes to the folder; ``archive:NAME``
+reads both.
 
-A backup's files tell their first offset alone. One that is missing cannot be told from offsets that
-its source never had; who has the home reads ``archive:NAME`` instead, which tells.
+The files of a backup only have their first offset. A missing file looks like offsets that the
+source never had. With the home at hand, read ``archive:NAME`` instead, which detects it.
 """
 
 from __future__ import annotations
@@ -73,18 +71,18 @@ __all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
 
 
 def open_files(address: Address) -> FilesSource:
-    """The source at ``file:PATH?format=F``, where the path may be an address of a store."""
+    """Opens the source at ``file:PATH?format=F``; the path may be an address of a store."""
     return FilesSource(place_of(address))
 
 
-_FILES = b"files:"  # before a note of a range of an archive's files
-_NAME_BYTES = 5  # of the digest of a file's name; of 50,000, one in 20 million is alike by chance
-_AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
+_FILES = b"files:"  # prefix of the note of a range of an archive's files
+_NAME_BYTES = 5  # of the digest of a file name; among 50,000, a chance match is 1 in 20 million
+_AT_ONCE = 8  # files to look into in parallel; each is a round trip or two
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What is there, by source partitions."""
+    """What is there, by source partition."""
 
     chains: dict[SourcePartition, Chain]
     rows: dict[SourcePartition, ObjectInfo]
@@ -94,12 +92,12 @@ class _Listing:
 
 @dataclass(frozen=True, slots=True)
 class _CountedLines:
-    """The lines of a file as it was."""
+    """The lines of a file when it was counted."""
 
     etag: str
-    passed: ReadBytes  # up to the end of the last line that has one
-    ended: ReadBytes | None  # with the line without an end that follows, if one does
-    stopped: LongLineError | None = None  # what follows is too long
+    passed: ReadBytes  # up to the end of the last complete line
+    ended: ReadBytes | None  # including the incomplete line after it, if any
+    stopped: LongLineError | None = None  # the next line is too long
 
     @property
     def rows(self) -> int:
@@ -110,7 +108,7 @@ class _CountedLines:
         return self.passed.size if self.ended is None else self.ended.size
 
     def note(self, rows: int, etag: str, name: str) -> bytes:
-        """A mark of all rows that count."""
+        """Returns a mark of all rows that count."""
         is_open = self.ended is not None and rows > self.rows
         passed = self.ended if self.ended is not None and is_open else self.passed
         return passed.mark(is_open, etag, name).note()
@@ -137,23 +135,23 @@ class FilesSource:
         return sorted({*listing.chains, *listing.rows, *listing.errors})
 
     def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
-        """Find files of rows again by what was read of them."""
+        """Uses what was read of files to find them again."""
         self._tracking.track(known)
 
     def seen(self) -> dict[SourcePartition, str]:
-        """How many rows files were seen to have."""
+        """Returns how many rows were seen in files."""
         return self._tracking.seen()
 
     def renewed(self) -> dict[SourcePartition, bytes]:
-        """Marks of files that were found again by other names."""
+        """Returns marks of files that were found under other names."""
         return self._tracking.renewed()
 
     def left_out(self) -> dict[str, str]:
-        """Which files of the folder are not read, and why, as they were last seen."""
+        """Returns which files of the folder are not read, and why, as of the last listing."""
         return dict(self._seen.left_out)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        """What the files hold; a file is looked through when it is first seen."""
+        """Returns what the files hold. Scans each file when it is first seen."""
         store = open_store_here(self._place.store)
         listing = self._look(store)
         found = {}
@@ -175,15 +173,18 @@ class FilesSource:
         return found
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says, and whole: the last position is the limit.
+        """Implements ``Source.read``. The last position is always the limit.
 
-        ``NotFoundError`` for a file that has vanished or shrunk, ``CorruptError`` for one that is
-        not what its name says, or whose sidecar is missing.
+        Raises ``NotFoundError`` for a file that vanished or shrank. Raises ``CorruptError`` if a
+        file does not match its name, or its sidecar is missing.
         """
         return self.reader(range).read()
 
     def reader(self, range: SourceRange) -> PlannedFiles | PlannedRows:
-        """The range with the files to read, as they were last seen. Errors as for ``read``."""
+        """Returns the range with its files, as of the last listing.
+
+        Raises the errors of ``read``.
+        """
         start, limit = range_offsets(range)
         store, listing = open_store_here(self._place.store), self._seen
         if range.partition not in listing.rows and range.partition not in listing.chains:
@@ -208,7 +209,7 @@ class FilesSource:
         return str(min(offset_at(end), offset_at(start) + events))
 
     def reach(self, range: SourceRange, end: str) -> str:
-        """Pass a gap of a backup's offsets in one step; small gaps inside of files are walked."""
+        """Skips a gap in a backup's offsets in one step; walks small gaps inside files."""
         files = self._seen.chains.get(range.partition)
         if files is None or range.partition in self._seen.rows:
             return range.limit
@@ -216,13 +217,13 @@ class FilesSource:
         try:
             held = [part for file in files for part in self._parts(store, file)]
         except TidelogError:
-            return range.limit  # the range's own reading reports it
+            return range.limit  # reading the range reports the error
         if any(first < limit and last >= start for first, last in held):
             return range.limit
         return str(min((first for first, _ in held if first >= limit), default=offset_at(end)))
 
     def _parts(self, store: Store, file: ArchivedFile) -> list[tuple[int, int]]:
-        """First and last offsets of the parts of a file that have large gaps between them."""
+        """Returns the first and last offset of each part of a file, split at large gaps."""
         (end,) = self._ends_of(store, (file,))
         if end - file.first <= FILE_GAP_OFFSETS:
             return [(file.first, end - 1)]
@@ -240,7 +241,7 @@ class FilesSource:
         return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
-        """Exactly so many rows; of a backup's offsets, some may hold no event."""
+        """Returns the exact number of rows; of a backup's offsets, some may hold no event."""
         return max(0, offset_at(end) - offset_at(start))
 
     def _look(self, store: Store) -> _Listing:
@@ -250,7 +251,7 @@ class FilesSource:
             each: error
             for folder, error in found.denied.items()
             for each in self._tracking.known_below(folder)
-            if each not in bound.files  # whether it is there cannot be seen
+            if each not in bound.files  # without rights, its presence is unknown
         }
         double = clashes(found.chains, bound.files)
         errors = {**double, **bound.errors, **found.errors, **below}
@@ -259,7 +260,10 @@ class FilesSource:
         return self._seen
 
     def _bind(self, store: Store, found: FolderListing) -> Bound:
-        """Bind files of rows; one that the store refuses to read becomes an error of its own."""
+        """Binds files of rows.
+
+        A file that the store refuses to read becomes an error of its own.
+        """
         while True:
             try:
                 return self._tracking.bind(store, found.root, found.rows, found.only)
@@ -283,10 +287,10 @@ class FilesSource:
         return listing.chains[partition]
 
     def _check_passed(self, partition: SourcePartition, files: Chain) -> None:
-        """Refuse files that came after their offsets were passed: they would never be read."""
+        """Raises for files that appeared after their offsets: they would never be read."""
         known = self._tracking.known(partition)
         before = _FilesMark.read(known.note) if known is not None else None
-        if known is None or before is None:  # or another source was read before, as in a backfill
+        if known is None or before is None:  # or another source came before
             return
         found = _FilesMark.of(files, offset_at(known.position))
         if not found.digests <= before.digests:
@@ -299,16 +303,16 @@ class FilesSource:
             )
 
     def _offsets(self, store: Store, files: Chain) -> tuple[int, int]:
-        """The first offset and the end. Any file may have the last one."""
+        """Returns the first offset and the end. Any file may have the last offset."""
         return files[0].first, max(self._ends_of(store, files))
 
     def _wanted(self, store: Store, files: Chain, start: int, limit: int) -> Chain:
-        """Those that may have offsets of a range."""
+        """Returns the files that may have offsets of a range."""
         pairs = zip(files, self._ends_of(store, files), strict=True)
         return tuple(file for file, end in pairs if file.first < limit and end > start)
 
     def _ends_of(self, store: Store, files: Chain) -> list[int]:
-        """The offset after the last one of each file; new files are looked into side by side."""
+        """Returns the end offset of each file. Looks into new files in parallel."""
         new = [file for file in files if (file.data.key, file.data.etag) not in self._ends]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for file, end in zip(new, pool.map(lambda each: each.end(store), new), strict=True):
@@ -332,7 +336,7 @@ class FilesSource:
             rows = counted.rows + (counted.ended is not None and is_last)
             at = 0 if known is None else offset_at(known.position)
             if counted.stopped is not None and at >= rows:
-                raise counted.stopped  # not earlier: the lines before it are read first
+                raise counted.stopped  # only now, because the lines before it are read first
             if known is None and rows:
                 note = counted.note(rows, info.etag, name)
         self._tracking.note_end(partition, rows)
@@ -340,13 +344,13 @@ class FilesSource:
         return Bounds("0", str(rows), incarnation, is_dense=True, note=note)
 
     def _is_finished(self, info: ObjectInfo, file: RowFile) -> bool:
-        """Whether nothing will be added to a file."""
+        """Returns whether nothing will be added to a file."""
         remote = parse_address(self._place.store).scheme != "file"
         idle_ms = self._clock.now_ms() - info.modified_ms
         return remote or not file.is_plain or idle_ms >= FILE_FINISHED_MS
 
     def _count(self, store: Store, info: ObjectInfo, file: RowFile) -> _CountedLines:
-        """The lines of a file; of one that has grown, only the new ones are read."""
+        """Counts the lines of a file; of a file that has grown, reads only the new ones."""
         before = self._lines.get(info.key)
         if before is not None and before.etag == info.etag:
             return before
@@ -388,7 +392,7 @@ class FilesSource:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFiles:
-    """A range of a backup and the files that may hold its events. Pickles."""
+    """A range of a backup, and the files that may hold its events. Pickles."""
 
     range: SourceRange
     files: Chain
@@ -396,7 +400,7 @@ class PlannedFiles:
     note: bytes = b""  # which files there were
 
     def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``FilesSource.read``; the last one has the note."""
+        """Yields the same chunks as ``FilesSource.read``. The last one has the note."""
         chunks = gathered(self._pieces(open_store_here(self.store)), self.range.limit)
         return noted(chunks, lambda: self.note)
 
@@ -421,7 +425,7 @@ def _stream(store: Store, file: ArchivedFile) -> Stream:
 class _FilesMark(NamedTuple):
     """Which files begin before an offset, by digests of their names.
 
-    Files may be deleted, by retention of the folder; one that is not among these came later.
+    Retention may delete files of the folder. A file that is not in this set came later.
     """
 
     digests: frozenset[bytes]
@@ -450,7 +454,7 @@ class _FilesMark(NamedTuple):
 
 
 def _is_read(mark: RowMark, known: KnownPartition | None) -> bool:
-    """Whether what was marked was read, and not only seen."""
+    """Returns whether the marked rows were read, and not only seen."""
     return known is not None and (bool(known.further) or mark.rows <= offset_at(known.position))
 
 

@@ -1,5 +1,5 @@
-"""HTTP: a place to play events to.
+"""HTTP: a playback sink.
 
-Each lot is one POST of JSON lines, retried until it is answered.
-A target that repeats a lot sees the same number again.
+Each lot is one POST of JSON lines, retried until the server responds. A repeated lot has the same
+number.
 """

@@ -1,13 +1,15 @@
-"""Events by HTTP: each lot in a POST of JSON lines, one after another.
+"""Plays events to an HTTP server: each lot in a POST of JSON lines, one after another.
 
-Any 2xx means that a piece has arrived. No answer, 408, 425, 429 and 5xx are tried again, after the
-time that the server asks for where it does; anything else ends the playback. A server may answer
-before it has read a body, and then close: its answer is read although the body was not sent. Each
-POST has an ``Idempotency-Key`` made of the playback, the number of its lot and a digest of its
-body, so a server that knows such keys stores nothing twice, also when the playback is resumed.
-Only where events of the lot under way were deleted or updated before the resume, its others may
-come twice: the server cannot know that they are the same. A token for the server comes from
-``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
+Any 2xx response means that the piece arrived. No response, 408, 425, 429 and 5xx are retried, after
+the time that the server asks for. Any other status ends the playback. A server may respond before
+it has read the body and then close: its response is read although the body was not sent.
+
+Each POST has an ``Idempotency-Key`` made of the playback, the number of its lot and a digest of its
+body. A server that supports such keys stores nothing twice, also when the playback is resumed.
+There is one exception. If events of the unfinished lot were deleted or updated before the resume,
+its other events may be stored twice.
+
+The server's token comes from ``TIDELOG_HTTP_TOKEN``. Redirects and proxies are not used.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ _TIMEOUT_S = 30.0
 _DIGEST_DIGITS = 16  # of a key, which may have 255 characters
 _TOO_LARGE = 413
 _FIX = "fix the address, the token or the target"
-_PASSING_STATUS = {408, 425, 429}  # beside 5xx
-_WAIT_MAX_S = 60.0  # what a server may ask for
+_PASSING_STATUS = {408, 425, 429}  # besides 5xx
+_WAIT_MAX_S = 60.0  # longest wait a server may ask for
 
 
 def check_http(address: Address) -> None:
-    """Refuse what cannot be a request's address."""
+    """Raises ``InvalidError`` for an address that is not valid for a request."""
     if not address.host:
         raise InvalidError(f"sink `{address.text}`: names no host: give https://host/path")
     if not address.text.isascii() or re.search(r"[\s\x00-\x1f\x7f]", address.text):
@@ -54,12 +56,12 @@ def check_http(address: Address) -> None:
 
 
 def open_http(address: Address, setting: SinkContext) -> HttpPlaybackSink:
-    """The sink at ``http(s)://host/path``; it connects with the first lot."""
+    """Opens the sink at ``http(s)://host/path``. Connects with the first lot."""
     return HttpPlaybackSink(address, setting)
 
 
 class HttpPlaybackSink:
-    """One address. Messages name its host alone, as a path may be a secret."""
+    """One address. Messages contain only its host, because a path may be a secret."""
 
     lot_events = PIECE_EVENTS
     lot_bytes = PIECE_BYTES
@@ -96,12 +98,12 @@ class HttpPlaybackSink:
         self._connection.close()
 
     def _key(self, lot: Lot, number: int, body: bytes) -> str:
-        """The same for the same events only: others under one key would be refused for ever."""
+        """Returns a key for exactly these events: others under one key are refused forever."""
         digest = hashlib.sha256(body).hexdigest()[:_DIGEST_DIGITS]
         return f"{self._setting.id}-{lot.number}-{number}-{digest}"
 
     def _post(self, body: bytes, key: str) -> None:
-        """Until it has arrived. ``UnavailableError`` when that takes too many tries."""
+        """Sends until it arrives. Raises ``UnavailableError`` after too many attempts."""
         delays = self._setting.backoff.delays_s(self._setting.random)
         while True:
             refused, wait_s = self._try(body, key)
@@ -113,20 +115,20 @@ class HttpPlaybackSink:
             self._setting.clock.sleep(max(delay_s, wait_s))
 
     def _try(self, body: bytes, key: str) -> tuple[str | None, float]:
-        """Why it has not arrived, if so, and how long the server wants us to wait."""
+        """Returns why it has not arrived, if so, and how long the server asks us to wait."""
         headers = {**self._headers, "Idempotency-Key": key}
         is_sent = True
         try:
             try:
                 self._connection.request("POST", self._path, body, headers)
-            except ConnectionError:  # closed while we sent: what it said before waits to be read
+            except ConnectionError:  # closed while we sent: its response is still to be read
                 if self._connection.sock is None:
                     raise
                 is_sent = False
             answer = self._connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException) as exc:
-            self._connection.close()  # the next try makes a new connection
+            self._connection.close()  # the next attempt opens a new connection
             return f"no answer ({' '.join(str(exc).split()) or type(exc).__name__})", 0.0
         if not is_sent:
             self._connection.close()
@@ -140,7 +142,7 @@ class HttpPlaybackSink:
 
 
 def _of_piece(refused: InvalidError, piece: pa.RecordBatch) -> InvalidError:
-    """Returns the same error, which says of a body that is too large which events are in it."""
+    """Returns the same error and, if a body is too large, which events are in it."""
     status = refused.context.get("status")
     if status != _TOO_LARGE:
         return refused

@@ -1,10 +1,8 @@
-"""Clients of Kafka: how an address becomes librdkafka's properties, and what its errors mean.
+"""Kafka clients: turns an address into librdkafka's properties, and explains its errors.
 
-Properties stand in the address under librdkafka's own names. Those that would break a promise are
-refused, and what may not be printed comes from the environment. librdkafka is kept quiet: what it
-would log about its connections becomes the reason in the error that is raised.
-
-Clients that read Kafka: which properties are ours, and consumers that belong to no group.
+The address sets properties under librdkafka's own names. Properties that would break a promise are
+refused; secrets come from the environment. librdkafka's log is off: what it would log about its
+connections becomes the reason in the error that is raised. Consumers join no group.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ _PORT = 9092
 _VARIABLE_PREFIX = "TIDELOG_KAFKA_"
 _FROM_ENVIRONMENT = (
     "sasl.oauthbearer.client.secret",
-    "sasl.oauthbearer.token.endpoint.url",  # no secret, but an address may hold no `token`
+    "sasl.oauthbearer.token.endpoint.url",  # not a secret, but an address may not contain `token`
     "sasl.password",
     "ssl.key.password",
     "ssl.key.pem",
     "ssl.keystore.password",
 )
-_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # of topics on brokers that give none, before Kafka 2.8
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # the id of topics on brokers before Kafka 2.8, which have none
 _USUAL = {"client.id": "tidelog", "log_level": 0}
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -88,28 +86,28 @@ class KafkaPlace:
     topic: str
     properties: dict[str, str]
     secrets: dict[str, str] = field(repr=False)
-    role: str = "source"  # what messages call it
+    role: str = "source"  # its name in error messages
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the topic is a regular expression."""
+        """Returns whether the topic is a regular expression."""
         return self.topic.startswith("^")
 
 
 class ClientWatch:
-    """What a client told about itself: its last trouble, and how far it has fetched."""
+    """What a client reported about itself: its last error, and how far it has fetched."""
 
     def __init__(self) -> None:
         self.trouble: KafkaError | None = None
         self.fetched = -1
 
     def note(self, error: KafkaError) -> None:
-        """Keep the reason that says most; no group is joined, so what is wrong with it is none."""
+        """Keeps the most telling reason. Ignores group errors, since no group is joined."""
         if error.code() not in _NO_REASON:
             self.trouble = error
 
     def take_statistics(self, text: str) -> None:
-        """Find the next offset to fetch, of the one partition that is read."""
+        """Updates the next offset to fetch of the one partition that is read."""
         for topic in json.loads(text)["topics"].values():
             for partition in topic["partitions"].values():
                 self.fetched = max(self.fetched, partition["next_offset"])
@@ -118,9 +116,9 @@ class ClientWatch:
 def parse_place(
     address: Address, environ: Mapping[str, str], role: str, ours: Mapping[str, str]
 ) -> KafkaPlace:
-    """Take ``kafka://host1,host2:9092/TOPIC?property=value`` apart.
+    """Parses ``kafka://host1,host2:9092/TOPIC?property=value``.
 
-    ``ours`` are properties that may not be set, each with the reason.
+    ``ours`` maps the properties that a user may not set to the reason.
     """
     for name in address.options:
         if name in ours:
@@ -148,22 +146,22 @@ def parse_place(
 
 
 def client_properties(place: KafkaPlace, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """What the address and the environment say, and our own defaults where they say nothing."""
+    """Returns the properties of the address and the environment, with our defaults for the rest."""
     quiet = dict(_USUAL)
     if "debug" in place.properties:
-        del quiet["log_level"]  # who asks for librdkafka's log shall see it
+        del quiet["log_level"]  # an address that asks for librdkafka's log gets it
     return {**quiet, **usual, **place.properties, **place.secrets}
 
 
 def time_limits(timeout_s: float, place: KafkaPlace) -> dict[str, Any]:
-    """Limits within which librdkafka gives a broker up and turns to another, before we give up."""
+    """Returns limits so that librdkafka tries another broker before we stop waiting."""
     limit_ms = max(1_500, int(timeout_s * 700))
     usual = {"socket.timeout.ms": limit_ms, "socket.connection.setup.timeout.ms": limit_ms}
     return {name: value for name, value in usual.items() if name not in place.properties}
 
 
 def open_admin(place: KafkaPlace, timeout_s: float, watch: ClientWatch) -> AdminClient:
-    """A client that asks about topics and offsets."""
+    """Opens a client for metadata of topics and offsets."""
     properties = {
         "bootstrap.servers": place.servers,
         **client_properties(place, {}),
@@ -176,9 +174,9 @@ def open_admin(place: KafkaPlace, timeout_s: float, watch: ClientWatch) -> Admin
 def described(
     admin: AdminClient, topics: Iterable[str], timeout_s: float, watch: ClientWatch
 ) -> dict[str, TopicDescription]:
-    """What these topics are. ``NotFoundError`` for one that is not there.
+    """Describes topics. Raises ``NotFoundError`` for one that does not exist.
 
-    Asking by ``list_topics`` would make the brokers create it, where they are told to.
+    ``list_topics`` would make brokers with automatic creation create the topic.
     """
     found: dict[str, TopicDescription] = {}
     names = sorted(topics)
@@ -188,30 +186,30 @@ def described(
             try:
                 found[name] = answer.result()
             except KafkaException as exc:
-                admin.poll(0)  # what the client has to tell comes with this
+                admin.poll(0)  # delivers the client's callbacks
                 raise translated(f"kafka topic `{name}`", exc.args[0], watch) from exc
     return found
 
 
 def topic_id(topic: TopicDescription) -> str:
-    """The id of a topic, which no later one has; empty where brokers give none."""
+    """Returns the id of a topic, which is never reused; empty if the brokers have no ids."""
     text = str(topic.topic_id)
     return "" if text == _NO_ID else text
 
 
 def made(place: KafkaPlace, make: Callable[[], C]) -> C:
-    """A client, or what is wrong with its properties."""
+    """Calls ``make``, and raises ``InvalidError`` for invalid properties."""
     try:
         return make()
     except KafkaException as exc:
         reason = " ".join(exc.args[0].str().split())
         raise InvalidError(f"{place.role} `{place.url}`: {reason}: fix the address") from exc
-    except (TypeError, ValueError) as exc:  # a name that is Python's, such as a callback
+    except (TypeError, ValueError) as exc:  # a name reserved by Python, such as a callback
         raise InvalidError(f"{place.role} `{place.url}`: {exc}: leave it out") from exc
 
 
 def translated(what: str, error: KafkaError, watch: ClientWatch | None = None) -> TidelogError:
-    """The error to raise. A time-out has its reason in what the client told before."""
+    """Returns the error to raise. The reason of a timeout is what the client reported before it."""
     if watch is not None and watch.trouble is not None and not is_lasting(error):
         error = watch.trouble
     reason = " ".join(error.str().split())
@@ -225,7 +223,7 @@ def translated(what: str, error: KafkaError, watch: ClientWatch | None = None) -
 
 
 def is_lasting(error: KafkaError) -> bool:
-    """Whether waiting will not mend it."""
+    """Returns whether waiting cannot fix the error."""
     return error.code() in (*_GONE, *_REFUSED, *_DAMAGED)
 
 
@@ -266,33 +264,33 @@ _OURS = {
     "statistics.interval.ms": "statistics tell whether reading goes on",
 }
 _OWN = {
-    "group.id": "tidelog",  # a consumer must have one; it is neither joined nor committed to
+    "group.id": "tidelog",  # a consumer must have one; it never joins it or commits to it
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
 _READER_DEFAULTS = {
-    "check.crcs": True,  # costs nothing that could be measured
-    "fetch.queue.backoff.ms": 10,  # librdkafka's own second stalls a fast reader
-    "fetch.wait.max.ms": 100,  # how long the end of a partition takes to be told
-    "queued.max.messages.kbytes": 32 << 10,  # fetched ahead, in each process that reads
+    "check.crcs": True,  # no measurable cost
+    "fetch.queue.backoff.ms": 10,  # librdkafka's default of one second stalls a fast reader
+    "fetch.wait.max.ms": 100,  # how long until the end of a partition is reported
+    "queued.max.messages.kbytes": 32 << 10,  # prefetch limit of each process that reads
 }
-_QUEUED_MAX = 30_000  # messages fetched ahead; ten times as many were no faster, but 80 MB larger
+_QUEUED_MAX = 30_000  # messages to prefetch; ten times more was no faster and took 80 MB more
 
 
 def place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
-    """Take ``kafka://host1,host2:9092/TOPIC?property=value`` apart."""
+    """Parses ``kafka://host1,host2:9092/TOPIC?property=value`` of a source."""
     return parse_place(address, environ, "source", _OURS)
 
 
 def check_properties(place: KafkaPlace) -> None:
-    """Refuse what librdkafka would refuse. Nothing is sent."""
+    """Raises ``InvalidError`` for properties that librdkafka refuses. Sends nothing."""
     made(place, lambda: Consumer(client_properties(place, _READER_DEFAULTS) | _OWN)).close()
 
 
 def open_consumer(place: KafkaPlace, timeout_s: float, watch: ClientWatch, count: int) -> Consumer:
-    """A client that reads ``count`` offsets or fewer of one partition, and belongs to no group."""
+    """Opens a client without a group, to read up to ``count`` offsets of one partition."""
     properties = {
         **consumer_properties(place, timeout_s, count),
         "stats_cb": watch.take_statistics,
@@ -302,10 +300,10 @@ def open_consumer(place: KafkaPlace, timeout_s: float, watch: ClientWatch, count
 
 
 def consumer_properties(place: KafkaPlace, timeout_s: float, count: int) -> dict[str, Any]:
-    """The settings of such a client, without its callbacks."""
+    """Returns the properties of such a client, without its callbacks."""
     return {
         "bootstrap.servers": place.servers,
-        "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # little is fetched in vain
+        "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # prefetch no more than needed
         **client_properties(place, _READER_DEFAULTS),
         **time_limits(timeout_s, place),
         **_OWN,

@@ -1,9 +1,9 @@
-"""Events into a topic of Kafka, in order, by transactions that also say how far they came.
+"""Plays events into a Kafka topic, in order, in transactions that also record the progress.
 
-Each lot is one transaction, which says where the lot ends as it was intended. So whoever resumes a
-playback with a name knows whether the lot under way is there, whatever events of it were deleted or
-updated since, and what is committed comes once. How events look in Kafka is told in
-``sinks.kafka``.
+Each lot is one transaction, which also commits the planned end of the lot. So a process that
+resumes a named playback knows whether the last lot is there, even if some of its events were
+deleted or updated since. Committed events appear once. ``kafka.sink`` describes how events look in
+Kafka.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 
 __all__ = ["KafkaPlaybackSink", "open_kafka"]
 
-_TIMEOUT_S = 15.0  # without any answer
+_TIMEOUT_S = 15.0  # without any response
 
 
 def open_kafka(address: Address, setting: SinkContext) -> KafkaPlaybackSink:
-    """The sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
+    """Opens the sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
 
-    ``NotFoundError`` when the topic is not there.
+    Raises ``NotFoundError`` if the topic does not exist.
     """
     keep_partition = keeps_partition(address)
-    open_sink(address, environ=setting.environ, store="")  # looks at the topic, and the properties
+    open_sink(address, environ=setting.environ, store="")  # checks the topic and the properties
     place = parse_place(address, setting.environ, "sink", OURS)
     properties = {name: text for name, text in place.properties.items() if name != "partition"}
     place = replace(place, properties=properties)
@@ -42,10 +42,10 @@ def open_kafka(address: Address, setting: SinkContext) -> KafkaPlaybackSink:
 
 
 class KafkaPlaybackSink:
-    """One topic of Kafka."""
+    """A Kafka topic."""
 
     lot_events = BATCH_EVENTS_MAX
-    lot_bytes = 4 << 20  # so that a transaction is over long before its time is
+    lot_bytes = 4 << 20  # a transaction ends long before its timeout
 
     def __init__(self, transactions: Transactions, keep_partition: bool) -> None:
         self._transactions = transactions
@@ -56,7 +56,7 @@ class KafkaPlaybackSink:
     def put(self, lot: Lot) -> None:
         if self._reached >= lot.end:
             return
-        # A task of Spark may be cut into other lots when it runs again, always of the same events.
+        # A repeated Spark task may divide the same events into other lots.
         known = max(0, self._reached - lot.number)
         for partition, part in self._parts(lot.batch.slice(known)):
             self._transactions.send(part, partition)

@@ -1,15 +1,15 @@
-"""Reading a range of a Kafka partition: from librdkafka's messages to batches in event columns.
+"""Reads a range of a Kafka partition: turns librdkafka's messages into batches.
 
-A range is over when an offset at or after its limit was seen, be it of a message or of the
-partition's end: the offsets before it may hold no events, and then nothing else would tell. While
-messages that a reader must not see are passed over, librdkafka's statistics show that it goes on.
+A range ends when an offset at or after its limit appears, of a message or of the end of the
+partition. The offsets before it may hold no events, so nothing else shows the end. While librdkafka
+skips messages that a reader must not see, its statistics show that it progresses.
 
-The work for each message is the cost of all reading, so messages are taken apart by method objects
-and ``map``, a few hundred at a time: more of them would keep Python's garbage collector busy. Their
-bytes are joined at once, so that the same memory serves the next ones.
+The work per message dominates the cost of reading. So messages are taken apart by method objects
+and ``map``, a few hundred at a time: more would keep Python's garbage collector busy. Their bytes
+are joined at once, so the next messages reuse the same memory.
 
-From the first record with headers on, records come through ``kafka_records``, since the Python
-client does not return every name of a header as it is.
+From the first record with headers on, records come through ``records``, because the Python client
+does not return every header name unchanged.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tidelog.model import limits
 __all__ = ["MessageColumns", "PartitionRead"]
 
 _ASK_MESSAGES = 500
-_ASK_BYTES = 4 << 20  # of messages that are taken at once, by the size of the last ones
-_ASK_S = 0.05  # taking waits this long for all that was asked for
-_GUESS_BYTES = _ASK_BYTES  # a message's size before the first was seen: so that one comes alone
+_ASK_BYTES = 4 << 20  # of messages to request at once, estimated from the size of the last ones
+_ASK_S = 0.05  # how long a request waits for all of them
+_GUESS_BYTES = _ASK_BYTES  # assumed size before the first message, so that it arrives alone
 _CHUNK_MESSAGES = 20_000
 _CHUNK_BYTES = 32 << 20
 _HEADERS = STORED_SCHEMA.field("headers").type
@@ -56,7 +56,7 @@ class PartitionRead:
         open_records: Callable[[int], RecordConsumer],
     ) -> None:
         self._consumer = consumer
-        self._open_records = open_records  # from an offset on
+        self._open_records = open_records  # takes the offset to begin at
         self._records: RecordConsumer | None = None
         self._partition = partition
         self._watch = watch
@@ -66,7 +66,7 @@ class PartitionRead:
         self._message_bytes = _GUESS_BYTES
 
     def chunks(self, start: int, limit: int) -> Iterator[Chunk]:
-        """The events of ``[start, limit)``; the last chunk's position is the limit."""
+        """Yields the events of ``[start, limit)``. The position of the last chunk is the limit."""
         try:
             yield from self._chunks(start, limit)
         finally:
@@ -87,7 +87,7 @@ class PartitionRead:
             if messages:
                 size = columns.add(messages, at)
                 self._message_bytes = max(1, size // len(messages))
-                self._watch.trouble = None  # whatever it was, it is over
+                self._watch.trouble = None  # data arrived, so the error is over
                 at = columns.end
             if end >= limit:
                 at = limit
@@ -97,11 +97,11 @@ class PartitionRead:
                 raise self._silent(at, limit)
             if at < limit and columns.is_full:
                 yield Chunk(columns.take(), str(at))
-                seen_s = self._clock.monotonic_s()  # the time in between was not Kafka's
+                seen_s = self._clock.monotonic_s()  # our own time is not Kafka's silence
         yield Chunk(columns.take(), str(limit))
 
     def _take(self, at: int, limit: int) -> tuple[list[Any], int]:
-        """The next messages before the limit, and the greatest offset that was seen to follow."""
+        """Returns the next messages before the limit, and the greatest offset known to follow."""
         count = max(1, min(_ASK_MESSAGES, limit - at, _ASK_BYTES // self._message_bytes))
         try:
             taken: list[Any] = (self._records or self._consumer).consume(count, _ASK_S)
@@ -116,7 +116,7 @@ class PartitionRead:
         return taken, end
 
     def _without_errors(self, taken: list[Any], at: int, limit: int) -> tuple[list[Any], int]:
-        """The messages that are some, and the partition's end where that was reached."""
+        """Returns the messages that are not errors, and the end of the partition if reached."""
         messages, end = [], at
         for message in taken:
             error = message.error()
@@ -134,13 +134,13 @@ class PartitionRead:
         return messages, end
 
     def _check_held(self, start: int, limit: int) -> None:
-        """Refuse a range of which something is no longer there, or not there at all."""
+        """Raises ``NotFoundError`` if part of a range was deleted or does not exist."""
         try:
             first, end = self._consumer.get_watermark_offsets(
                 self._place(start), timeout=self._timeout_s
             )
         except KafkaException as exc:
-            self._consumer.poll(0)  # what the client has to tell comes with this
+            self._consumer.poll(0)  # delivers the client's callbacks
             raise translated(self._what, exc.args[0], self._watch) from exc
         if start < first:
             raise NotFoundError(
@@ -159,7 +159,7 @@ class PartitionRead:
             )
 
     def _silent(self, at: int, limit: int) -> Exception:
-        """Why nothing comes any more: the events may be gone, or the brokers."""
+        """Returns why no message arrives: the events were deleted, or no broker responds."""
         if self._watch.trouble is not None:
             return translated(self._what, self._watch.trouble)
         self._check_held(at, limit)
@@ -173,7 +173,7 @@ class PartitionRead:
 
 
 class MessageColumns:
-    """Messages that wait to become a batch, column by column."""
+    """Messages waiting to become a batch, column by column."""
 
     def __init__(self, partition: SourcePartition) -> None:
         self._partition = partition
@@ -190,17 +190,17 @@ class MessageColumns:
 
     @property
     def end(self) -> int:
-        """The offset after the last message."""
+        """Returns the offset after the last message."""
         return int(self._offsets[-1][-1]) + 1
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch is worth making."""
+        """Returns whether there is enough for a batch."""
         return self._rows >= _CHUNK_MESSAGES or self._bytes >= _CHUNK_BYTES
 
     def add(self, messages: Sequence[Any], at: int) -> int:
-        """Take messages, the first of which stands at ``at`` or later; the size of their values."""
-        rows, kind = len(messages), type(messages[0])  # the Python client's, or a record
+        """Adds messages, the first at ``at`` or later. Returns the size of their values."""
+        rows, kind = len(messages), type(messages[0])  # the Python client's class, or Record
         offsets = np.fromiter(map(kind.offset, messages), np.int64, rows)
         if offsets[0] < at:
             raise InternalError(
@@ -218,7 +218,7 @@ class MessageColumns:
         return size
 
     def _add_headers(self, rows: list[Any]) -> None:
-        """Their names and values side by side; a null value stays null."""
+        """Adds their names and values; a null value stays null."""
         if not any(rows):
             self._header_counts += repeat(0, len(rows))
             return
@@ -228,7 +228,7 @@ class MessageColumns:
         self._header_values += [value for _, value in pairs]
 
     def take(self) -> pa.RecordBatch:
-        """All that waits, in event columns."""
+        """Returns all waiting messages in event columns."""
         rows = self._rows
         offsets = np.concatenate(self._offsets)
         if (np.diff(offsets) <= 0).any():
@@ -253,7 +253,7 @@ class MessageColumns:
         return batch.set_column(place, EVENT_SCHEMA.field(place), pa.array(offsets))
 
     def _headers(self) -> pa.Array:
-        """The headers of each message; null for one without."""
+        """Returns the headers of each message; null for a message without headers."""
         if not self._header_names:
             return pa.nulls(len(self._header_counts), _HEADERS)
         counts = np.array(self._header_counts, np.int32)
@@ -266,7 +266,7 @@ class MessageColumns:
 
 
 class _Bytes:
-    """A column of bytes, of which some may be null."""
+    """A column of bytes with nulls."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -275,10 +275,10 @@ class _Bytes:
         self._nulls = 0
 
     def add(self, values: list[Any]) -> int:
-        """Take values; how many bytes they have."""
+        """Adds values. Returns their size in bytes."""
         rows, nulls = len(values), values.count(None)
         self._nulls += nulls
-        if nulls == rows:  # as keys often are
+        if nulls == rows:  # common for keys
             self._lengths.append(np.zeros(rows, np.int32))
             self._valid.append(np.zeros(rows, np.bool_))
             return 0
@@ -292,7 +292,7 @@ class _Bytes:
         return len(self._parts[-1])
 
     def array(self) -> pa.Array:
-        """All of them. The memory is Arrow's, which keeps it for the next."""
+        """Returns all values. Arrow owns the memory and reuses it."""
         lengths, valid = np.concatenate(self._lengths), np.concatenate(self._valid)
         if self._nulls == len(valid):
             return pa.nulls(len(valid), pa.binary())
@@ -311,7 +311,7 @@ class _Bytes:
 
 
 def _event_times(times: Any, headers: list[Any]) -> Any:
-    """The times that events can have; a header keeps any other, and its place has the time 0."""
+    """Returns valid event times. Any other time becomes 0, and a header keeps it."""
     odd = (times < 0) | (times >= limits.TIMESTAMP_MS_END)
     for row in np.flatnonzero(odd).tolist():
         headers[row] = time_from_kafka(int(times[row]), headers[row] or [])
@@ -320,7 +320,7 @@ def _event_times(times: Any, headers: list[Any]) -> Any:
 
 
 def _have_headers(messages: Sequence[Message]) -> bool:
-    """Whether any message has headers; for names that are not UTF-8 the client raises."""
+    """Returns whether any message has headers. The client raises for a name that is not UTF-8."""
     try:
         return any(map(Message.headers, messages))
     except (SystemError, UnicodeDecodeError):
@@ -328,6 +328,6 @@ def _have_headers(messages: Sequence[Message]) -> bool:
 
 
 def _offset(message: Any) -> int:
-    """A message's offset; one that was received has one."""
+    """Returns the offset of a received message."""
     offset = message.offset()
     return -1 if offset is None else int(offset)

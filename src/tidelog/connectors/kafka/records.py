@@ -1,31 +1,22 @@
-"""Records of Kafka with their headers as they are, through librdkafka's own C interface.
+"""Preserves Kafka's header names and times exactly.
 
-The Python client returns names of headers as C strings: it raises for one that is not UTF-8, and
-cuts one off at a NUL, so that two names become one. The library below it has every byte. Reading so
-takes three times as long, so a range is read like this from its first record with headers on.
+**Reading.** The Python client returns header names as C strings: it raises for a name that is not
+UTF-8, and truncates one at a NUL, so two names can become one. This module reads records through
+librdkafka's C interface, with the library that the Python client brings. That takes three times as
+long, so a range is read this way only from its first record with headers. librdkafka's public
+functions return where a name begins but not its length, which is in memory just before it. The
+first use tests that; if it does not hold, names with a NUL are refused.
 
-The library is the one that the Python client brings. Its public functions return where a name
-begins, not how long it is; the length lies before it in memory. A test at the first use makes sure
-of that. Where it is not so, names with a NUL are refused rather than cut off.
+**Header names.** Kafka stores any bytes; an event has text. A name that is not UTF-8, or begins
+with ``tidelog.name:``, becomes ``tidelog.name:`` and its bytes, percent-encoded. So two names never
+become one, and every text can be turned back. Kafka's clients write names as C strings, so neither
+a NUL nor bytes that are not text. A record with such a name keeps the names of the event, with a
+NUL as ``tidelog.text:`` and percent-encoding, and ends with the header ``tidelog-names``.
 
-Names of headers that are not text: how they become text, and how Kafka's clients write them.
-
-Kafka stores any bytes as the name of a header. Here names are text. A name that is not UTF-8, and
-one that begins with ``tidelog.name:``, becomes ``tidelog.name:`` and its bytes, percent-encoded: so
-no two names become one, and the bytes can be restored from each text.
-
-Clients of Kafka write names as C strings, so neither a NUL nor bytes that are not text. A record
-with such a name is written with the names as they are here, those with a NUL as ``tidelog.text:``
-and percent-encoded, and with the header ``tidelog-names`` at its end, which says so to its readers.
-
-Times of Kafka that no event can have, or that no client of Kafka writes: kept in a header.
-
-Kafka stores any 64-bit number as a record's time, -1 for none. Events have times from 1970 to the
-year 9999. Any other one becomes 0, and the header ``tidelog-kafka-time`` keeps it. What
-is written into Kafka has that time again, and no such header.
-
-Kafka's clients write the time of sending for 0. So 0 is written as none, with the header, and is
-read as 0, without it.
+**Times.** Kafka stores any 64-bit number, -1 for none; events have times from 1970 to 9999. Any
+other time becomes 0, and the header ``tidelog-kafka-time`` keeps it. Written back to Kafka, the
+record has that time and no such header. Kafka's clients write the current time for 0. So 0 is
+written as none, with the header, and is read as 0 without it.
 """
 
 from __future__ import annotations
@@ -59,11 +50,11 @@ __all__ = [
 ]
 
 _CONSUMER = 1  # of rd_kafka_type_t
-_TEXT_BYTES = 512  # of an error's text
+_TEXT_BYTES = 512  # size of an error text
 _AT_ONCE = 500
 _MESSAGE = struct.Struct("@iPiPNPNqP")  # rd_kafka_message_t, which is public
-_SIZES = struct.Struct("@NP")  # of a name, and where its value is; before the name
-_OUTDATED = -1  # of a time that a record does not have
+_SIZES = struct.Struct("@NP")  # length of a name, and where its value is; just before it
+_OUTDATED = -1  # the time of a record without one
 
 _pointer, _text, _size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 _Stats = ctypes.CFUNCTYPE(ctypes.c_int, _pointer, _pointer, _size, _pointer)
@@ -106,7 +97,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class Record:
-    """A record, or an error of its partition; with the methods of the Python client's messages."""
+    """A record, or an error of its partition, with the methods of the Python client's messages."""
 
     __slots__ = ("_error", "_headers", "_key", "_offset", "_time_ms", "_value")
 
@@ -146,7 +137,7 @@ class Record:
 
 
 class RecordConsumer:
-    """Reads one partition from an offset on. Close it."""
+    """Reads one partition from an offset. Close it after use."""
 
     def __init__(
         self,
@@ -157,7 +148,7 @@ class RecordConsumer:
     ) -> None:
         self._library = _library()
         self._what = f"kafka partition `{partition.text}`"
-        # Callbacks must outlive the client.
+        # The callbacks must outlive the client.
         self._on_error = _Error(lambda _, code, reason, __: watch.note(_error(code, reason)))
         self._on_stats = _Stats(partial(_take_statistics, watch))
         self._client = self._opened(properties)
@@ -169,7 +160,7 @@ class RecordConsumer:
         self._assign(partition.topic.encode(), int(partition.name), offset)
 
     def consume(self, count: int, timeout_s: float) -> list[Record]:
-        """Return up to ``count`` records; waits ``timeout_s`` at most for all of them."""
+        """Returns up to ``count`` records. Waits at most ``timeout_s`` for all of them."""
         library, taken = self._library, self._taken
         got = library.rd_kafka_consume_batch_queue(
             self._queue, int(timeout_s * 1000), taken, min(count, _AT_ONCE)
@@ -241,7 +232,7 @@ class RecordConsumer:
     def _name_at(self, name: int, offset: int) -> bytes:
         if _has_sizes(self._library):
             return ctypes.string_at(name, _name_size(name))
-        # Found by its C string only where that is the whole name.
+        # A lookup by C string is only valid if that is the whole name.
         if self._library.rd_kafka_header_get_last(
             self._headers, name, ctypes.byref(self._bytes), ctypes.byref(self._length)
         ):
@@ -254,7 +245,7 @@ class RecordConsumer:
 
 @cache
 def _library() -> Any:
-    """The library that the Python client is linked to."""
+    """Returns the library that the Python client is linked to."""
     library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
@@ -264,7 +255,7 @@ def _library() -> Any:
 
 @cache
 def _has_sizes(library: Any) -> bool:
-    """Whether the size of a header's name lies before it, as in every librdkafka so far."""
+    """Returns whether the length of a header name is before it, as in all librdkafka versions."""
     headers = library.rd_kafka_headers_new(2)
     try:
         name, data, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
@@ -305,7 +296,7 @@ _SAFE = " !#$&'()*+,/:;=?@[]"
 
 
 def text_header_name(raw: bytes) -> str:
-    """Return the name that an event's header has for the bytes that Kafka has."""
+    """Returns the header name of an event for the bytes in Kafka."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -314,7 +305,7 @@ def text_header_name(raw: bytes) -> str:
 
 
 def raw_header_name(text: str) -> bytes | None:
-    """Return the bytes whose name in an event is this text; None where no bytes have it."""
+    """Returns the bytes in Kafka for the header name of an event; None if there are none."""
     if not text.startswith(_RAW):
         return text.encode()
     raw = unquote_to_bytes(text.removeprefix(_RAW))
@@ -322,7 +313,7 @@ def raw_header_name(text: str) -> bytes | None:
 
 
 def text_headers(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers:
-    """Return the headers that an event has for those of a record of Kafka."""
+    """Returns the headers of an event for those of a Kafka record."""
     if raw and raw[-1] == _RAW_MARK_HEADER:
         found = _unmarked(raw[:-1])
         if found is not None:
@@ -331,7 +322,7 @@ def text_headers(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers:
 
 
 def kafka_headers(headers: Sequence[tuple[str, bytes | None]]) -> Headers:
-    """Return the headers to write into Kafka for those of an event."""
+    """Returns the headers to write to Kafka for those of an event."""
     names = [_exact(name) for name, _ in headers]
     if None not in names:
         return [(name or "", value) for name, (_, value) in zip(names, headers, strict=True)]
@@ -340,7 +331,7 @@ def kafka_headers(headers: Sequence[tuple[str, bytes | None]]) -> Headers:
 
 @lru_cache(10_000)
 def _exact(text: str) -> str | None:
-    """The name in Kafka that is read as this text; None where no client can write that."""
+    """Returns the name in Kafka that is read as this text; None if clients cannot write it."""
     raw = raw_header_name(text)
     if raw is None or b"\0" in raw or text == _MARK:
         return None
@@ -351,13 +342,13 @@ def _exact(text: str) -> str | None:
 
 
 def _written(text: str) -> str:
-    """A name in a marked record."""
+    """Returns a name as written in a marked record."""
     is_plain = "\0" not in text and text != _MARK and not text.startswith(_TEXT)
     return text if is_plain else _escaped(_TEXT, text.encode())
 
 
 def _unmarked(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers | None:
-    """The headers of a marked record; None where another one than Tidelog has marked it."""
+    """Returns the headers of a marked record; None if the mark is not Tidelog's."""
     found: Headers = []
     try:
         for name, value in raw:
@@ -376,26 +367,26 @@ def _escaped(prefix: str, raw: bytes) -> str:
     return prefix + quote_from_bytes(raw, safe=_SAFE)
 
 
-NO_TIME = -1  # Kafka's own
+NO_TIME = -1  # Kafka's own value
 _HEADER = "tidelog-kafka-time"
 _ZERO = (_HEADER, b"0")
 _TIMES = range(-(1 << 63), 1 << 63)
 
 
 def is_event_time(time_ms: int) -> bool:
-    """Whether an event can have this time."""
+    """Returns whether an event can have this time."""
     return 0 <= time_ms < limits.TIMESTAMP_MS_END
 
 
 def time_from_kafka(time_ms: int, headers: Headers) -> Headers:
-    """Return the headers of an event whose time becomes 0, since none can have this one."""
+    """Returns the headers of an event whose time becomes 0 because it is not a valid one."""
     if time_ms == NO_TIME and headers and headers[-1] == _ZERO:
         return headers[:-1]
     return [*headers, (_HEADER, b"%d" % time_ms)]
 
 
 def time_to_kafka(headers: Headers) -> tuple[int, Headers]:
-    """Return the time and headers to write into Kafka for an event whose time is 0."""
+    """Returns the time and headers to write to Kafka for an event with time 0."""
     for at in range(len(headers) - 1, -1, -1):
         name, value = headers[at]
         kept = _time(value) if name == _HEADER else None
@@ -405,7 +396,7 @@ def time_to_kafka(headers: Headers) -> tuple[int, Headers]:
 
 
 def _time(text: bytes | None) -> int | None:
-    """The time that a header keeps; None for what this module did not write."""
+    """Parses the time in a header; None if this module did not write it."""
     digits = (text or b"").removeprefix(b"-")
     if text is None or not digits.isdigit() or len(digits) > 19:
         return None

@@ -1,18 +1,21 @@
-"""Events into a topic of Kafka, each of them once for who reads what is committed.
+"""Writes events to a Kafka topic, exactly once for readers of committed records.
 
-A writer stages segments in the home's store. Publishing sends their events by transactions that
-also commit how far the range came (``kafka_transactions``), numbered from the range's ordinal: so
-publishing again, after a crash anywhere or by another driver, goes on after the last transaction.
+A writer stages segments in the home's store. Publishing sends their events in transactions that
+also commit the progress (``transactions``), numbered from the ordinal of the range. So a second
+publish, after a crash or by another driver, resumes after the last transaction.
 
-Keys, values, times and headers go as they are, nulls too. An id and a type become the headers
-``tidelog-id`` and ``tidelog-type``, since Kafka has no other place for them; ``codec.kafka_times``
-says how odd times are written. Kafka forgets a group's offsets when nothing was committed for long
-(a week, unless its ``offsets.retention.minutes`` says otherwise). So before the first transaction
-of a range an object beside its staged files says that sending has begun, and which number the group
-had. Where the group has no number, a range without the object was never sent, and begins with its
-own ordinal. So does one whose object says that there was no number then either, for a day: Kafka
-keeps what was committed since for longer. Any other range is not sent a second time on a guess: a
-person must say how far it came.
+Keys, values, times and headers do not change, nulls included. An id and a type become the headers
+``tidelog-id`` and ``tidelog-type``, since Kafka has no other place for them. ``records`` describes
+how unusual times are written.
+
+Kafka deletes the offsets of a group without commits after a week (``offsets.retention.minutes``).
+So before the first transaction of a range, an object next to its staged files records that sending
+has begun, and the number of the group at that time. If the group has no number now:
+
+1. A range without the object was never sent. It begins at its own ordinal.
+2. A range whose object says "no number" does the same for one day, because Kafka keeps newer
+   commits for longer than that.
+3. Any other range is not sent again on a guess: a person must say how far it got.
 """
 
 from __future__ import annotations
@@ -56,28 +59,28 @@ from tidelog.store.base import Store
 
 __all__ = ["KafkaSettings", "KafkaSink", "open_kafka"]
 
-_TIMEOUT_S = 15.0  # without any answer; then the brokers count as unreachable
-_NO_NUMBER = b"none"  # in the object that says so
-_NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka keeps one for longer, unless it is told otherwise
+_TIMEOUT_S = 15.0  # without any response; then the brokers count as unreachable
+_NO_NUMBER = b"none"  # content of the object if there is no number
+_NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka's default retention is longer
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """How events get into Kafka; plain values."""
 
-    store: str  # URL of the home's store, where segments are staged
+    store: str  # URL of the home's store, which stages the segments
     partitions: int
-    incarnation: str  # Kafka's id of the topic, where it gives one
-    keep_partition: bool  # else Kafka's partitioner chooses
+    incarnation: str  # Kafka's id of the topic, if it has one
+    keep_partition: bool  # otherwise Kafka's partitioner chooses
     timeout_s: float = _TIMEOUT_S
 
 
 def open_kafka(
     address: Address, *, environ: Mapping[str, str], store: str, timeout_s: float = _TIMEOUT_S
 ) -> KafkaSink:
-    """The sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
+    """Opens the sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
 
-    Other options are librdkafka's properties. ``NotFoundError`` when the topic is not there.
+    Other options are librdkafka's properties. Raises ``NotFoundError`` if the topic does not exist.
     """
     keep_partition = keeps_partition(address)
     place = _place_of(address, environ)
@@ -88,7 +91,7 @@ def open_kafka(
 
 
 class KafkaSink:
-    """One topic of Kafka. It is pickled without secrets, and writers need none."""
+    """A Kafka topic. Pickles without secrets; writers need none."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class KafkaSink:
         return SegmentWriter(store, staging, SegmentTarget(self.url), self._places)
 
     def publish(self, manifest: Manifest) -> None:
-        """As the interface says. ``InvalidError`` when Kafka no longer knows how far it came."""
+        """Implements ``Sink.publish``. Raises ``InvalidError`` if Kafka lost the progress."""
         if not manifest.read:
             return
         end = manifest.ordinal + manifest.read
@@ -142,7 +145,7 @@ class KafkaSink:
                     number += batch.num_rows
             except NotFoundError as exc:
                 if (transactions.reached() or 0) >= end:
-                    return  # somebody else has sent it all, and removed what was staged
+                    return  # another driver sent everything and deleted the staged files
                 raise CorruptError(
                     f"{self._what}: a part of source partition `{manifest.partition}`, "
                     f"{manifest.start} to {manifest.end}, is neither staged nor sent ({exc}): "
@@ -167,7 +170,7 @@ class KafkaSink:
         return np.zeros(batch.num_rows, np.int32)
 
     def _start(self, manifest: Manifest, reached: int | None, name: str) -> int:
-        """The number of the first event that is not in Kafka yet."""
+        """Returns the number of the first event that is not in Kafka yet."""
         end = manifest.ordinal + manifest.read
         if reached is not None and reached > end:
             raise InvalidError(
@@ -197,7 +200,7 @@ class KafkaSink:
         )
 
     def _begin(self, manifest: Manifest, reached: int | None) -> None:
-        """Say that sending begins, and which number there is; what was said first stays."""
+        """Records that sending begins, and the current number. The first record stays."""
         store, said = self._open_store(self._settings.store), _NO_NUMBER
         if reached is not None:
             said = str(reached).encode()
@@ -206,7 +209,7 @@ class KafkaSink:
                 store.put(layout.sending(manifest.files[0].staged), said)
 
     def _is_unsent(self, manifest: Manifest) -> bool:
-        """Whether nothing of a range was sent whose group has no number."""
+        """Returns whether nothing of a range was sent, if its group has no number."""
         if not manifest.files:
             return True
         store = self._open_store(self._settings.store)
@@ -230,7 +233,7 @@ def _place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
 
 
 def _look(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
-    """Which one of the topics of this name it is, and how many partitions it has."""
+    """Returns the id of the topic and its number of partitions."""
     watch = ClientWatch()
     admin = open_admin(place, timeout_s, watch)
     topic = described(admin, [place.topic], timeout_s, watch)[place.topic]
@@ -238,8 +241,8 @@ def _look(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
 
 
 def _reopened(url: str, settings: KafkaSettings) -> KafkaSink:
-    """A sink in another process, with that one's secrets."""
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    """Opens the sink in another process, with the secrets of that process."""
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KafkaSink(_place_of(parse_address(url), environ), settings)
 
 

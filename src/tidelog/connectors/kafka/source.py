@@ -1,15 +1,15 @@
-"""Events of Kafka: one topic, or all whose names match a pattern.
+"""Kafka as a source: one topic, or all topics whose names match a pattern.
 
-Positions are offsets. A partition ends at its last stable offset, so that open transactions are
-not read and aborted ones are passed over; with ``isolation.level=read_uncommitted`` it ends at the
-high watermark. Offsets that hold no event (transaction markers, what compaction removed) belong to
-the range that they lie in. An offset that is gone is told: librdkafka may never choose another.
-After a range is read, the topic must still have the id that the range was planned for.
+Positions are offsets. A partition ends at its last stable offset: open transactions are not read,
+and aborted ones are skipped. With ``isolation.level=read_uncommitted`` it ends at the high
+watermark. Offsets without an event (transaction markers, compacted records) belong to the range
+they are in. A deleted offset is an error: librdkafka must never choose another. After reading a
+range, the topic must still have the id that the range was planned for.
 
-Records become events so: values and keys as they are, null too, and headers: a name that is not
-UTF-8 becomes text that no other name becomes (``codec.header_names``), a null value stays null. A
-time that is absent, or outside of the years 1970 to 9999, is 0, so that reading again gives the
-same. Events have no id and no type.
+Values and keys of records do not change, null included. A header name that is not UTF-8 becomes a
+text that no other name becomes (``records``); a null value stays null. A time that is missing, or
+outside the years 1970 to 9999, is 0, so a second read gives the same result. Events have no id and
+no type.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from tidelog.model.address import Address, parse_address
 __all__ = ["KafkaSource", "open_kafka"]
 
 _TIMEOUT_S = 15.0  # without any progress; then the brokers count as unreachable
-_RETRY_S = 0.1  # between questions about a partition that is moving to another broker
+_RETRY_S = 0.1  # before asking again about a partition that moves to another broker
 _MOVING = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -71,11 +71,11 @@ _MOVING = (
 
 
 def open_kafka(address: Address, *, environ: Mapping[str, str]) -> KafkaSource:
-    """The source at ``kafka://host1,host2:9092/TOPIC?property=value``.
+    """Opens the source at ``kafka://host1,host2:9092/TOPIC?property=value``.
 
-    A topic that begins with ``^`` is a regular expression, matched from the beginning of each name.
-    Options are librdkafka's properties; passwords come from ``TIDELOG_KAFKA_SASL_PASSWORD`` and
-    its like in ``environ``. ``InvalidError`` for properties that are unknown or not to be given.
+    A topic that begins with ``^`` is a regular expression, matched from the start of each name.
+    Options are librdkafka's properties. Passwords come from ``TIDELOG_KAFKA_SASL_PASSWORD`` and
+    similar variables in ``environ``. Raises ``InvalidError`` for unknown or forbidden properties.
     """
     place = place_of(address, environ)
     check_properties(place)
@@ -85,7 +85,7 @@ def open_kafka(address: Address, *, environ: Mapping[str, str]) -> KafkaSource:
 class KafkaSource:
     """A topic, or a pattern of topics.
 
-    It is pickled without secrets: they come from the environment of whoever unpickles it.
+    Pickles without secrets: they come from the environment of the process that unpickles it.
     """
 
     def __init__(
@@ -106,7 +106,10 @@ class KafkaSource:
         ]
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        """Three questions for all. The first offset is asked before the end, so never behind it."""
+        """Sends three requests for all.
+
+        Asks for the first offset first, so it is never past the end.
+        """
         questions = _Questions(self._place, self._timeout_s, self._clock)
         made = questions.check_there(partitions)
         first = questions.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
@@ -122,10 +125,10 @@ class KafkaSource:
         }
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says, and whole: the last position is the limit.
+        """Implements ``Source.read``. The last position is always the limit.
 
-        ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
-        partition was made again, or cut off.
+        Raises ``NotFoundError`` also for a limit beyond the end. A limit is an end that was seen,
+        so the partition was created again or truncated.
         """
         start, limit = range_offsets(range)
         if start == limit:
@@ -147,20 +150,20 @@ class KafkaSource:
             consumer.close()
 
     def _records(self, range: SourceRange, watch: ClientWatch, offset: int) -> RecordConsumer:
-        """A client that reads the rest of a range from an offset on."""
+        """Opens a client that reads the rest of a range from an offset."""
         count = offset_at(range.limit) - offset
         properties = consumer_properties(self._place, self._timeout_s, count)
         return RecordConsumer(properties, range.partition, offset, watch)
 
     def _check(self, range: SourceRange) -> None:
-        """Refuse what was read of a topic that is not the one which the range was planned for."""
+        """Raises ``NotFoundError`` if the topic is not the one that the range was planned for."""
         if range.incarnation:
             questions = _Questions(self._place, self._timeout_s, self._clock)
             made = questions.check_there([range.partition])
             check_incarnation(range, made[range.partition.topic])
 
     def may_vanish(self) -> bool:
-        """A topic that is deleted no longer matches a pattern."""
+        """Returns True for a pattern: a deleted topic just stops matching."""
         return self._place.is_pattern
 
     def reader(self, range: SourceRange) -> DirectReader:
@@ -173,7 +176,7 @@ class KafkaSource:
         return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
-        """At most so many: some offsets may hold no event."""
+        """Returns an upper bound: some offsets may hold no event."""
         return max(0, offset_at(end) - offset_at(start))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,7 +187,7 @@ class KafkaSource:
 
 
 class _Questions:
-    """What is asked of a cluster, through one client."""
+    """Requests to a cluster, through one client."""
 
     def __init__(self, place: KafkaPlace, timeout_s: float, clock: Clock) -> None:
         self._place = place
@@ -194,7 +197,7 @@ class _Questions:
         self._admin = open_admin(place, timeout_s, self._watch)
 
     def topics(self) -> dict[str, set[int]]:
-        """The partitions of the topic, or of each topic that matches the pattern."""
+        """Returns the partitions of the topic, or of each topic that matches the pattern."""
         if not self._place.is_pattern:
             return _numbers(self._described({self._place.topic}))
         pattern = re.compile(self._place.topic)
@@ -207,14 +210,14 @@ class _Questions:
             for name, topic in found.items()
             if pattern.match(name)
             and not name.startswith("__")  # Kafka's own
-            and topic.error is None  # being made or deleted: seen next time, if it stays
+            and topic.error is None  # being created or deleted: the next call lists it if it stays
         }
 
     def check_there(self, partitions: Sequence[SourcePartition]) -> dict[str, str]:
-        """Refuse partitions that are gone; the ids of their topics, which no later topic has.
+        """Returns the ids of topics, which are never reused. Raises if a partition is deleted.
 
-        This comes before the questions about offsets: a client that has not yet heard of the
-        partitions' brokers now and then waits for seconds before it asks them.
+        Call this before asking for offsets: a client that does not know the brokers of a partition
+        yet sometimes waits for seconds before it sends a request.
         """
         found = self._described({each.topic for each in partitions})
         known = _numbers(found)
@@ -227,7 +230,7 @@ class _Questions:
     def offsets(
         self, partitions: Sequence[SourcePartition], wanted: OffsetSpec
     ) -> dict[SourcePartition, int]:
-        """The first or the end offset of each; those on the move are asked for again."""
+        """Returns the first or end offset of each. Asks again for partitions that move."""
         known: dict[SourcePartition, int] = {}
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while asked := {_place(each): each for each in partitions if each not in known}:
@@ -253,7 +256,7 @@ class _Questions:
     def _answer(
         self, partition: SourcePartition, answer: Future[Any], left_s: float
     ) -> int | TidelogError:
-        """An offset, or an error that may pass soon; one that will not is raised."""
+        """Returns an offset, or an error that may pass soon. Raises any other error."""
         what = f"kafka partition `{partition.text}`"
         try:
             offset: int = answer.result(left_s + 1).offset
@@ -264,7 +267,7 @@ class _Questions:
         else:
             if offset >= 0:
                 return offset
-            # The client's word for "no answer", after it lost a connection.
+            # The client returns this for "no response", after it lost a connection.
             return UnavailableError(f"{what}: its offsets came without a number: try again")
         if error.code() in _MOVING:
             return translated(what, error)
@@ -274,7 +277,7 @@ class _Questions:
         return described(self._admin, topics, self._timeout_s, self._watch)
 
     def _failed(self, what: str, error: KafkaError) -> TidelogError:
-        self._admin.poll(0)  # what the client has to tell comes with this
+        self._admin.poll(0)  # delivers the client's callbacks
         return translated(what, error, self._watch)
 
     def _isolation(self) -> IsolationLevel:
@@ -284,13 +287,13 @@ class _Questions:
 
 
 def _reopened(url: str, timeout_s: float) -> KafkaSource:
-    """A source in another process, with that one's secrets."""
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    """Opens the source in another process, with the secrets of that process."""
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)
 
 
 def _numbers(topics: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
-    """The partitions of topics."""
+    """Returns the partition numbers of each topic."""
     return {name: {each.id for each in topic.partitions} for name, topic in topics.items()}
 
 

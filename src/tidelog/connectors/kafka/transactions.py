@@ -1,14 +1,13 @@
-"""Sending a range into Kafka by transactions, each of which also says how far the range came.
+"""Sends a range to Kafka in transactions that also commit how far the range got.
 
-1. open: a producer whose transactional id is that of the source partition, so that Kafka aborts
-   what an older one has begun and refuses what it still tries
-2. ask how far the group of the source partition came: the number of the next event
-3. begin, send events, send the new number to the same transaction, commit; again, until all is in
+1. Open a producer whose transactional id is that of the source partition. Kafka aborts what an
+   older producer has begun, and refuses what it still tries.
+2. Read the committed offset of the source partition's group: the number of the next event.
+3. Begin, send events, add the new number to the same transaction, commit. Repeat to the end.
 
-A crash anywhere, a lost reply too, ends in step 1 of whoever comes next: a transaction is there
-with its number or not at all. The number stands as a committed offset, on partition 0 of the
-target: Kafka keeps offsets only for partitions that exist. Each source partition has a group of
-its own.
+After a crash or a lost reply, the next process starts at step 1: a transaction is there with its
+number, or not at all. The number is stored as a committed offset on partition 0 of the target,
+since Kafka keeps offsets only for partitions that exist. Each source partition has its own group.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ _USUAL = {
     "compression.type": "zstd",
     "linger.ms": 20,
     "message.max.bytes": limits.EVENT_BYTES_CEILING + (1 << 20),  # the broker says what it takes
-    "partitioner": "murmur2_random",  # as Kafka's own clients do
+    "partitioner": "murmur2_random",  # the broker has its own limit
     "queue.buffering.max.kbytes": 128 << 10,
     "queue.buffering.max.messages": 100_000,
     "transaction.timeout.ms": _TRANSACTION_MS,
 }
 _EVENTS_MAX = 100_000  # of one transaction
 _BYTES_MAX = 64 << 20
-_AT_ONCE = 5_000  # events between two looks at the clock
+_AT_ONCE = 5_000  # events between two checks of the clock
 _AT_ONCE_BYTES = 4 << 20
 _WAIT_S = 0.05  # for room in the queue
-_ANY_PARTITION = -1  # the partitioner chooses
-_ID_HEADER = "tidelog-id"  # of events that have one
+_ANY_PARTITION = -1  # lets the partitioner choose
+_ID_HEADER = "tidelog-id"  # of events that have an id
 _TYPE_HEADER = "tidelog-type"
 
 _FENCED = (
@@ -90,16 +89,16 @@ _REFUSED = (
 
 
 def check_properties(place: KafkaPlace) -> None:
-    """Refuse what librdkafka would refuse. Nothing is sent."""
+    """Raises ``InvalidError`` for properties that librdkafka refuses. Sends nothing."""
     name = {"transactional.id": "check"}
     made(place, lambda: Producer(client_properties(place, _USUAL) | name))
 
 
 class Transactions:
-    """Sends the events of one source partition; opening it fences those that were opened before.
+    """Sends the events of one source partition. Opening it fences earlier ones.
 
-    Errors, as everywhere: ``UnavailableError`` also when another one was opened meanwhile, since
-    nothing is lost by looking again; ``InvalidError`` for what the brokers refuse.
+    Raises ``UnavailableError`` also if another process opened one since, because a second look
+    loses nothing. Raises ``InvalidError`` for what the brokers refuse.
     """
 
     def __init__(self, place: KafkaPlace, name: str, timeout_s: float, clock: Clock) -> None:
@@ -110,7 +109,7 @@ class Transactions:
         self._watch = ClientWatch()
         self._open_events = self._open_bytes = 0
         self._began_s: float | None = None
-        self._undelivered: KafkaError | None = None  # why an event of this transaction was refused
+        self._undelivered: KafkaError | None = None  # why brokers refused an event
         shared = {
             "bootstrap.servers": place.servers,
             **client_properties(place, _USUAL),
@@ -134,14 +133,14 @@ class Transactions:
             raise error from exc
 
     def reached(self) -> int | None:
-        """The number of the next event, as the last transaction said; None for "none yet"."""
+        """Returns the number of the next event, from the last transaction; None if none."""
         asked = [TopicPartition(self._place.topic, 0)]
         try:
             (found,) = self._consumer.committed(asked, timeout=self._timeout_s)
             if found.error is not None:
                 raise KafkaException(found.error)
         except KafkaException as exc:
-            if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers have answered before
+            if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers responded before
                 raise UnavailableError(
                     f"kafka topic `{self._place.topic}`: its brokers do not tell the offset of "
                     f"group `{self._name}`: try again; if that lasts, a transaction hangs: see "
@@ -151,10 +150,10 @@ class Transactions:
         return found.offset if found.offset >= 0 else None
 
     def send(self, batch: pa.RecordBatch, partition: int | None, number: int | None = None) -> None:
-        """Send events in stored columns, the first of which has this number.
+        """Sends events in stored columns, the first with this number.
 
-        Transactions that have become large, or old, are committed on the way. Without a number all
-        is one transaction, up to :meth:`finish`.
+        Commits a transaction when it is large or old. Without a number everything is one
+        transaction, up to :meth:`finish`.
         """
         where = _ANY_PARTITION if partition is None else partition
         try:
@@ -172,7 +171,7 @@ class Transactions:
             raise self._failed(exc) from exc
 
     def finish(self, number: int) -> None:
-        """Commit what is open; from here on the group says that it came so far."""
+        """Commits the open transaction, and records the number as the progress of the group."""
         try:
             if self._began_s is None:
                 self._begin()
@@ -181,12 +180,12 @@ class Transactions:
             raise self._failed(exc) from exc
 
     def close(self) -> None:
-        """Let go of both clients; what is not committed is aborted by whoever comes next."""
+        """Closes both clients. The next process to open aborts what is not committed."""
         self._consumer.close()
         self._producer.purge()
 
     def _open_consumer(self) -> Consumer:
-        """A consumer that joins nothing: it asks for the group's offsets, and names the group."""
+        """Opens a consumer that never joins: it reads the group's offsets and names the group."""
         place = self._place
         properties: dict[str, Any] = {
             "bootstrap.servers": place.servers,
@@ -231,10 +230,10 @@ class Transactions:
                     break
                 except BufferError:
                     self._wait_for_room()
-        self._producer.poll(0)  # lets go of what was delivered
+        self._producer.poll(0)  # frees delivered events
 
     def _wait_for_room(self) -> None:
-        """Until the brokers have taken something."""
+        """Waits until the brokers have accepted something."""
         waiting, since_s = len(self._producer), self._clock.monotonic_s()
         while len(self._producer) >= waiting:
             self._producer.poll(_WAIT_S)
@@ -242,15 +241,15 @@ class Transactions:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def _failed(self, exc: KafkaException) -> TidelogError:
-        """The error to raise; what was begun is aborted, if that can be."""
+        """Returns the error to raise, after aborting the transaction if possible."""
         error: KafkaError = exc.args[0]
         try:
-            self._producer.poll(0)  # what the client has to tell comes with this
+            self._producer.poll(0)  # delivers the client's callbacks
         except KafkaException as told:
-            if error.code() == KafkaError._FATAL:  # the client is of no use, and this is why
+            if error.code() == KafkaError._FATAL:  # the client is unusable, and this is the reason
                 error = told.args[0]
         if error.code() == KafkaError._STATE and self._undelivered is not None:
-            error = self._undelivered  # it came before the call, which says only that it is late
+            error = self._undelivered  # it came first; the call itself only says that it is late
         what = f"kafka topic `{self._place.topic}`"
         reason = " ".join(error.str().split())
         if error.code() in _FENCED:
@@ -276,14 +275,14 @@ class Transactions:
         return translated(what, error, self._watch)
 
     def _abort(self) -> None:
-        """Best effort: who comes next aborts it too, by opening."""
+        """Best effort: the next process to open aborts it too."""
         self._began_s = None
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(self._timeout_s)
 
 
 def _quiet(place: KafkaPlace) -> dict[str, Any]:
-    """Being fenced is told by an error; librdkafka would also print it, whatever its log level."""
+    """Returns a disabled logger: librdkafka prints fencing errors at any log level."""
     if "debug" in place.properties:
         return {}
     logger = logging.getLogger(__name__)
@@ -292,12 +291,12 @@ def _quiet(place: KafkaPlace) -> dict[str, Any]:
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Few enough events, and bytes, to look at the clock in between."""
+    """Yields slices small enough to check the clock in between."""
     return slices(batch, _AT_ONCE_BYTES, _AT_ONCE)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None, int, Any]]:
-    """Value, key, time and headers of each event; Kafka has no other place for id and type."""
+    """Yields value, key, time and headers; id and type become headers."""
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     headers: Iterator[Headers | None] = _headers(batch)
     if 0 in times:
@@ -314,7 +313,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None
 def _odd_times(
     headers: Iterator[Headers | None], times: list[int]
 ) -> tuple[Iterator[Headers | None], list[int]]:
-    """Headers and times, where some times are 0: Kafka's own, or one that clients do not write."""
+    """Replaces times of 0 with Kafka's own: those that headers keep, or none."""
     found: list[Headers | None] = []
     for row, each in enumerate(headers):
         kept = each

@@ -1,10 +1,10 @@
-"""Clients of Kinesis: what an address says, calls that are repeated, and what errors mean.
+"""Kinesis clients: parses addresses, retries calls, and explains errors.
 
-Region, endpoint and stream stand in the address; credentials come from the environment or from
-whatever the SDK's own chain finds. The SDK repeats nothing on its own: what is throttled, or not
-answered, is asked again here, with growing waits, until too many attempts were in vain.
+The address has the region, endpoint and stream. Credentials come from the environment or the SDK's
+own chain. The SDK's retries are off: this module retries throttled and unanswered calls, with
+growing waits and a bounded number of attempts.
 
-Kinesis's own clock is told by the ``Date`` of its answers, so ours may be wrong.
+The ``Date`` of a response is Kinesis's own time, so our clock may be wrong.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = [
     "shard_id",
 ]
 
-# Headers of events that came from Kinesis, as texts.
+# Headers of events that came from Kinesis.
 SEQUENCE = "kinesis.sequence"
 SUB_SEQUENCE = "kinesis.sub-sequence"
 HASH_KEY = "kinesis.hash-key"
 
 _CONNECT_TIMEOUT_S = 3
-_READ_TIMEOUT_S = 20  # an answer may have 10 MB
+_READ_TIMEOUT_S = 20  # a response may have 10 MB
 _CONNECTIONS_MAX = 32  # threads that share one client without waiting for a connection
-_BACKOFF = Backoff(attempts=10, base_ms=200, max_ms=5_000)  # half a minute in all
+_BACKOFF = Backoff(attempts=10, base_ms=200, max_ms=5_000)  # half a minute in total
 _STREAM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _SHARD_ID = re.compile(r"shardId-(\d{12,})")
 _NO_CREDENTIALS = (
@@ -72,7 +72,7 @@ _PASSING = (
     "ProvisionedThroughputExceededException",
     "RequestLimitExceeded",
     "RequestThrottled",
-    "ResourceInUseException",  # a stream that is being made, or changed
+    "ResourceInUseException",  # a stream that is being created or changed
     "ServiceUnavailable",
     "Throttling",
     "ThrottlingException",
@@ -88,18 +88,18 @@ class KinesisPlace:
     stream: str
     region: str | None
     endpoint: str | None
-    keys: dict[str, Any] = field(repr=False)  # as the SDK names them; empty: its own chain's
-    role: str = "source"  # what messages call it
+    keys: dict[str, Any] = field(repr=False)  # by the SDK's names; empty: the SDK's own chain
+    role: str = "source"  # its name in error messages
 
     @property
     def what(self) -> str:
-        """How messages name it."""
+        """Returns its name for error messages."""
         return f"kinesis stream `{self.stream}`"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream is; its name may be given to another one later."""
+    """What a stream is. A later stream may have the same name."""
 
     arn: str
     created_ms: int
@@ -108,19 +108,19 @@ class StreamInfo:
 
     @property
     def incarnation(self) -> str:
-        """No other stream has it, whatever its name."""
+        """Returns an id that no other stream has, whatever its name."""
         return f"{self.arn}@{self.created_ms}"
 
 
 @dataclass(frozen=True, slots=True)
 class KinesisShard:
-    """One shard, as the stream lists it."""
+    """A shard, from the list of the stream."""
 
     number: int
     first_hash: int
     last_hash: int
     parents: tuple[int, ...] = ()
-    last_sequence: int | None = None  # of a closed one; none of its records has a greater
+    last_sequence: int | None = None  # of a closed shard; no record has a greater one
 
     @property
     def is_closed(self) -> bool:
@@ -130,7 +130,7 @@ class KinesisShard:
 def parse_place(
     address: Address, environ: Mapping[str, str], role: str, more: tuple[str, ...] = ()
 ) -> KinesisPlace:
-    """Take ``kinesis://STREAM?region=…&endpoint_url=…`` apart; ``more`` are further options."""
+    """Parses ``kinesis://STREAM?region=…&endpoint_url=…``. ``more`` lists further options."""
     options = address.take_options((*_OPTIONS, *more))
     if not _STREAM_NAME.fullmatch(address.host) or address.path or address.port:
         raise InvalidError(
@@ -155,7 +155,7 @@ def parse_place(
 
 
 class Kinesis:
-    """The calls that are made of one stream. Several threads may share it."""
+    """Calls to one stream. Safe to share among threads."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Kinesis:
         self._client = (connect or _connect)(place)
 
     def describe(self) -> tuple[StreamInfo, int]:
-        """What the stream is, and Kinesis's time. ``NotFoundError`` when there is none."""
+        """Returns the stream and Kinesis's time. Raises ``NotFoundError`` if there is no stream."""
         answer = self.call("describe_stream_summary", StreamName=self._place.stream)
         found = answer["StreamDescriptionSummary"]
         info = StreamInfo(
@@ -183,7 +183,7 @@ class Kinesis:
         return info, self.time_ms(answer)
 
     def shards(self) -> tuple[dict[int, KinesisShard], int]:
-        """All shards that are held, by number, and Kinesis's time."""
+        """Returns all shards that Kinesis still has, by number, and Kinesis's time."""
         found: dict[int, KinesisShard] = {}
         asked: dict[str, Any] = {"StreamName": self._place.stream}
         while True:
@@ -195,7 +195,7 @@ class Kinesis:
             asked = {"NextToken": answer["NextToken"]}
 
     def iterator(self, number: int, **start: Any) -> str:
-        """Where reading a shard begins. ``NotFoundError`` when it is gone."""
+        """Returns an iterator to read a shard with. Raises ``NotFoundError`` if it is deleted."""
         text: str = self.call(
             "get_shard_iterator",
             StreamName=self._place.stream,
@@ -205,7 +205,7 @@ class Kinesis:
         return text
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """One call, repeated while what is wrong may pass; then ``UnavailableError``."""
+        """Sends a call. Retries passing errors, then raises ``UnavailableError``."""
         delays: Iterator[float | None] = iter(_BACKOFF.delays_s(self._random))
         while True:
             try:
@@ -220,7 +220,7 @@ class Kinesis:
                 return answer
 
     def time_ms(self, answer: Mapping[str, Any]) -> int:
-        """Kinesis's own time when it answered, to the second before; ours where it tells none."""
+        """Returns Kinesis's time of a response, rounded down to seconds; ours if it has none."""
         text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         try:
             return int(parsedate_to_datetime(text).timestamp()) * 1000
@@ -277,12 +277,12 @@ class Kinesis:
 
 
 def shard_id(number: int) -> str:
-    """What Kinesis calls the shard of a number."""
+    """Returns Kinesis's name of the shard with this number."""
     return f"shardId-{number:012}"
 
 
 def arrived_ms(record: Mapping[str, Any]) -> int:
-    """When a record came in, as Kinesis tells it."""
+    """Returns when a record arrived, by Kinesis's clock."""
     moment: datetime = record["ApproximateArrivalTimestamp"]
     return check_timestamp(moment)
 

@@ -1,6 +1,6 @@
-"""Events into a stream of Kinesis, in the order of each partition key; repeats are not told apart.
+"""Plays events into a Kinesis stream, in the order of each partition key.
 
-How events look there is told in ``sinks.kinesis_writer``.
+Kinesis cannot detect repeats. ``writer`` describes how events look there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ __all__ = ["KinesisPlaybackSink", "open_kinesis"]
 
 
 def open_kinesis(address: Address, setting: SinkContext) -> KinesisPlaybackSink:
-    """The sink at ``kinesis://STREAM?region=…``. ``NotFoundError``."""
+    """Opens the sink at ``kinesis://STREAM?region=…``. Raises ``NotFoundError``."""
     return KinesisPlaybackSink(open_writer(address.text, environ=setting.environ))
 
 
 class KinesisPlaybackSink:
-    """One stream."""
+    """A Kinesis stream."""
 
     lot_events = 5_000
     lot_bytes = None
@@ -33,7 +33,7 @@ class KinesisPlaybackSink:
         return 0
 
     def close(self, failed: bool = False) -> None:
-        """Each put has ended; there is nothing to release."""
+        """Does nothing: each put is complete."""
 
 
 _: type[PlaybackSink] = KinesisPlaybackSink

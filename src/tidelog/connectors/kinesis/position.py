@@ -1,19 +1,19 @@
-"""Positions in a shard of Kinesis, which are no numbers: Kinesis does not tell where a shard ends.
+"""Positions in a Kinesis shard, which are not numbers: Kinesis does not say where a shard ends.
 
-A *place* is where reading goes on::
+A *place* is where reading resumes::
 
-    oldest           at the oldest record that is held
-    at:<ms>          at the first record that came in at this time or later
-    after:<sequence> behind a record
-    end              behind the last record of a shard that is closed
+    oldest           at the oldest record that Kinesis still has
+    at:<ms>          at the first record that arrived at this time or later
+    after:<sequence> after a record
+    end              after the last record of a closed shard
 
-``@<ms>`` behind a place says that all records which came in before that time are read. With the
-stream's retention this tells whether any may be lost: Kinesis itself begins at the oldest record
-that it holds when asked for one that it no longer has, and says nothing. ``^<ms>`` stands behind
-the first place of a shard: what came in before that time is no longer held.
+``@<ms>`` after a place means that all records which arrived before that time are read. With the
+retention of the stream this shows whether records may be lost: Kinesis itself silently begins at
+its oldest record if asked for a deleted one. ``^<ms>`` after the first place of a shard means that
+records from before that time are deleted.
 
-A *limit* is ``until:<ms>``, a time up to which records are wanted, or ``end``; ``,<n>`` behind it
-ends a range after about so many events. The end of a shard that is open is the present time.
+A *limit* is ``until:<ms>``, the time up to which to read, or ``end``. ``,<n>`` after it ends a
+range after about n events. The end of an open shard is the current time.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _ORDER = ("oldest", "at", "after", "end")
 
 @dataclass(frozen=True, slots=True)
 class ShardPosition:
-    """Where reading goes on."""
+    """Where reading resumes."""
 
     kind: Literal["oldest", "at", "after", "end"]
-    value: int = 0  # a time, or a sequence number
-    seen_ms: int | None = None  # all that came in before is read
-    held_ms: int | None = None  # what came in before is no longer held
+    value: int = 0  # a time or a sequence number
+    seen_ms: int | None = None  # everything that arrived before this is read
+    held_ms: int | None = None  # everything that arrived before this is deleted
 
     @property
     def text(self) -> str:
@@ -49,16 +49,19 @@ class ShardPosition:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Rises along a shard; where a time lies among sequence numbers is not known."""
+        """Returns a key that rises along a shard. Times and sequence numbers do not compare."""
         return _ORDER.index(self.kind), self.value
 
     def seen(self, time_ms: int) -> ShardPosition:
-        """The same place, at which all that came in before a time is read."""
+        """Returns the same place, with everything that arrived before a time read."""
         return replace(self, seen_ms=max(0, time_ms), held_ms=None)
 
     @classmethod
     def parse(cls, text: str) -> ShardPosition:
-        """A limit stands for the place of its time, at which a reader of the newest begins."""
+        """Parses a place.
+
+        A limit becomes the place of its time, where a reader of "newest" begins.
+        """
         match = _PLACE.fullmatch(text)
         if match is None:
             limit = RangeLimit.parse(text)
@@ -84,7 +87,7 @@ class RangeLimit:
         return name if self.events is None else f"{name},{self.events}"
 
     def cut(self, events: int) -> RangeLimit:
-        """The same, and after so many events at the latest."""
+        """Returns the same limit, but after at most this many events."""
         return replace(self, events=events if self.events is None else min(events, self.events))
 
     @classmethod
@@ -100,10 +103,10 @@ class RangeLimit:
 
 
 def is_before(one: str, other: str) -> bool:
-    """Whether a position is strictly before another one of the same shard, as far as is known.
+    """Returns whether a position is strictly before another of the same shard, if known.
 
-    A place is before a time unless all that came in before it is read; and before the first place
-    of its shard if records may have come in behind it that are no longer held.
+    A place is before a time unless everything that arrived before that time is read. It is before
+    the first place of its shard if records after it may be deleted.
     """
     if _is_time(one):
         return _is_time(other) and _until_ms(one) < _until_ms(other)

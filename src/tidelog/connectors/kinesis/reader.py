@@ -1,15 +1,14 @@
-"""Reading a range of a shard: from Kinesis's records to batches in event columns.
+"""Reads a range of a shard: turns Kinesis's records into batches in event columns.
 
-A range is over when a record came in after its limit's time, when reading has caught up with the
-shard, when there are enough events, or when a closed shard has no more. What is asked keeps to the
-limits of a shard: five times a second, two megabytes a second, 10,000 records at a time. Where
-others read it too, Kinesis refuses now and then, and the client asks again.
+A range ends when a record arrived after the time of its limit, when reading has caught up with the
+shard, when there are enough events, or at the end of a closed shard. Requests respect the limits of
+a shard: five per second, two megabytes per second, 10,000 records each. If other readers use the
+shard, Kinesis refuses some requests and the client retries.
 
-Records of Kinesis that hold several: as the producer library (KPL) puts them together.
-
-Such a record is four magic bytes, a protobuf message and its MD5. The message has two tables, of
-partition keys and of explicit hash keys, and the records that name their entries. What only looks
-like one, or is damaged, is not taken apart: its bytes stay an event as they are.
+The Kinesis Producer Library (KPL) packs several records into one: four magic bytes, a protobuf
+message and its MD5. The message has a table of partition keys, a table of explicit hash keys, and
+the records that refer to them. A record that only looks like that, or is damaged, is not unpacked:
+its bytes are one event.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ __all__ = [
     "user_records",
 ]
 
-_RECORDS_MAX = 10_000  # of one answer
-_READ_S = 0.2  # between two questions
-_BYTES_S = 2_000_000.0  # of one shard in a second
+_RECORDS_MAX = 10_000  # of one response
+_READ_S = 0.2  # between two requests
+_BYTES_S = 2_000_000.0  # per shard and second
 _RENEWALS = 5  # of an iterator that expires at once
-_EMPTY_MAX = 10  # answers in a row until a closed shard must have told its end
+_EMPTY_MAX = 10  # responses in a row before a closed shard must report its end
 _CHUNK_EVENTS = 20_000
 _CHUNK_BYTES = 32 << 20
-_REFRESH_MS = 3_600_000  # how old a quiet shard's time may get before it is told anew
+_REFRESH_MS = 3_600_000  # how old the time of a quiet shard may get before it is committed again
 
 
 @dataclass(frozen=True, slots=True)
 class ShardReadPlan:
-    """All that is known of a range before it is read; plain values."""
+    """Everything needed to read a range; plain values."""
 
     range: SourceRange
     info: StreamInfo
     shard: KinesisShard
-    keep_outside: bool  # records whose hash key another shard has
+    keep_outside: bool  # records whose hash key belongs to another shard
 
 
 class ShardRead:
@@ -79,11 +78,11 @@ class ShardRead:
         self._columns = _Columns(plan)
         self._pace = _Pace(clock)
         self._checked = False
-        self._empty = 0  # answers in a row without records
-        self.has_moved = False  # whether a chunk had events, or another position than the start
+        self._empty = 0  # responses in a row without records
+        self.has_moved = False  # whether a chunk had events, or a position other than the start
 
     def chunks(self) -> Iterator[Chunk]:
-        """The events; the last chunk's position is the end that was reached."""
+        """Yields the events. The position of the last chunk is the end that was reached."""
         iterator = None if self._start.kind == "end" else self._iterator()
         end = self._start
         while iterator is not None:
@@ -106,10 +105,10 @@ class ShardRead:
         yield self._chunk(end)
 
     def _take(self, record: Mapping[str, Any]) -> bool:
-        """Take a record in; False for one that the range does not reach.
+        """Adds a record. Returns False if it is after the range.
 
-        Nor does a range reach a record that would exceed its number of events, unless that is its
-        first: so a range can end before a record which others are inside of.
+        A record that would exceed the number of events is also after the range, unless it is the
+        first. So a range can end before a packed record.
         """
         time_ms = arrived_ms(record)
         if self._is_over(time_ms - 1):
@@ -122,12 +121,12 @@ class ShardRead:
         return True
 
     def _is_over(self, time_ms: int) -> bool:
-        """Whether enough is read, when everything up to this time is."""
+        """Returns whether the range is complete if everything up to this time is read."""
         enough = self._limit.events is not None and self._columns.total >= self._limit.events
         return enough or (self._limit.until_ms is not None and time_ms >= self._limit.until_ms)
 
     def _has_caught_up(self, behind_ms: int) -> bool:
-        """Whether no more can be had now; a closed shard is asked on until it tells its end."""
+        """Returns whether there is nothing more now. A closed shard must report its end first."""
         return not behind_ms and (not self._plan.shard.is_closed or self._empty >= _EMPTY_MAX)
 
     def _is_last(self) -> bool:
@@ -135,10 +134,10 @@ class ShardRead:
         return last is not None and self._place.kind == "after" and self._place.value >= last
 
     def _after(self, seen_ms: int) -> ShardPosition:
-        """Where reading stands when it has caught up to a time.
+        """Returns the position after reading everything up to a time.
 
-        In a quiet shard this is where it began, so that nothing has to be committed; but now and
-        then the time is told anew, lest it be taken for so old that records may be lost.
+        In a quiet shard this is the start, so that nothing needs a commit. Now and then the time is
+        updated; otherwise it would get so old that records could be lost.
         """
         known_ms = self._start.seen_ms
         quiet = self._place == self._start and known_ms is not None
@@ -153,7 +152,7 @@ class ShardRead:
         return Chunk(batch, self._plan.range.start if unmoved else end.text)
 
     def _check_held(self, time_ms: int) -> None:
-        """Refuse to begin behind records that may be gone."""
+        """Raises ``NotFoundError`` if records after the start may be deleted."""
         seen_ms = self._start.seen_ms
         held_ms = time_ms - self._plan.info.retention_ms
         if not self._checked and seen_ms is not None and seen_ms < held_ms:
@@ -167,7 +166,7 @@ class ShardRead:
         self._checked = True
 
     def _ask(self, iterator: str) -> dict[str, Any]:
-        """The next records; an iterator that has expired is replaced."""
+        """Returns the next records. Replaces an expired iterator."""
         left = _RECORDS_MAX
         if self._limit.events is not None:
             left = min(left, max(1, self._limit.events - self._columns.total))
@@ -188,7 +187,7 @@ class ShardRead:
         )
 
     def _iterator(self) -> str | None:
-        """For where reading stands; None before the time that it begins at."""
+        """Returns an iterator for the current position; None if it begins in the future."""
         number, place = self._plan.shard.number, self._place
         if place.kind == "oldest":
             return self._kinesis.iterator(number, ShardIteratorType="TRIM_HORIZON")
@@ -198,7 +197,7 @@ class ShardRead:
                 ShardIteratorType="AFTER_SEQUENCE_NUMBER",
                 StartingSequenceNumber=str(place.value),
             )
-        # The SDK sends whole seconds, so that some records come which are too old.
+        # The SDK sends whole seconds, so some records are too old.
         moment = datetime.fromtimestamp(place.value // 1000, UTC)
         try:
             return self._kinesis.iterator(
@@ -207,11 +206,11 @@ class ShardRead:
         except InvalidError as exc:
             if exc.context.get("time_ms", 0) >= place.value:
                 raise
-            return None  # Kinesis takes no time to come
+            return None  # Kinesis accepts no future time
 
 
 class _Pace:
-    """Keeps to the limits of a shard."""
+    """Keeps within the limits of a shard."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -222,18 +221,18 @@ class _Pace:
         self._next_s = self._clock.monotonic_s() + _READ_S
 
     def note(self, size: int) -> None:
-        """So many bytes were read."""
+        """Counts bytes that were read."""
         self._next_s += max(0.0, size / _BYTES_S - _READ_S)
 
 
 class _Columns:
-    """Events that wait to become a batch, column by column."""
+    """Events waiting to become a batch, column by column."""
 
     def __init__(self, plan: ShardReadPlan) -> None:
         self._plan = plan
         self._shard_id = shard_id(plan.shard.number)
         self._arn = hashlib.sha256(plan.info.arn.encode())
-        self.total = 0  # events so far, also of batches before
+        self.total = 0  # events so far, including earlier batches
         self._clear()
 
     def _clear(self) -> None:
@@ -246,11 +245,11 @@ class _Columns:
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch is worth making."""
+        """Returns whether there is enough for a batch."""
         return len(self._ids) >= _CHUNK_EVENTS or self._bytes >= _CHUNK_BYTES
 
     def add(self, record: Mapping[str, Any], time_ms: int, room: int | None) -> bool:
-        """Take a record, or those that are inside of it; False if there is no room for all."""
+        """Adds a record, or those packed in it. Returns False if there is no room for all."""
         sequence: str = record["SequenceNumber"]
         inside = user_records(record["Data"])
         if inside is None:
@@ -269,7 +268,7 @@ class _Columns:
         return True
 
     def take(self) -> pa.RecordBatch:
-        """All that waits, in event columns; offsets are counted from the range's ordinal on."""
+        """Returns all waiting events in event columns. Offsets count from the range's ordinal."""
         stored = batch_of([self._times, self._ids, self._keys, self._values, None, self._headers])
         partition, rows = self._plan.range.partition, len(self._ids)
         base = self._plan.range.ordinal + self.total - rows
@@ -308,7 +307,7 @@ _HASH_END = 1 << 128
 
 
 class UserRecord(NamedTuple):
-    """What a producer gave to the library."""
+    """A record that a producer gave to the library."""
 
     key: str
     hash_key: str | None
@@ -317,7 +316,7 @@ class UserRecord(NamedTuple):
 
 
 def user_records(data: bytes) -> list[UserRecord] | None:
-    """The records inside of one; None where it is not put together, damaged or empty."""
+    """Unpacks a record; None if it is not packed, damaged or empty."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _MD5_BYTES:
         return None
     message, digest = data[len(MAGIC) : -_MD5_BYTES], data[-_MD5_BYTES:]
@@ -330,7 +329,7 @@ def user_records(data: bytes) -> list[UserRecord] | None:
 
 
 def hash_of(key: str, hash_key: str | None) -> int:
-    """By which Kinesis chooses a shard."""
+    """Returns the number by which Kinesis chooses a shard."""
     if hash_key is not None:
         return int(hash_key)
     return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest())
@@ -380,7 +379,7 @@ def _tag(part: bytes) -> tuple[str, bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message; ``ValueError`` where it breaks off."""
+    """Yields the fields of a message. Raises ``ValueError`` if it is truncated."""
     at, end = 0, len(message)
     while at < end:
         head, at = _varint(message, at)
@@ -428,7 +427,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _text(value: int | bytes) -> str:
-    return _bytes(value).decode()  # what is no UTF-8 is a ValueError too
+    return _bytes(value).decode()  # invalid UTF-8 is a ValueError too
 
 
 def _hash_key(text: str) -> str:

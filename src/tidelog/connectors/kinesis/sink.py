@@ -1,10 +1,9 @@
-"""Events into a stream of Kinesis, as a sink of pipelines: each of them at least once.
+"""Writes events to a Kinesis stream, at least once.
 
-A writer stages segments in the home's store, and publishing puts their events (``kinesis_writer``).
-Kinesis keeps no note of how far a range came, so a range that is published again, after a crash or
-by another driver, is put again from its beginning: events of at most one range for each source
-partition are there twice then. What reads the stream can tell them by the event's content, or must
-bear it. Order is kept for each partition key.
+A writer stages segments in the home's store, and publishing puts their events (``writer``). Kinesis
+stores no progress, so a second publish, after a crash or by another driver, puts a range again from
+its beginning. Then the events of at most one range per source partition are there twice. Readers of
+the stream must detect that by content or tolerate it. Order is kept for each partition key.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ __all__ = ["KinesisSettings", "KinesisSink", "open_kinesis"]
 class KinesisSettings:
     """How events get into Kinesis; plain values."""
 
-    store: str  # URL of the home's store, where segments are staged
+    store: str  # URL of the home's store, which stages the segments
     incarnation: str  # of the stream
     record_bytes_max: int
 
 
 def open_kinesis(address: Address, *, environ: Mapping[str, str], store: str) -> KinesisSink:
-    """The sink at ``kinesis://STREAM?region=…&endpoint_url=…``. ``NotFoundError``."""
+    """Opens the sink at ``kinesis://STREAM?region=…&endpoint_url=…``. Raises ``NotFoundError``."""
     place = parse_place(address, environ, "sink")
     info, _ = Kinesis(place).describe()
     return KinesisSink(place, KinesisSettings(store, info.incarnation, info.record_bytes_max))
 
 
 class KinesisSink:
-    """One stream. It is pickled without secrets, and writers need none."""
+    """A Kinesis stream. Pickles without secrets; writers need none."""
 
     def __init__(
         self,
@@ -72,16 +71,16 @@ class KinesisSink:
         return self._settings.incarnation
 
     def check(self, partitions: Sequence[str]) -> None:
-        """Any source partition will do: events are placed by their keys."""
+        """Accepts any source partition: keys decide where events go."""
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
         store = self._open_store(self._settings.store)
         return SegmentWriter(store, staging, SegmentTarget(self.url), self._places)
 
     def publish(self, manifest: Manifest) -> None:
-        """As the interface says, but that what is published twice is there twice.
+        """Implements ``Sink.publish``, except that a second call stores the events twice.
 
-        ``NotFoundError`` when the stream is gone, or was made anew.
+        Raises ``NotFoundError`` if the stream was deleted, or deleted and created again.
         """
         if not manifest.written:
             return
@@ -106,7 +105,10 @@ class KinesisSink:
         return f"KinesisSink({self.url!r})"
 
     def _places(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """All go into one piece of a segment, in order; what is too large is refused here."""
+        """Places all events in one piece of a segment, in order.
+
+        Raises for one that is too large.
+        """
         check_record_sizes(batch, self._settings.record_bytes_max, self._place.stream)
         return np.zeros(batch.num_rows, np.int32)
 
@@ -123,8 +125,8 @@ class KinesisSink:
 
 
 def _reopened(url: str, settings: KinesisSettings) -> KinesisSink:
-    """A sink in another process, with that one's credentials."""
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    """Opens the sink in another process, with the credentials of that process."""
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KinesisSink(parse_place(parse_address(url), environ, "sink"), settings)
 
 

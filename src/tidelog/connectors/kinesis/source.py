@@ -1,15 +1,15 @@
-"""Events of a stream of Kinesis.
+"""A Kinesis stream as a source.
 
-Shards are source partitions, named by their numbers; positions are those of ``kinesis_position``.
-Kinesis does not tell where an open shard ends, so its end is the present: a range is read until it
-has caught up, and the end that was reached is what counts. Shards that were split or merged are
-followed by their children, which are begun when their parents are done.
+Shards are source partitions, named by their numbers; ``position`` defines the positions. Kinesis
+does not say where an open shard ends, so its end is the current time: a range is read until it has
+caught up, and the position it reached counts. A split or merged shard is followed by its children,
+which begin when their parents are done.
 
-A record becomes an event so: its data is the value, its partition key the key, and the time is
-when it came in. The id is the SHA-256 of the stream's ARN and the record's own id, in hexadecimal,
-so that records which are pumped twice have the same. The sequence number is the header
-``kinesis.sequence``; offsets are counted by whoever reads. Records that the producer library has
-put together are taken apart, and get ``kinesis.sub-sequence`` and perhaps ``kinesis.hash-key``.
+The data of a record is the value of the event, its partition key the key, and its arrival the time.
+The id is the SHA-256 of the stream's ARN and the record's own id, in hex, so a record that is
+pumped twice has the same id. The header ``kinesis.sequence`` has the sequence number; the reader
+counts offsets. Records packed by the producer library are unpacked, and get
+``kinesis.sub-sequence`` and, if they have one, ``kinesis.hash-key``.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ from tidelog.model.times import moment_ms
 
 __all__ = ["KinesisSource", "KinesisWay", "open_kinesis"]
 
-_INFO_S = 10.0  # how long a stream is planned for as it was; each range is checked at its end
+_INFO_S = 10.0  # how long plans use the same description; each range is checked at its end
 
 
 @dataclass(frozen=True, slots=True)
 class KinesisWay:
-    """How a stream is read; plain values."""
+    """How to read a stream; plain values."""
 
-    start_ms: int | None = None  # of shards that nobody has begun; None: the oldest record
-    keep_outside: bool = True  # records inside of others whose hash key another shard has
+    start_ms: int | None = None  # where new shards begin; None: at the oldest record
+    keep_outside: bool = True  # packed records whose hash key belongs to another shard
 
 
 def open_kinesis(
     address: Address, *, environ: Mapping[str, str], clock: Clock | None = None
 ) -> KinesisSource:
-    """The source at ``kinesis://STREAM?region=…&endpoint_url=…&start=oldest|newest|TIME``.
+    """Opens the source at ``kinesis://STREAM?region=…&endpoint_url=…&start=oldest|newest|TIME``.
 
-    ``newest`` is the time of this call, and a time such as ``-15m`` is relative to it: the source's
-    own URL tells which it is. With ``outside=drop`` records that the producer library has put into
-    the wrong shard while it was split are passed over, as it sends them again.
+    ``newest`` is the time of this call, and a time such as ``-15m`` is relative to it; the source's
+    own URL has the absolute time. ``outside=drop`` skips records that the producer library packed
+    into the wrong shard during a split, because it sends them again.
     """
     clock = clock or SystemClock()
     place = parse_place(address, environ, "source", ("outside", "start"))
@@ -85,7 +85,7 @@ def open_kinesis(
 
 
 class KinesisSource:
-    """One stream. It is pickled without secrets: they come from where it is unpickled."""
+    """A Kinesis stream. Pickles without secrets: the process that unpickles it has its own."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class KinesisSource:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._kinesis = kinesis
-        self._info: tuple[StreamInfo, float] | None = None  # and since when it is known
+        self._info: tuple[StreamInfo, float] | None = None  # and the time it was read
         self._shards: dict[int, KinesisShard] = {}  # as last seen
 
     @property
@@ -111,12 +111,15 @@ class KinesisSource:
         return format_address("kinesis", self._place.stream, "", options)
 
     def partitions(self) -> list[SourcePartition]:
-        """All shards that are held, also closed ones, parents before their children."""
+        """Lists all shards that Kinesis still has, also closed ones, parents before children."""
         shards, _ = self._listed()
         return [self._partition(number) for number in shards]
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        """An open shard ends now; the first place tells how far back its records are held."""
+        """Returns the bounds.
+
+        An open shard ends now; its first place has the age of its records.
+        """
         if not partitions:
             return {}
         shards, time_ms = self._listed()
@@ -129,7 +132,7 @@ class KinesisSource:
         first = ShardPosition(
             start.kind, start.value, held_ms=max(0, time_ms - info.retention_ms)
         ).text
-        now = RangeLimit(time_ms + 1000).text  # Kinesis tells its time to the second before
+        now = RangeLimit(time_ms + 1000).text  # Kinesis rounds its time down to seconds
         found: dict[SourcePartition, Bounds] = {}
         for each in partitions:
             number = self._number(each)
@@ -143,13 +146,13 @@ class KinesisSource:
         return found
 
     def _begins(self, time_ms: int, info: StreamInfo) -> BeginReason:
-        """Why nothing is read before the first place: records of a young stream are all held."""
+        """Returns why nothing before the first place is read. A young stream has every record."""
         if self._way.start_ms is not None:
             return "explicit"
         return "retention" if time_ms - info.retention_ms > info.created_ms else "earliest"
 
     def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
-        """Those that were split or merged into each of them."""
+        """Returns the shards that were split or merged into each one."""
         shards = self._shards
         if any(self._number(each) not in shards for each in partitions):
             shards, _ = self._listed()
@@ -163,15 +166,15 @@ class KinesisSource:
         }
 
     def waits(self, range: SourceRange) -> bool:
-        """Whether there is an event in a range, by looking."""
+        """Returns whether there is an event in a range, by reading."""
         one = SourceRange(range.partition, range.start, self.cut(range.start, range.limit, 1))
         return any(chunk.batch.num_rows for chunk in self.read(one))
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says; the range ends where it has caught up with the shard.
+        """Implements ``Source.read``. The range ends when it has caught up with the shard.
 
-        ``NotFoundError`` when the start was passed so long ago that records behind it may be gone;
-        Kinesis itself does not tell.
+        Raises ``NotFoundError`` if records after the start may be deleted because it is too old.
+        Kinesis itself does not report that.
         """
         return self.reader(range).read()
 
@@ -190,19 +193,19 @@ class KinesisSource:
         return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: ShardReadPlan) -> Iterator[Chunk]:
-        """The chunks of a plan; none of a stream that was created again since it was made."""
+        """Yields the chunks of a plan. Raises if the stream was created again since."""
         reading = ShardRead(self._open(), plan, self._clock)
         return checked_at_end(reading.chunks(), partial(self._check, plan.range, reading))
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """A limit that has the count in it; for none, the start, as a place to begin at."""
+        """Returns a limit that contains the count; for zero, the start as a place to begin at."""
         return RangeLimit.parse(end).cut(events).text if events else ShardPosition.parse(start).text
 
     def before(self, one: str, other: str) -> bool:
         return is_before(one, other)
 
     def count(self, start: str, end: str) -> int | None:
-        """Kinesis does not count; only behind the end of a closed shard there is nothing."""
+        """Returns None, since Kinesis does not count; 0 after the end of a closed shard."""
         return 0 if ShardPosition.parse(start).kind == "end" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -218,9 +221,10 @@ class KinesisSource:
             return self._kinesis
 
     def _check(self, range: SourceRange, reading: ShardRead) -> None:
-        """Refuse what was read of a stream that is not the one which the range was planned for.
+        """Raises ``NotFoundError`` if the stream is not the one that the range was planned for.
 
-        A range that has not moved commits nothing, and few such questions are allowed.
+        A range that has not moved commits nothing, so it needs no check. Kinesis limits such
+        requests.
         """
         if range.incarnation and reading.has_moved:
             check_incarnation(range, self._described(max_age_s=0).incarnation)
@@ -252,8 +256,8 @@ class KinesisSource:
 
 
 def _reopened(url: str) -> KinesisSource:
-    """A source in another process, with that one's credentials."""
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    """Opens the source in another process, with the credentials of that process."""
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return open_kinesis(parse_address(url), environ=environ)
 
 

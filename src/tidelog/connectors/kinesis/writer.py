@@ -1,14 +1,14 @@
-"""Events into a stream of Kinesis, in the order of each partition key, and at least once.
+"""Writes events to a Kinesis stream, in the order of each partition key, at least once.
 
-Kinesis knows no repeated puts: what was sent and not answered is sent again, and may be there
-twice. A put of many may fail for some of its records. Then the first that failed of a partition key
-is sent again with all of that key that came behind it, so that the last ones of a key are always
-in order; some of them are there twice then, too.
+Kinesis does not detect repeated puts: an unanswered put is sent again and may be stored twice. A
+put of many records may fail for some. Then the first failed record of a partition key is sent again
+with every later record of that key. So the last records of a key are always in order, but some may
+be stored twice.
 
-Only value and key of an event go: Kinesis has no place for more, and none for null, so a value that
-is null is sent empty. The partition key is the event's key; else its id; else a hash of its value.
-One that Kinesis would not take, as it is no UTF-8 or longer than 256 characters, is hashed. Events
-that came out of Kinesis with an explicit hash key are sent with it.
+Only the value and key of an event are sent: Kinesis has no place for more, and none for null, so a
+null value is sent as empty. The partition key is the event's key, otherwise its id, otherwise a
+hash of its value. A key that Kinesis refuses, not UTF-8 or over 256 characters, is hashed. Events
+that came from Kinesis with an explicit hash key are sent with it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tidelog.model.backoff import Backoff
 __all__ = ["KinesisWriter", "check_record_sizes", "open_writer", "partition_key"]
 
 _RECORDS_MAX = 500  # of one request
-_REQUEST_BYTES = 5 << 20  # of its records with their keys; a larger one goes alone
+_REQUEST_BYTES = 5 << 20  # of its records with their keys; a larger record goes alone
 _KEY_MAX = 256  # characters
 _HASH_END = 1 << 128
-_BACKOFF = Backoff(attempts=12, base_ms=100, max_ms=5_000)  # without any progress
+_BACKOFF = Backoff(attempts=12, base_ms=100, max_ms=5_000)  # attempts without any progress
 
 
 class _Record(NamedTuple):
@@ -56,7 +56,7 @@ class _Record(NamedTuple):
 
 
 def open_writer(url: str, *, environ: Mapping[str, str]) -> KinesisWriter:
-    """A writer to ``kinesis://STREAM?region=…``. ``NotFoundError`` when there is no such stream."""
+    """Opens a writer to ``kinesis://STREAM?region=…``. Raises ``NotFoundError``."""
     place = parse_place(parse_address(url), environ, "sink")
     kinesis = Kinesis(place)
     return KinesisWriter(kinesis, place.stream, kinesis.describe()[0].record_bytes_max)
@@ -81,10 +81,11 @@ class KinesisWriter:
         self._random = source or system_random()
 
     def put(self, events: pa.RecordBatch | pa.Table) -> int:
-        """Put events in stored or event columns; how many. When it returns, all are there.
+        """Puts events in stored or event columns. Returns how many; all are durable then.
 
-        ``InvalidError``, with nothing put, for an event that is too large. ``UnavailableError``
-        when Kinesis takes no more: some are there, and its context has their number as ``put``.
+        Raises ``InvalidError`` before putting anything if an event is too large. Raises
+        ``UnavailableError`` if Kinesis accepts no more; its context has the number of stored events
+        as ``put``.
         """
         check_record_sizes(events, self._record_bytes_max, self._stream)
         waiting = deque(_records(events))
@@ -99,7 +100,7 @@ class KinesisWriter:
             if not again:
                 room = min(_RECORDS_MAX, 2 * room)
                 continue
-            room = max(1, len(request) // 2)  # so that less is sent twice
+            room = max(1, len(request) // 2)  # so that fewer are sent twice
             delay_s = next(delays, None)
             if delay_s is None:
                 raise UnavailableError(
@@ -111,7 +112,7 @@ class KinesisWriter:
         return total
 
     def _send(self, request: Sequence[_Record]) -> tuple[list[_Record], str]:
-        """Send a request; what must be sent again, in order, and Kinesis's word for why."""
+        """Sends a request. Returns the records to send again, in order, and Kinesis's reason."""
         answer = self._kinesis.call(
             "put_records", StreamName=self._stream, Records=[each.entry() for each in request]
         )
@@ -128,7 +129,7 @@ class KinesisWriter:
 
 
 def check_record_sizes(events: pa.RecordBatch | pa.Table, bytes_max: int, stream: str) -> None:
-    """``InvalidError`` for an event that makes a record which is too large."""
+    """Raises ``InvalidError`` for an event that makes too large a record."""
     largest: int = pc.max(pc.binary_length(events.column("value"))).as_py() or 0
     if largest + 4 * _KEY_MAX <= bytes_max:
         return
@@ -142,7 +143,7 @@ def check_record_sizes(events: pa.RecordBatch | pa.Table, bytes_max: int, stream
 
 
 def partition_key(key: bytes | None, event_id: str | None, value: bytes | None) -> str:
-    """The partition key of an event; always the same for the same event."""
+    """Returns the partition key of an event; always the same for the same event."""
     if key:
         try:
             text = key.decode()
@@ -174,7 +175,7 @@ def _hash_key(headers: Iterable[Mapping[str, Any]] | None) -> str | None:
 
 
 def _request(waiting: deque[_Record], room: int) -> list[_Record]:
-    """As many from the front as there is room for in one request; at least one."""
+    """Returns records from the front that fit into one request; at least one."""
     request: list[_Record] = []
     size = 0
     while waiting and len(request) < room:

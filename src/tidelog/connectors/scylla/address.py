@@ -1,4 +1,4 @@
-"""Which change log is read, and how: the address of the ``scylla`` source, taken apart."""
+"""Parses the address of the ``scylla`` source: which change log to read, and how."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidelog.model.times import duration_ms, moment_ms
 
 __all__ = ["SAFE_LAG_MS", "ScyllaPlace", "ScyllaWay", "format_scylla", "parse_scylla"]
 
-SAFE_LAG_MS = 30_000  # changes of clocks that are off, and of slow writes, land within this
+SAFE_LAG_MS = 30_000  # changes by skewed clocks and slow writes arrive within this
 _GROUPS_MAX = 4_096
 _OPTIONS = (
     "consistency",
@@ -37,7 +37,7 @@ _LAGS_MS = {"safe": SAFE_LAG_MS, "fast": 1_000, "sweep": 60_000}
 
 @dataclass(frozen=True, slots=True)
 class ScyllaPlace:
-    """Which servers and which table, and as whom."""
+    """The servers, the table and the user."""
 
     hosts: tuple[str, ...]
     port: int
@@ -52,38 +52,39 @@ class ScyllaPlace:
 
     @property
     def label(self) -> str:
-        """The table as people name it."""
+        """Returns the name of the table for messages."""
         return f"{self.keyspace}.{self.table}"
 
     @property
     def log_table(self) -> str:
-        """The change log's own table."""
+        """Returns the table of the change log."""
         return f"{self.table}_scylla_cdc_log"
 
 
 @dataclass(frozen=True, slots=True)
 class ScyllaWay:
-    """How the log is read; plain values."""
+    """How to read the log; plain values."""
 
     mode: Literal["safe", "fast", "sweep"] = "safe"
-    lag_ms: int | None = SAFE_LAG_MS  # None: shortly before the log's time to live ends
+    lag_ms: int | None = SAFE_LAG_MS  # None: shortly before the log's rows expire
     groups: int = 16  # source partitions
-    start: Literal["oldest", "first"] | int = "oldest"  # of who begins: or a time in ms
-    of: tuple[str, ...] = ()  # pipelines whose changes a sweep leaves out
+    # Where a new pipeline begins; or a time in ms.
+    start: Literal["oldest", "first"] | int = "oldest"
+    of: tuple[str, ...] = ()  # pipelines whose changes a sweep skips
     type_column: str | None = None
     key_column: str | None = None
-    key_lookup: str | None = None  # the same, and from the base table where the log lacks it
+    key_lookup: str | None = None  # the same, but read from the base table if the log lacks it
 
     @property
     def remembers(self) -> bool:
-        """Whether each range notes its changes, for a sweep behind it."""
+        """Returns whether each range notes its changes, for a sweep after it."""
         return self.mode != "safe"
 
 
 def parse_scylla(
     address: Address, environ: Mapping[str, str], now_ms: int
 ) -> tuple[ScyllaPlace, ScyllaWay]:
-    """Place and way that an address names. ``InvalidError`` where it names none."""
+    """Parses an address into place and way. Raises ``InvalidError``."""
     options = address.take_options(_OPTIONS)
     consistency = options.get("consistency", "quorum").lower()
     if consistency not in _LEVELS:
@@ -117,7 +118,7 @@ def parse_scylla(
 
 
 def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
-    """The address that names both again; without login, and with times that do not move."""
+    """Returns the address of both, without login and with absolute times."""
     options = {
         "consistency": place.consistency,
         "datacenter": place.datacenter,

@@ -1,8 +1,8 @@
-"""Rows of a change log become events: one for each change, in the order of its stream.
+"""Turns rows of a change log into events: one for each change, in the order of its stream.
 
-All rows of one stream and time are a batch, which is never torn apart: it lies in one window, and
-its last row says so. Pre- and post-images are joined to the change of the same row. One that has
-no such change, as those of rows that a range delete took along, is an event of its own.
+All rows of one stream and time are a batch, which is never split: it is within one window, and its
+last row has a mark. Pre-images and post-images are joined to the change of the same row. An image
+without such a change, for example of a row that a range delete removed, is its own event.
 
 The value of an event is JSON::
 
@@ -12,9 +12,9 @@ The value of an event is JSON::
                  "words": {"type": "list<text>", "value": ["a"]}},       a collection was replaced
      "ttl": 60,                                                          seconds, if it has any
      "before": {"name": {"type": "text", "value": "w"}}, "after": {…},   the images
-     "batch": {"number": 0, "of": 2, "whole": true}}                     if it is of a batch
+     "batch": {"number": 0, "of": 2, "whole": true}}                     if it is part of a batch
 
-What was not changed is not there. The elements that were added to a list have their times as keys.
+Unchanged columns are not included. Elements added to a list have their times as keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidelog.model.event import Headers
 
 __all__ = ["LATE", "OPERATIONS", "Changes", "time_ms_of"]
 
-LATE = "tidelog.late_ms"  # header of what a sweep has added: its age when it was found
+LATE = "tidelog.late_ms"  # header of an event that a sweep added: its age when found
 OPERATIONS = (
     "pre_image",
     "update",
@@ -46,13 +46,13 @@ OPERATIONS = (
 )
 _PRE_IMAGE, _POST_IMAGE = b"\x00", b"\x09"
 _TRUE = b"\x01"
-_TICKS_1970 = 0x01B21DD213814000  # of 100 ns, from when timeuuids count
+_TICKS_1970 = 0x01B21DD213814000  # of 100 ns, the epoch of timeuuids
 
 _Made = tuple[int, str, bytes, bytes, str, Headers, bytes]
 
 
 def time_ms_of(timeuuid: bytes) -> int:
-    """The time in a timeuuid."""
+    """Returns the time of a timeuuid."""
     low = int.from_bytes(timeuuid[:4], "big")
     high = int.from_bytes(timeuuid[6:8], "big") & 0x0FFF
     ticks = high << 48 | int.from_bytes(timeuuid[4:6], "big") << 32 | low
@@ -60,7 +60,7 @@ def time_ms_of(timeuuid: bytes) -> int:
 
 
 class Changes:
-    """Events that come of the rows of one window."""
+    """The events of one window."""
 
     def __init__(
         self,
@@ -72,20 +72,20 @@ class Changes:
     ) -> None:
         self._layout = layout
         self._way = way
-        self._known = known  # what other pipelines have committed already
+        self._known = known  # changes that other pipelines committed
         self._now_ms = now_ms
         self._front = f'{{"cursor_gen":"{_moment(generation_ms)}","cursor_time":"'
         self._seconds: dict[int, str] = {}
         self._streams: dict[bytes, str] = {}
         self._unit: list[Any] = []
         self.events: list[_Made] = []
-        self.unnamed: list[tuple[int, tuple[bytes, ...]]] = []  # whose keys must be looked up
+        self.unnamed: list[tuple[int, tuple[bytes, ...]]] = []  # their keys must be looked up
 
     def __len__(self) -> int:
         return len(self.events)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Take rows of some streams, in order; those of one stream follow one another."""
+        """Adds rows of some streams in order; the rows of each stream are consecutive."""
         unit, end_at = self._unit, self._layout.end_at
         for row in rows:
             if unit and (row[1] != unit[0][1] or row[0] != unit[0][0]):
@@ -97,32 +97,32 @@ class Changes:
                 self._take([*unit, row])
                 unit.clear()
             else:
-                self._put(row, "")  # a batch of one row, as most are
+                self._put(row, "")  # a batch of one row, like most
 
     def end(self) -> None:
-        """No more rows of these streams come."""
+        """Ends these streams: no more rows follow."""
         if self._unit:
             self._take(self._unit)
         self._unit.clear()
 
     def extend(self, other: Changes) -> None:
-        """Take all events of another window behind these."""
+        """Appends all events of another window."""
         base = len(self.events)
         self.events += other.events
         self.unnamed += [(base + index, values) for index, values in other.unnamed]
 
     def columns(self) -> list[Sequence[Any]]:
-        """Times, ids, keys, values, types and headers of all events, and their identities."""
+        """Returns the columns of all events: time, id, key, value, type, headers, identity."""
         return list(zip(*self.events, strict=True)) if self.events else [()] * 7
 
-    # Inside.
+    # Internals.
 
     def _take(self, unit: list[Any]) -> None:
-        """A batch: the rows of one stream and time."""
+        """Adds a batch: the rows of one stream and time."""
         end_at = self._layout.end_at
         whole = end_at < 0 or unit[-1][end_at] == _TRUE
         if not whole and self._way.mode == "fast":
-            return  # the sweep finds it whole
+            return  # the sweep finds it complete
         if len(unit) == 1:
             self._put(unit[0], "" if whole else ',"batch":{"number":0,"of":1,"whole":false}')
             return
@@ -187,7 +187,7 @@ class Changes:
 
     def _columns(self, row: Any) -> str:
         parts: list[str] = []
-        done: Column | None = None  # its cells stand side by side
+        done: Column | None = None  # the cells of a column are adjacent
         for told, cell in zip(self._layout.told, row, strict=True):
             if cell is None or told is None:
                 continue
@@ -208,7 +208,7 @@ class Changes:
         )
 
     def _of_column(self, name: str, row: Any, images: Sequence[Any]) -> str | None:
-        """A column as text: what the change has set, else what the images say of it."""
+        """Returns a column as text: from the change, otherwise from the images."""
         for label, at, kind in self._layout.key:
             if label == f'"{name}":' and row[at] is not None:
                 return text_of(kind(row[at]))
@@ -220,19 +220,19 @@ class Changes:
 
 
 def text_of(value: str) -> str:
-    """A JSON value as plain text."""
+    """Returns a JSON value as plain text."""
     return str(json.loads(value)) if value.startswith('"') else value
 
 
 def _deleted(column: Column, row: Any) -> str:
-    """What is said of a column by its mark alone."""
+    """Returns what the deletion mark of a column says."""
     if row[column.at] is None and row[column.deleted_at] == _TRUE:
         return f'{column.label},"deleted":true}}'
     return ""
 
 
 def _elements(column: Column, row: Any) -> str:
-    """What has changed in a collection, or in a user type; empty where nothing has."""
+    """Returns what changed in a collection or a user type; empty if nothing did."""
     value, removed = row[column.at], row[column.elements_at]
     if column.deleted_at >= 0 and row[column.deleted_at] == _TRUE:
         if value is None:
@@ -245,7 +245,7 @@ def _elements(column: Column, row: Any) -> str:
 
 
 def _joined(layout: RowLayout, unit: list[Any]) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
-    """The changes of a batch, and by their numbers the images of the rows that they changed."""
+    """Returns the changes of a batch and, by their numbers, the images of the same rows."""
     key = [at for _, at, _ in layout.key]
 
     def place(row: Any) -> tuple[bytes | None, ...]:
@@ -275,7 +275,7 @@ def _joined(layout: RowLayout, unit: list[Any]) -> tuple[list[Any], dict[int, An
 
 
 def _moment(time_ms: int) -> str:
-    """A time as rscylla writes it: RFC 3339, with no more digits than there are."""
+    """Formats a time like rscylla does: RFC 3339, without trailing digits."""
     whole, rest = divmod(time_ms, 1000)
     text = second_text(whole)
     return f"{text}.{rest:03}".rstrip("0") + "Z" if rest else f"{text}Z"

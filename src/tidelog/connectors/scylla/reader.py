@@ -1,9 +1,9 @@
-"""Reading a range of a change log: window after window, of as many changes as fit into memory.
+"""Reads a range of a change log, window by window, with as many changes as fit into memory.
 
-A window is asked for as a whole, by a statement for each vnode, several of them at once. How wide
-it is follows from what is there: a day of silence is one window. One that turns out too full is
-given up and made narrower. Nothing of a window is handed out before all of it is there, and before
-the schema by which it was read is known to be the present one.
+A window is read completely, with one statement for each vnode and several in parallel. Its width
+adapts: a day of silence is one window, and a window that is too full is dropped and made narrower.
+No change of a window is returned before all of it is read, and before the schema it was read with
+is confirmed as current.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ __all__ = [
     "refresh_ms",
 ]
 
-_WINDOW_ROWS = 40_000  # more are not held at once, unless they are of one millisecond
+_WINDOW_ROWS = 40_000  # more are not kept in memory, unless they are of one millisecond
 _CHUNK_EVENTS = 20_000
-_AT_ONCE = 8  # statements under way
-_STEP = 8  # by which windows grow and shrink
+_AT_ONCE = 8  # statements in parallel
+_STEP = 8  # factor by which windows grow and shrink
 _SCHEMA_TRIES = 5
-_REFRESH_MS = 600_000  # a quiet log's position is told anew so often
+_REFRESH_MS = 600_000  # how often the position of a quiet log is committed again
 _IDENTITY_BYTES = 36  # stream, time, number in its batch
 _length = struct.Struct(">I")
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A stretch of a generation, with the streams of one group."""
+    """Part of a generation, with the streams of one group."""
 
     start_ms: int  # of the generation
-    end_ms: int | None  # when the next one begins, where that is known
+    end_ms: int | None  # when the next one begins, if known
     streams: Streams
 
 
 class CommittedRange(msgspec.Struct, frozen=True):
-    """A range that another pipeline has committed: its manifest notes the changes."""
+    """A range that another pipeline committed. Its manifest notes the changes."""
 
     start_ms: int
     end_ms: int
@@ -69,19 +69,19 @@ class CommittedRange(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ChangeReadPlan:
-    """A range, with all that is needed to read it. Pickles."""
+    """A range, with everything needed to read it. Pickles."""
 
     range: SourceRange
     generations: tuple[Generation, ...]
     ttl_ms: int
     before: tuple[CommittedRange, ...] = ()
-    store: str = ""  # where those manifests are
-    limit_ms: int | None = None  # reads no further, though the range reaches further
-    reaches_back: bool = True  # for what a generation holds that was told too late
+    store: str = ""  # that has those manifests
+    limit_ms: int | None = None  # stop here, before the end of the range
+    reaches_back: bool = True  # to changes of a generation that was announced too late
 
     @property
     def limit(self) -> ChangePosition:
-        """Where the range ends at the latest."""
+        """Returns where the range ends at the latest."""
         limit = ChangePosition.parse(self.range.limit)
         if self.limit_ms is not None and self.limit_ms < limit.time_ms:
             return replace(limit, time_ms=self.limit_ms)
@@ -89,10 +89,10 @@ class ChangeReadPlan:
 
     @property
     def start(self) -> ChangePosition:
-        """Where the range begins: earlier than it says where a generation was told too late.
+        """Returns where to begin: earlier than the range if a generation was announced too late.
 
-        What is in the streams of that one is all unread. Readers that note their changes leave it
-        to the sweep behind them, which looks for notes by the times of their ranges.
+        Nothing in its streams is read yet. Readers that note their changes leave it to the sweep
+        after them, which finds notes by the times of their ranges.
         """
         start = ChangePosition.parse(self.range.start).plain
         if not self.reaches_back:
@@ -101,13 +101,13 @@ class ChangeReadPlan:
         return replace(start, time_ms=min([start.time_ms, *later]))
 
     def generation(self, time_ms: int) -> Generation:
-        """The one that changes of a time are in."""
+        """Returns the generation with the changes of a time."""
         begun = [each for each in self.generations if each.start_ms <= time_ms]
         return begun[-1] if begun else self.generations[0]
 
 
 def refresh_ms(ttl_ms: int) -> int:
-    """How much silence is passed over without being committed."""
+    """Returns how much silence passes without a commit."""
     return min(_REFRESH_MS, ttl_ms // 10) if ttl_ms else _REFRESH_MS
 
 
@@ -123,11 +123,11 @@ class ChangeRead:
         self._clock = clock
         self._start, self._limit = plan.start, plan.limit
         self._known = _KnownChanges(plan)
-        self._rows = 0  # that were read, also those that no event came of
+        self._rows = 0  # rows read, including those without an event
         self._events = 0
 
     def chunks(self) -> Iterator[Chunk]:
-        """The events; the last chunk's position is the end that was reached."""
+        """Yields the events. The position of the last chunk is the end that was reached."""
         self._check_held()
         at, waiting = self._start.time_ms, self._changes(self._start.time_ms)
         width = min(max(1, self._limit.time_ms - at), self._session.width_ms)
@@ -151,7 +151,7 @@ class ChangeRead:
         yield self._chunk(waiting, self._place(at))
 
     def is_empty(self) -> bool:
-        """Whether no change is there, by looking for the first one."""
+        """Returns whether there is no change, by looking for the first one."""
         for generation in self._plan.generations:
             start = max(generation.start_ms, self._start.time_ms)
             end = min(filter(None, (generation.end_ms, self._limit.time_ms)))
@@ -162,7 +162,7 @@ class ChangeRead:
     # Windows.
 
     def _window(self, generation: Generation, start: int, end: int) -> tuple[Changes, int] | None:
-        """The changes of a window, and how many rows they were; None if they are too many."""
+        """Returns the changes of a window and the number of rows; None if there are too many."""
         for _ in range(_SCHEMA_TRIES):
             layout = self._layout()
             try:
@@ -176,7 +176,7 @@ class ChangeRead:
                 if found is not None:
                     self._name(layout, found[0])
                 return found
-            self._session.layout = None  # the schema has changed meanwhile: read again
+            self._session.layout = None  # the schema changed in between: read again
         raise UnavailableError(
             f"change log of `{self._session.place.label}`: its schema keeps changing: try again"
         )
@@ -199,11 +199,11 @@ class ChangeRead:
     def _pages(
         self, layout: RowLayout, generation: Generation, start: int, end: int
     ) -> Iterator[list[tuple[bytes | None, ...]]]:
-        """All rows of a window, stream by stream."""
+        """Yields all rows of a window, stream by stream."""
         return _asked(self._session, layout.statement, generation.streams, start, end)
 
     def _layout(self) -> RowLayout:
-        layout: RowLayout | None = self._session.layout  # other threads may forget it meanwhile
+        layout: RowLayout | None = self._session.layout  # other threads may reset it
         if layout is None:
             layout = self._session.layout = read_layout(self._session)
         self._check_columns(layout)
@@ -221,7 +221,7 @@ class ChangeRead:
                 )
 
     def _name(self, layout: RowLayout, changes: Changes) -> None:
-        """Look up in the base table what the log did not say: the columns that name events."""
+        """Reads what the log lacks from the base table: the columns that name events."""
         if not changes.unnamed:
             return
         place, wanted = self._session.place, self._way.key_lookup
@@ -255,7 +255,7 @@ class ChangeRead:
         return wanted is not None and self._events + waiting >= wanted
 
     def _place(self, time_ms: int) -> str:
-        """Where reading stands. Where all was silent this is where it began, but now and then."""
+        """Returns the current position; in silence it is the start, except now and then."""
         quiet_ms = time_ms - self._start.time_ms
         generation_ms = self._plan.generation(time_ms).start_ms
         whole = time_ms >= ChangePosition.parse(self._plan.range.limit).time_ms
@@ -278,7 +278,7 @@ class ChangeRead:
         return Chunk(batch, position, note)
 
     def _check_held(self) -> None:
-        """Refuse to begin where changes may be gone already."""
+        """Raises ``NotFoundError`` if changes after the start may have expired."""
         held_ms = self._clock.now_ms() - self._plan.ttl_ms
         if self._plan.ttl_ms and self._start.time_ms < held_ms:
             raise NotFoundError(
@@ -292,7 +292,7 @@ class ChangeRead:
 
 
 def first_times(session: ScyllaSession, streams: Streams, start: int, end: int) -> Iterator[bytes]:
-    """The time of the first change in a window, of each stream that has one."""
+    """Yields the time of the first change in a window, for each stream that has one."""
     place = session.place
     statement = session.known(
         f'SELECT "cdc$time" FROM "{place.keyspace}"."{place.log_table}" '  # noqa: S608 - checked
@@ -308,7 +308,7 @@ def first_times(session: ScyllaSession, streams: Streams, start: int, end: int) 
 def _asked(
     session: ScyllaSession, statement: Any, streams: Streams, start: int, end: int
 ) -> Iterator[list[tuple[bytes | None, ...]]]:
-    """The pages of a statement on some streams after others; a few are under way at once."""
+    """Yields the pages of a statement for groups of streams, with a few in parallel."""
     todo = iter(streams)
     under_way: deque[Any] = deque()
     while True:
@@ -320,14 +320,14 @@ def _asked(
 
 
 class _KnownChanges:
-    """The changes that other pipelines have committed, range by range."""
+    """The changes that other pipelines committed, range by range."""
 
     def __init__(self, plan: ChangeReadPlan) -> None:
         self._plan = plan
         self._loaded: dict[str, frozenset[bytes]] = {}
 
     def of(self, start: int, end: int) -> frozenset[bytes]:
-        """Those of a window, and perhaps some more."""
+        """Returns the changes of a window, and possibly some more."""
         wanted = [each for each in self._plan.before if each.start_ms < end and each.end_ms > start]
         if not wanted:
             return frozenset()

@@ -1,8 +1,8 @@
-"""What a change log looks like: the base table's columns, and those of the log beside each.
+"""Describes a change log: the columns of the base table, and the log's columns for each.
 
-A schema is read from the server's own tables, never from what the driver has heard of it. Who
-reads a window compares it with the one that is there afterwards: rows can hold no column that is
-in neither.
+The schema is read from the server's own tables, never from the driver's metadata. After reading a
+window, a reader compares its schema with the current one: rows cannot have a column that is in
+neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPTIONAL = ("cdc$ttl", "cdc$end_of_batch")
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Columns of the base table and of its log, and the fields of user types; to be compared."""
+    """Columns of the base table and its log, and fields of user types; comparable."""
 
     key: tuple[str, ...]  # partition key, then clustering columns
     values: tuple[tuple[str, str], ...]  # all other columns and their types, by name
@@ -42,7 +42,7 @@ class Schema:
     partition_key_size: int
 
     def has_elements(self, name: str) -> bool:
-        """Whether single elements of a column can be changed."""
+        """Returns whether single elements of a column can change."""
         of = dict(self.values)[name]
         user_types = {each for each, _, _ in self.user_types}
         return of.startswith(("list<", "set<", "map<")) or of.strip('"') in user_types
@@ -50,46 +50,46 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that changes: where in a row it stands, and how it is told."""
+    """A column that can change: where it is in a row, and how to format it."""
 
     name: str
     label: str  # ``"name":{"type":"…"``
     at: int  # its value
-    deleted_at: int  # whether it was deleted; -1 where the log has no such column
-    elements_at: int  # which of its elements were removed; -1 for what is one value
-    whole: ToJson  # a list as a list, though the log has its elements by their time
-    added: ToJson  # the elements that were put in
-    removed: ToJson | None  # those that were taken out
+    deleted_at: int  # whether it was deleted; -1 if the log has no such column
+    elements_at: int  # which elements were removed; -1 for a single value
+    whole: ToJson  # a list as a list, though the log has its elements by time
+    added: ToJson  # elements that were added
+    removed: ToJson | None  # elements that were removed
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """What stands where in the rows of a window statement."""
+    """Which column is where in the rows of a window statement."""
 
     schema: Schema
     statement: Any
-    ttl_at: int  # -1 where the log has no such column
+    ttl_at: int  # -1 if the log has no such column
     end_at: int  # the mark of a batch's last row; the same
-    key: tuple[tuple[str, int, ToJson], ...]  # ``"name":``, where, and how
+    key: tuple[tuple[str, int, ToJson], ...]  # ``"name":``, its index and its formatter
     columns: tuple[Column, ...]
-    told: tuple[tuple[str, ToJson] | Column | None, ...]  # of each cell: how a change tells it
-    version: str  # of the server's schema, when this one was read
+    told: tuple[tuple[str, ToJson] | Column | None, ...]  # for each cell: how a change formats it
+    version: str  # of the server's schema when this one was read
 
     def column(self, name: str) -> Column | None:
-        """The changing column of a name."""
+        """Returns the changing column with this name."""
         return next((each for each in self.columns if each.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LogTable:
-    """The log's own table."""
+    """The table of the log."""
 
-    id: str  # of the table and its log; another one when either is created again
-    ttl_ms: int  # how long rows are kept; 0: for good
+    id: str  # of the table and its log; changes if either is created again
+    ttl_ms: int  # how long rows are kept; 0: forever
 
 
 def log_table(session: ScyllaSession) -> LogTable:
-    """The log of the table. ``NotFoundError`` where table or log is not there."""
+    """Returns the log of the table. Raises ``NotFoundError`` if table or log does not exist."""
     place = session.place
     rows = session.rows(
         "SELECT table_name, id, default_time_to_live FROM system_schema.tables "
@@ -114,12 +114,12 @@ def log_table(session: ScyllaSession) -> LogTable:
 
 
 def read_schema(session: ScyllaSession) -> Schema:
-    """The schema as it is now. ``NotFoundError`` where table or log is not there."""
+    """Returns the current schema. Raises ``NotFoundError`` if table or log does not exist."""
     place = session.place
     base = _columns(session, place.table)
     context = _columns(session, place.log_table)
     if not base or not context:
-        log_table(session)  # tells which one is missing
+        log_table(session)  # raises with the one that is missing
         raise NotFoundError(f"change log of `{place.label}`: has just gone: was the table dropped?")
     names = {name for name, _, _, _ in context}
     missing = [name for name in FIXED if name not in names]
@@ -149,13 +149,13 @@ def read_schema(session: ScyllaSession) -> Schema:
 
 
 def read_layout(session: ScyllaSession) -> RowLayout:
-    """The schema as it is now, with the statement that reads by it."""
+    """Returns the current schema, with the statement that reads by it."""
     version = _version(session)
     return _window_statement(session, read_schema(session), version)
 
 
 def is_present(session: ScyllaSession, layout: RowLayout) -> bool:
-    """Whether the schema is still the one that a layout is of."""
+    """Returns whether the schema of a layout is still current."""
     return _version(session) == layout.version or read_schema(session) == layout.schema
 
 
@@ -165,7 +165,7 @@ def _version(session: ScyllaSession) -> str:
 
 
 def _window_statement(session: ScyllaSession, schema: Schema, version: str) -> RowLayout:
-    """Prepare what reads a window of some streams, and tell what stands where in its rows."""
+    """Prepares the statement that reads a window, and maps the columns of its rows."""
     logged = {name for name, _ in schema.context}
     names = [*FIXED, *(name for name in _OPTIONAL if name in logged), *schema.key]
     for name, _ in schema.values:
@@ -187,7 +187,7 @@ def _window_statement(session: ScyllaSession, schema: Schema, version: str) -> R
 
 
 def _told(columns: Sequence[Column], width: int) -> tuple[tuple[str, ToJson] | Column | None, ...]:
-    """For each cell of a row: how a value is told; or whose column it is, to be looked at."""
+    """Returns for each cell of a row how to format it, or the column that it belongs to."""
     told: list[tuple[str, ToJson] | Column | None] = [None] * width
     for each in columns:
         plain = each.elements_at < 0
@@ -199,7 +199,7 @@ def _told(columns: Sequence[Column], width: int) -> tuple[tuple[str, ToJson] | C
 
 
 def _beside(schema: Schema, name: str) -> tuple[str, ...]:
-    """The log's columns for one of the base table; elements only of what has any."""
+    """Returns the log's columns for a column of the base table; elements only if it has any."""
     elements = (f"cdc$deleted_elements_{name}",) if schema.has_elements(name) else ()
     return (name, f"cdc$deleted_{name}", *elements)
 
@@ -252,7 +252,7 @@ def _columns(session: ScyllaSession, table: str) -> list[Any]:
 
 
 def _scylla_ttl_s(session: ScyllaSession, otherwise: int) -> int:
-    """What the base table's change log was told; Scylla writes its rows with that."""
+    """Returns the time to live of the change log, with which Scylla writes its rows."""
     rows = session.rows(
         "SELECT cdc FROM system_schema.scylla_tables WHERE keyspace_name = ? AND table_name = ?",
         (session.place.keyspace, session.place.table),

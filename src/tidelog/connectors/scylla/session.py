@@ -1,9 +1,8 @@
-"""A session on the cluster whose change log is read, and what its errors mean.
+"""A session on the cluster whose change log is read, and the meaning of its errors.
 
-One for each process and table, since connecting takes longer than reading a window. Rows of the
-table and of its log come as bytes, which ``scylla_types`` understands; others as the driver reads
-them.
-The driver repeats nothing by itself, and neither does this: who reads a range reads it again.
+Each process has one session for each table, because connecting takes longer than reading a window.
+Rows of the table and its log stay bytes, which ``types`` decodes; the driver decodes others.
+Neither the driver nor this module retries: the reader reads the range again.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ try:
         FallthroughRetryPolicy,
     )
     from cassandra.query import tuple_factory
-except ImportError as exc:  # this module is imported only when such an address is opened
+except ImportError as exc:  # this module is imported only to open such an address
     raise InvalidError("scylla source is not installed: pip install 'tidelog[scylla]'") from exc
 
 __all__ = ["WIDTH_MS_MAX", "ScyllaSession", "StatementPages", "close_sessions", "session_of"]
 
 _CONNECT_TIMEOUT_S = 15.0
-_REQUEST_TIMEOUT_S = 30.0  # of one page; servers give up before
+_REQUEST_TIMEOUT_S = 30.0  # of one page; servers time out earlier
 _PAGE_ROWS = 5_000
 WIDTH_MS_MAX = 400 * 86_400_000  # of a window
 
@@ -45,7 +44,7 @@ _FastResult: Any = protocol.ProtocolHandler.message_types_by_opcode[protocol.Res
 
 
 def _handler(place: ScyllaPlace) -> Any:
-    """The driver's protocol, but that rows of the table and of its log stay bytes."""
+    """Returns the driver's protocol, except that rows of the table and its log stay bytes."""
     ours = {(place.keyspace, place.table), (place.keyspace, place.log_table)}
 
     def as_bytes(metadata: Sequence[Any]) -> list[Any]:
@@ -79,7 +78,7 @@ def _handler(place: ScyllaPlace) -> Any:
 
 
 class StatementPages:
-    """A statement that was sent: its rows come page by page, the next one while one is used."""
+    """A statement that was sent. Fetches the next page while one is in use."""
 
     def __init__(self, session: ScyllaSession, statement: Any, values: Sequence[object]) -> None:
         self._session = session
@@ -101,12 +100,12 @@ class StatementPages:
 
 
 class ScyllaSession:
-    """Connections of one process."""
+    """The connections of one process."""
 
     def __init__(self, place: ScyllaPlace) -> None:
         self.place = place
-        self.layout: Any = None  # of the log's rows, as it was last seen
-        self.width_ms = WIDTH_MS_MAX  # of windows, as it last did
+        self.layout: Any = None  # of the log's rows, as last seen
+        self.width_ms = WIDTH_MS_MAX  # of windows, as last used
         self._what = f"change log of `{place.label}`"
         self._prepared: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -129,32 +128,32 @@ class ScyllaSession:
 
     @property
     def is_scylla(self) -> bool:
-        """Whether the servers are Scylla's, and not only speak CQL."""
+        """Returns whether the servers are Scylla, and not just compatible with CQL."""
         return bool(self._cluster.is_shard_aware())
 
     def rows(self, text: str, values: Sequence[object] = ()) -> list[Any]:
-        """All rows that a statement finds. Errors as ours."""
+        """Returns all rows of a statement. Raises Tidelog's errors."""
         try:
             return list(self._session.execute(self.known(text), values))
         except DRIVER_ERRORS as exc:
             raise self.error(exc) from exc
 
     def known(self, text: str) -> Any:
-        """A statement whose result has the same types for good; prepared once."""
+        """Returns a prepared statement whose result types never change; prepares it once."""
         with self._lock:
             if text not in self._prepared:
                 self._prepared[text] = self.prepare(text)
             return self._prepared[text]
 
     def prepare(self, text: str) -> Any:
-        """A statement, prepared anew: the types that it tells are those of the present schema."""
+        """Prepares a statement again, so that its types are those of the current schema."""
         try:
             return self._session.prepare(text)
         except DRIVER_ERRORS as exc:
             raise self.error(exc) from exc
 
     def prepare_bytes(self, text: str) -> Any:
-        """The same, for values that are bytes as the server has them."""
+        """Does the same for values that are bytes in the server's format."""
         statement = self.prepare(text)
         statement.column_metadata = [
             each._replace(type=BytesType) for each in statement.column_metadata
@@ -162,18 +161,18 @@ class ScyllaSession:
         return statement
 
     def pages(self, statement: Any, values: Sequence[object]) -> StatementPages:
-        """Send a statement; its pages are waited for when they are asked for."""
+        """Sends a statement. Waits for its pages when they are used."""
         return StatementPages(self, statement, values)
 
     def send(self, statement: Any, values: Sequence[object]) -> Any:
-        """The driver's future of a statement."""
+        """Returns the driver's future of a statement."""
         try:
             return self._session.execute_async(statement, values)
         except DRIVER_ERRORS as exc:
             raise self.error(exc) from exc
 
     def error(self, exc: Exception) -> TidelogError:
-        """What an error of the driver means to who reads a change log."""
+        """Translates an error of the driver."""
         if any(
             isinstance(each, cassandra.AuthenticationFailed) for each in causes_of(exc).values()
         ):
@@ -199,7 +198,7 @@ class ScyllaSession:
         )
 
     def close(self) -> None:
-        """End the connections."""
+        """Closes the connections."""
         self._cluster.shutdown()
 
     def _datacenter_error(self) -> InvalidError | None:
@@ -217,7 +216,7 @@ _opening = threading.Lock()
 
 
 def session_of(place: ScyllaPlace) -> ScyllaSession:
-    """This process's session on a cluster, opened now if there is none. Errors as ours."""
+    """Returns the session of this process, and opens it if needed. Raises Tidelog's errors."""
     with _opening:
         known = os.getpid(), place
         if known not in _sessions:
@@ -226,7 +225,7 @@ def session_of(place: ScyllaPlace) -> ScyllaSession:
 
 
 def close_sessions() -> None:
-    """End all sessions of this process."""
+    """Closes all sessions of this process."""
     with _opening:
         for pid, place in list(_sessions):
             session = _sessions.pop((pid, place))
@@ -255,6 +254,6 @@ def _cluster(place: ScyllaPlace) -> Any:
         control_connection_timeout=_CONNECT_TIMEOUT_S,
         reconnection_policy=ExponentialReconnectionPolicy(0.1, 10.0),
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-        schema_metadata_enabled=False,  # we ask for the one table that we read
-        token_metadata_enabled=False,  # nothing that we send names a single partition
+        schema_metadata_enabled=False,  # we only ask for the one table we read
+        token_metadata_enabled=False,  # no statement of ours names a single partition
     )

@@ -1,36 +1,34 @@
-"""Changes of a table of Scylla, from its change log.
+"""A Scylla table as a source, by its change log.
 
-The log's streams are put into groups, which are the source partitions; order is kept within each
-stream. Positions are times (``scylla_position``), so a range is a stretch of time, and it ends
-before now by a *lag*: changes land after their own time, when clocks are off and writes are slow.
-Three modes::
+The streams of the log are divided into groups, which are the source partitions; order is kept
+within each stream. Positions are times (``streams``), so a range is a period of time. It ends a
+*lag* before now, because changes arrive after their own time if clocks are skewed or writes are
+slow. Three modes::
 
-    safe    lag 30 s. Less is warned about, since what lands later is missed
-    fast    lag 1 s, for quick answers. Notes what it has read, for a sweep
-    sweep   lag 1 min, behind ``of`` other pipelines: adds what they have missed, and says how late
-            it was (header ``tidelog.late_ms``). With ``lag=last`` shortly before the log forgets,
-            for rows that were written with old timestamps
+    safe    lag 30 s; a shorter one logs a warning, because later changes are missed
+    fast    lag 1 s, for low latency; notes what it reads, for a sweep
+    sweep   lag 1 min, after the ``of`` pipelines: adds what they missed, and how late it was
+            (header ``tidelog.late_ms``); with ``lag=last`` shortly before the log's rows expire,
+            for rows written with old timestamps
 
-An event has as its id what rscylla gives it, so that a change has one id whoever brings it; as its
-key the primary key in JSON; as its type the operation; and as its value what ``scylla_rows`` says.
+The id of an event is the one that rscylla gives it, so a change has one id on every path. The key
+is the primary key in JSON, the type is the operation, and ``changes`` describes the value.
 
-What other pipelines have read of a change log, for the sweep that goes behind them.
-
-A fast reader passes windows before all of their changes have landed. A sweep reads the same windows
-again, later, and adds what is not yet in the topic:
+A fast reader passes windows before all of their changes have arrived. A sweep reads the same
+windows again later, and adds what is not in the topic yet:
 
 1. the fast reader commits a range; its manifest notes
-   every change that it brought                            → dead: the next driver finishes it
+   every change in it                                      → crash: the next driver finishes it
 2. a sweep plans a range that ends at the fast reader's
-   committed position, or before                           → dead: the next driver plans it again
-3. a task reads the windows again, and leaves out all that
-   the manifests of those ranges note                      → dead: staged files that nothing names
-4. the sweep's own cycle commits what is left, and its
-   manifest notes it, for a sweep behind this one          → dead: the next driver finishes it
+   committed position, or before                           → crash: the next driver plans it again
+3. a task reads the windows again, and skips all changes
+   that the manifests of those ranges note                 → crash: staged files without a name
+4. the sweep's own cycle commits the rest; its manifest
+   notes it, for another sweep after this one              → crash: the next driver finishes it
 
-What the fast reader has committed up to a position never changes any more, and it never goes back
-behind it: so a change is in what it noted, or it will never bring it. Both pipelines bring their
-own ranges once. A change that lands even later is for a sweep behind this one.
+What the fast reader committed up to a position never changes, and it never goes back. So it noted a
+change, or it will never write it. Both pipelines write their own ranges once. A change that arrives
+even later is for a sweep after this one.
 """
 
 from __future__ import annotations
@@ -93,10 +91,10 @@ __all__ = [
     "open_scylla",
 ]
 
-_NOTED_MAX = 100_000  # changes of a range whose manifest notes them
+_NOTED_MAX = 100_000  # changes of a range that its manifest notes
 _STEPS_MS = ((3_600_000, 60_000), (60_000, 10_000), (10_000, 1_000), (0, 250))  # of ends, by lag
-_QUIET_LOOKS = 30  # at a quiet group, before somebody is made to read it again
-_MARGIN_MS = 60_000  # what is about to be forgotten is not begun with
+_QUIET_LOOKS = 30  # at a quiet group, before it must be read again
+_MARGIN_MS = 60_000  # do not begin with changes that are about to expire
 
 
 def open_scylla(
@@ -106,9 +104,10 @@ def open_scylla(
     open_context: OpenContext | None = None,
     clock: Clock | None = None,
 ) -> ScyllaSource:
-    """The source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&start=oldest|first|TIME``.
+    """Opens the source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&start=…``.
 
-    A time such as ``-15m`` is relative to this call: the source's own URL tells which it is.
+    ``start`` is ``oldest``, ``first`` or a time. A time such as ``-15m`` is relative to this call;
+    the source's own URL has the absolute time.
     """
     clock = clock or SystemClock()
     place, way = parse_scylla(address, environ, clock.now_ms())
@@ -129,7 +128,7 @@ def open_scylla(
 
 
 class ScyllaSource:
-    """One table's change log. It is pickled without secrets: they come from where it is opened."""
+    """The change log of a table. Pickles without secrets: each process has its own."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class ScyllaSource:
         self._generations: Generations | None = None
         self._times: list[int] = []  # of generations, as last seen
         self._table: LogTable | None = None  # as last seen
-        self._begin_ms: int | None = None  # the first change, once it was looked for
+        self._begin_ms: int | None = None  # the first change, after looking for it
         self._asked: dict[SourcePartition, str] = {}  # where the last range began
         self._quiet: dict[SourcePartition, int] = {}  # looks at groups whose last range was empty
 
@@ -160,20 +159,20 @@ class ScyllaSource:
         return self._way.of
 
     def partitions(self) -> list[SourcePartition]:
-        """The groups; for a sweep, those that the pipelines before it have begun.
+        """Lists the groups; for a sweep, those that the pipelines before it have begun.
 
-        ``NotFoundError`` where there is no change log.
+        Raises ``NotFoundError`` if there is no change log.
         """
         self._look(session_of(self._place))
         groups = [self._partition(number) for number in range(self._way.groups)]
         return groups if self._swept is None else list(self._swept.passed(groups))
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        """From what is still held to the lag before now; for a sweep, to where others are."""
+        """Returns bounds up to the lag before now; for a sweep, up to the other pipelines."""
         for each in partitions:
             self._group(each)
         session = session_of(self._place)
-        now_ms = min(self._clock.now_ms(), _server_ms(session))  # before generations are read
+        now_ms = min(self._clock.now_ms(), _server_ms(session))  # before reading generations
         table = self._look(session)
         held_ms = max(self._times[0], now_ms - table.ttl_ms if table.ttl_ms else 0)
         end_ms = max(held_ms, self._end_ms(now_ms, table))
@@ -202,13 +201,13 @@ class ScyllaSource:
         return found
 
     def _begins(self, held_ms: int) -> BeginReason:
-        """Why nothing is read before the first place."""
+        """Returns why nothing before the first place is read."""
         if isinstance(self._way.start, int):
             return "explicit"
         return "retention" if held_ms > self._times[0] else "earliest"
 
     def waits(self, range: SourceRange) -> bool:
-        """Whether a change is there, by looking; so much silence is told, too."""
+        """Returns whether there is a change, by looking, or silence long enough to commit."""
         span_ms = (
             ChangePosition.parse(range.limit).time_ms - ChangePosition.parse(range.start).time_ms
         )
@@ -218,10 +217,10 @@ class ScyllaSource:
         return not ChangeRead(session_of(self._place), self._way, plan, self._clock).is_empty()
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says; the range ends after the window in which enough has come.
+        """Implements ``Source.read``. The range ends after the window with enough changes.
 
-        ``NotFoundError`` when the start is older than the log's time to live, or when its
-        generation is none of this cluster.
+        Raises ``NotFoundError`` if the start is older than the log's time to live, or its
+        generation does not belong to this cluster.
         """
         return self.reader(range).read()
 
@@ -235,7 +234,7 @@ class ScyllaSource:
         return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: ChangeReadPlan) -> Iterator[Chunk]:
-        """The chunks of a plan."""
+        """Yields the chunks of a plan."""
         session = session_of(self._place)
         chunks = ChangeRead(session, self._way, plan, self._clock).chunks()
         return checked_at_end(chunks, partial(_check_table, session, plan.range))
@@ -246,7 +245,7 @@ class ScyllaSource:
         return place.limit(min(wanted, _NOTED_MAX) if self._way.remembers else wanted).text
 
     def limit_before(self, limit: str, time_ms: int) -> str:
-        """Places are times, so a range can end before any change."""
+        """Returns such a limit: places are times, so a range can end before any change."""
         place = ChangePosition.parse(limit)
         return limit if place.time_ms <= time_ms else self._place_at(time_ms).limit().text
 
@@ -254,7 +253,7 @@ class ScyllaSource:
         return is_before(one, other)
 
     def count(self, start: str, end: str) -> int | None:
-        """A change log does not count; nothing lies before a position that was reached."""
+        """Returns None, since a change log does not count; 0 before a position that was reached."""
         return None if is_before(start, end) else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -263,10 +262,10 @@ class ScyllaSource:
     def __repr__(self) -> str:
         return f"ScyllaSource({self.url!r})"
 
-    # Inside.
+    # Internals.
 
     def _look(self, session: ScyllaSession) -> LogTable:
-        """What is there now: the log, and its generations."""
+        """Reads the current log and its generations."""
         with self._lock:
             if self._generations is None:
                 self._generations = Generations(session, self._way.groups)
@@ -275,9 +274,9 @@ class ScyllaSource:
             return self._table
 
     def _quiet_end(self, partition: SourcePartition, end: str) -> str:
-        """The end; where all is quiet, where the last range began: nobody need ask for it again.
+        """Returns the end or, in silence, where the last range began, so no reader asks again.
 
-        Now and then the end is told all the same, lest somebody has moved on from there.
+        Now and then returns the end anyway, in case another process has moved on from there.
         """
         looks = self._quiet.get(partition)
         if looks is None or looks >= _QUIET_LOOKS or not is_before(self._asked[partition], end):
@@ -300,7 +299,7 @@ class ScyllaSource:
         return (now_ms - lag_ms) // step_ms * step_ms
 
     def _first_ms(self, session: ScyllaSession, held_ms: int, end_ms: int) -> int:
-        """Where to begin, with some margin to what is about to be forgotten."""
+        """Returns where to begin, with a margin for changes that are about to expire."""
         ttl_ms = self._table.ttl_ms if self._table else 0
         if isinstance(self._way.start, int):
             return self._way.start
@@ -312,7 +311,7 @@ class ScyllaSource:
         return self._begin_ms
 
     def _first_change_ms(self, session: ScyllaSession, start_ms: int, end_ms: int) -> int:
-        """The second of the first change that is there, else the end."""
+        """Returns the second of the first change, or the end if there is none."""
         generations = self._generations or Generations(session, self._way.groups)
         for index, time_ms in enumerate(self._times):
             ends = [*self._times[index + 1 :], end_ms]
@@ -362,7 +361,7 @@ class ScyllaSource:
         return replace(plan, before=before, store=store, limit_ms=until_ms)
 
     def _place_at(self, time_ms: int) -> ChangePosition:
-        """A time, in the generation that it is in."""
+        """Returns the position of a time, in its generation."""
         begun = [each for each in self._times if each <= time_ms]
         return ChangePosition(begun[-1] if begun else self._times[0], time_ms)
 
@@ -381,21 +380,21 @@ class ScyllaSource:
 
 
 def _check_table(session: ScyllaSession, range: SourceRange) -> None:
-    """Refuse what was read of a log that is not the one which the range was planned for."""
+    """Raises ``NotFoundError`` if the log is not the one that the range was planned for."""
     planned, behind, others = range.incarnation.partition(" behind ")
     if planned:
         check_incarnation(range, f"{log_table(session).id}{behind}{others}")
 
 
 def _server_ms(session: ScyllaSession) -> int:
-    """The cluster's own time, lest a clock that is ahead here makes changes be missed."""
+    """Returns the cluster's own time: a local clock that is ahead would miss changes."""
     ((now,),) = session.rows("SELECT toTimestamp(now()) FROM system.local")
     return int(now.replace(tzinfo=UTC).timestamp() * 1000)
 
 
 def _reopened(url: str) -> ScyllaSource:
-    """A source in another process, with that one's login; it reads what was planned elsewhere."""
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    """Opens the source in another process, with its login, to read what was planned elsewhere."""
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     clock = SystemClock()
     place, way = parse_scylla(parse_address(url), environ, clock.now_ms())
     return ScyllaSource(place, way, clock=clock)
@@ -420,7 +419,7 @@ class ReadByAll:
 
 @dataclass
 class Swept:
-    """The pipelines that a sweep goes behind."""
+    """The pipelines that a sweep follows."""
 
     open_context: OpenContext
     place: ScyllaPlace
@@ -428,12 +427,12 @@ class Swept:
     _reached: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
     def incarnation(self) -> str:
-        """Which pipelines they are; another when one was made anew."""
+        """Returns an id of the pipelines; it changes if one is created again."""
         with self.open_context() as context:
             return "+".join(each.incarnation for each in self._pipelines(context))
 
     def passed(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, ReadByAll]:
-        """How far they have come; partitions that one of them has not begun are left out."""
+        """Returns how far they are. Omits partitions that one of them has not begun."""
         found: dict[SourcePartition, ReadByAll] = {}
         with self.open_context() as context:
             pipelines = self._pipelines(context)
@@ -447,9 +446,9 @@ class Swept:
         return found
 
     def before(self, range: SourceRange) -> tuple[tuple[CommittedRange, ...], str, int | None]:
-        """The ranges that they committed there, the store of their manifests, and how far.
+        """Returns the ranges that they committed there, the store of their manifests, and a limit.
 
-        Not further than so many ranges reach; None: to the range's own end.
+        The limit bounds the number of ranges; None: the range's own end.
         """
         start_ms, limit_ms = (
             ChangePosition.parse(range.start).time_ms,
@@ -469,7 +468,7 @@ class Swept:
     def _commits(
         self, context: Context, pipeline: str, range: SourceRange, times: tuple[int, int]
     ) -> Iterator[CommittedRange]:
-        """The commits of one that lie in a time and hold any change."""
+        """Yields the commits of a pipeline in a time, if they have changes."""
         start_ms, limit_ms = times
         where = layout.pipeline_partition(pipeline, range.partition.text)
         known = pipeline, range.partition.text
@@ -490,7 +489,7 @@ class Swept:
                 yield CommittedRange(begin, end, commit.manifest)
 
     def _row_at(self, context: Context, where: str, time_ms: int) -> str:
-        """The row of the last commit that begins at a time or before."""
+        """Returns the row of the last commit that begins at or before a time."""
         for row in context.catalog.scan(where, "commit/", "commit0", reverse=True):
             if ChangePosition.parse(_decode(row).start).time_ms <= time_ms:
                 return row.row

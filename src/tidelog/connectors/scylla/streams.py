@@ -1,4 +1,6 @@
-"""Generations of streams, as the cluster tells them, in the three shapes that there have been.
+"""Generations of streams in a change log, and positions in them.
+
+Clusters publish generations in three ways:
 
 ========== ==================================================== ================================
 shape      tables                                               since
@@ -9,23 +11,21 @@ two tables ``system_distributed.cdc_generation_timestamps``,    4.4
 one table  ``system_distributed.cdc_streams_descriptions``      before
 ========== ==================================================== ================================
 
-A change is in the generation that was the newest at the change's own time. A generation is told
-before it begins; so a list of them that was read at some time is whole up to that time. Streams are
-put into groups that are the same in all generations: by their vnode, which has all streams of one
-range of tokens, and else by the stream's own id.
+A change is in the generation that was the newest at the change's own time. A generation is
+published before it begins, so a list of generations is complete up to the time it was read. Streams
+are divided into groups that are the same in all generations: by vnode, which has all streams of a
+token range, otherwise by the id of the stream.
 
-Positions in a change log: a generation of streams, and a time in it.
-
-``<generation>:<time>``, both in milliseconds, padded so that their texts sort as they do. All
-changes before that time are read, all from it on are not; so a position is also the end of one
+A position is ``<generation>:<time>``, both in milliseconds and padded so that texts sort like
+numbers. All changes before that time are read, and none from it on. So a position is the end of one
 window and the start of the next. Times are those of the changes.
 
-``^<time>`` behind the first position of a group tells how far back changes are held. A position is
-before such a one if changes behind it may be gone, and not merely if it is earlier.
+``^<time>`` after the first position of a group says how far back the log reaches. A position is
+before such a one if changes after it may have expired, not just if it is earlier.
 
-A limit is ``until:`` and a position; ``,<n>`` behind it ends a range after the window in which
-about so many changes have come. The end of a log is such a limit, which follows the clock: it is
-before no position, since a clock that was set back has taken nothing away.
+A limit is ``until:`` and a position. ``,<n>`` after it ends a range after the window with about n
+changes. The end of a log is a limit that follows the clock. It is before no position, because a
+clock that was set back deletes nothing.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ __all__ = [
 ]
 
 _STREAMS_AT_ONCE = 32  # in one statement; Scylla allows 100
-_STATEMENTS_MIN = 4  # of a group: the next is under way while the rows of one are used
+_STATEMENTS_MIN = 4  # of a group: the next one runs while the rows of one are used
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the driver's times are UTC and do not say so
 _MILLISECOND = timedelta(milliseconds=1)
 _VERSION_BITS = 4
 _VNODE_BITS = 22
 
-Streams = tuple[tuple[bytes, ...], ...]  # of one group: those of each statement
+Streams = tuple[tuple[bytes, ...], ...]  # of one group: the streams of each statement
 
 
 class _Shape(Protocol):
-    """How a cluster tells its generations."""
+    """How a cluster publishes its generations."""
 
     @property
     def by_vnode(self) -> bool:
-        """Whether streams are grouped by their vnodes."""
+        """Returns whether streams are grouped by vnode."""
         ...
 
     def times(self) -> list[int]:
-        """When generations begin, in ms, in order."""
+        """Returns when generations begin, in ms, in order."""
         ...
 
     def streams(self, time_ms: int) -> list[bytes]:
-        """The streams of one."""
+        """Returns the streams of a generation."""
         ...
 
 
@@ -82,7 +82,7 @@ class _Tablets:
     session: ScyllaSession
     keyspace: str
     place: ScyllaPlace
-    by_vnode: bool = False  # each stream is a tablet's
+    by_vnode: bool = False  # each stream belongs to a tablet
 
     def times(self) -> list[int]:
         rows = self.session.rows(
@@ -145,7 +145,7 @@ class _OneTable:
 
 
 class Generations:
-    """The generations of one table, and the streams of each in groups."""
+    """The generations of a table, and the streams of each in groups."""
 
     def __init__(self, session: ScyllaSession, groups: int) -> None:
         self._session = session
@@ -154,7 +154,7 @@ class Generations:
         self._streams: dict[int, list[Streams]] = {}
 
     def times(self) -> list[int]:
-        """When they begin, in ms, in order; read now. ``NotFoundError`` where there are none."""
+        """Reads when they begin, in ms, in order. Raises ``NotFoundError`` if there are none."""
         if self._shape is None:
             self._shape = _shape_of(self._session)
         times = self._shape.times()
@@ -163,7 +163,10 @@ class Generations:
         return times
 
     def streams(self, time_ms: int, group: int) -> Streams:
-        """The streams of a generation that are in a group. ``NotFoundError`` where it is gone."""
+        """Returns the streams of a generation in a group.
+
+        Raises ``NotFoundError`` if it is deleted.
+        """
         if time_ms not in self._streams:
             if self._shape is None:
                 self._shape = _shape_of(self._session)
@@ -179,12 +182,12 @@ class Generations:
         return self._streams[time_ms][group]
 
     def forget(self) -> None:
-        """Look anew which shape the tables have, next time."""
+        """Looks up the shape of the tables again next time."""
         self._shape = None
 
 
 def group_of(stream: bytes, groups: int, by_vnode: bool = True) -> int:
-    """The group that a stream is in."""
+    """Returns the group of a stream."""
     low = int.from_bytes(stream[8:16], "big")
     if by_vnode and len(stream) == 16 and low & 0xF == 1:
         return ((low >> _VERSION_BITS) & ((1 << _VNODE_BITS) - 1)) % groups
@@ -192,7 +195,7 @@ def group_of(stream: bytes, groups: int, by_vnode: bool = True) -> int:
 
 
 def queries_of(streams: Iterable[bytes]) -> Streams:
-    """Streams that are asked for together: those of one vnode side by side, and not too many."""
+    """Groups streams for statements: those of one vnode together, up to the limit."""
 
     def vnode(stream: bytes) -> tuple[int, bytes]:
         return int.from_bytes(stream[8:16], "big") & (
@@ -213,7 +216,7 @@ def _grouped(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Stre
 
 
 def _shape_of(session: ScyllaSession) -> _Shape:
-    """Which tables this cluster tells this table's generations by."""
+    """Returns how this cluster publishes the generations of this table."""
     place = session.place
     own = place.generations
     tablets, distributed = own or "system", own or "system_distributed"
@@ -259,11 +262,11 @@ _PLACE = re.compile(r"(until:)?(\d{15}):(\d{15})(?:\^(\d{15}))?(?:,(\d{1,15}))?"
 
 @dataclass(frozen=True, slots=True)
 class ChangePosition:
-    """Where reading goes on, or where it ends."""
+    """Where reading resumes, or where it ends."""
 
     generation_ms: int
     time_ms: int
-    held_ms: int | None = None  # what was changed before is no longer held
+    held_ms: int | None = None  # changes before this have expired
     events: int | None = None  # of a limit
     is_limit: bool = False
 
@@ -276,20 +279,20 @@ class ChangePosition:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Rises along a change log."""
+        """Returns a key that rises along a change log."""
         return self.time_ms, self.generation_ms
 
     @property
     def plain(self) -> ChangePosition:
-        """The same place, and nothing else."""
+        """Returns only the place."""
         return ChangePosition(self.generation_ms, self.time_ms)
 
     def held(self, held_ms: int) -> ChangePosition:
-        """The same as the first one, with how far back changes are held."""
+        """Returns the same as a first position, with how far back the log reaches."""
         return ChangePosition(self.generation_ms, self.time_ms, held_ms)
 
     def limit(self, events: int | None = None) -> ChangePosition:
-        """The same as a limit, perhaps after so many events."""
+        """Returns the same as a limit, optionally after this many events."""
         return ChangePosition(self.generation_ms, self.time_ms, events=events, is_limit=True)
 
     @classmethod
@@ -305,7 +308,7 @@ class ChangePosition:
 
 
 def is_before(one: str, other: str) -> bool:
-    """Whether a position is strictly before another one of the same log."""
+    """Returns whether a position is strictly before another one of the same log."""
     here, there = ChangePosition.parse(one), ChangePosition.parse(other)
     if there.held_ms is not None:
         return here.time_ms < there.held_ms

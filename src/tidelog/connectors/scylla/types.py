@@ -1,9 +1,9 @@
-"""CQL values to JSON, straight from their bytes.
+"""Converts CQL values to JSON, directly from their bytes.
 
-The driver's own values are passed by: a date beyond the year 9999 would fail a whole page of them.
-What JSON has is written as JSON has it (numbers, text, true and false). The rest is text as CQL's
-own ``SELECT JSON`` writes it: a blob as ``0x…``, times as ISO 8601, a varint and a decimal by
-their digits, a map's keys as text. Numbers that JSON lacks are text too: ``"NaN"``, ``"Infinity"``.
+The driver's own values are not used: a date after the year 9999 would fail a whole page of them.
+Numbers, text, true and false become JSON values. The rest is text like that of CQL's ``SELECT
+JSON``: a blob as ``0x…``, times as ISO 8601, a varint and a decimal by their digits, keys of a map
+as text. Numbers that JSON lacks are text too: ``"NaN"``, ``"Infinity"``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
     "values_to_json",
 ]
 
-ToJson = Callable[[bytes], str]  # a value's bytes to the text of its JSON
+ToJson = Callable[[bytes], str]  # converts the bytes of a value to JSON text
 
 quoted: Callable[[str], str] = json.encoder.encode_basestring
 
-_DAY_ZERO = 1 << 31  # dates are days, and 1970-01-01 is in the middle of them
+_DAY_ZERO = 1 << 31  # dates are days, with 1970-01-01 in the middle
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _LAST_DAY = date.max.toordinal()
 _NS_DAY = 86_400 * 10**9
-_DIGITS_BYTES_MAX = 1_700  # Python writes no longer numbers; such a one is given as its bytes
+_DIGITS_BYTES_MAX = 1_700  # Python formats no longer numbers; these stay bytes
 
 _int32 = struct.Struct(">i").unpack
 _int64 = struct.Struct(">q").unpack
@@ -46,9 +46,9 @@ _double = struct.Struct(">d").unpack
 
 
 def to_json(kind: Any) -> ToJson:
-    """What turns the bytes of a CQL type, as the driver describes it, into JSON."""
+    """Returns the function that converts the bytes of a CQL type to JSON."""
     name = kind.typename
-    if getattr(kind, "fieldnames", None):  # a user type, whatever it is called
+    if getattr(kind, "fieldnames", None):  # a user type, whatever its name
         return _fields(kind.fieldnames, [to_json(each) for each in kind.subtypes])
     if name in ("frozen", "reversed"):
         return to_json(kind.subtypes[0])
@@ -60,7 +60,7 @@ def to_json(kind: Any) -> ToJson:
 
 
 def fields_to_json(kind: Any) -> tuple[ToJson, ToJson]:
-    """Of a user type whose fields change one by one: those that are set, and the names of some."""
+    """Returns two functions for a user type: of the fields that are set, and of names of fields."""
 
     def names(data: bytes) -> str:
         numbers = [int.from_bytes(each or b"", "big") for each in _parts(data, 4, repeat(None))]
@@ -72,7 +72,7 @@ def fields_to_json(kind: Any) -> tuple[ToJson, ToJson]:
 
 
 def values_to_json(kind: Any) -> ToJson:
-    """The values of a map in the order of its keys: a list, as change logs have it."""
+    """Returns a function for the values of a map in key order: a list, as change logs store it."""
     value = to_json(kind.subtypes[1])
 
     def convert(data: bytes) -> str:
@@ -83,13 +83,13 @@ def values_to_json(kind: Any) -> ToJson:
 
 
 def uuid_text(data: bytes) -> str:
-    """A uuid as people write it."""
+    """Formats a uuid."""
     text = data.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def second_text(time_s: int) -> str:
-    """A time in whole seconds, as ISO 8601."""
+    """Formats a time in whole seconds as ISO 8601."""
     days, rest = divmod(time_s, 86_400)
     return f"{_day(days)}T{_clock(rest)}"
 
@@ -126,7 +126,7 @@ def _digits(data: bytes) -> str:
 
 
 def _decimal(data: bytes) -> str:
-    """Digits and scale as they are; written out they could be gigabytes."""
+    """Returns digits and scale as stored; written out they could be gigabytes."""
     if not 5 <= len(data) <= _DIGITS_BYTES_MAX:
         return _hex(data) if data else '""'
     scale, digits = _int32(data[:4])[0], str(int.from_bytes(data[4:], "big", signed=True))
@@ -164,7 +164,7 @@ def _float64(data: bytes) -> str:
 
 
 def _float32(data: bytes) -> str:
-    """The shortest digits that give the same float again, and not those of a double."""
+    """Returns the shortest digits that give the same float, not those of a double."""
     if not data:
         return '""'
     value: float = _float(data)[0]
@@ -181,7 +181,7 @@ def _uuid(data: bytes) -> str:
 
 
 def _timestamp(data: bytes) -> str:
-    """ISO 8601 with milliseconds; as milliseconds, where the year has no four digits."""
+    """Returns ISO 8601 with milliseconds, or milliseconds if the year has not four digits."""
     if not data:
         return '""'
     ms: int = _int64(data)[0]
@@ -215,7 +215,7 @@ def _inet(data: bytes) -> str:
 
 
 def _duration(data: bytes) -> str:
-    """Months, days and nanoseconds, each a whole number of variable length."""
+    """Returns months, days and nanoseconds, each an integer of variable length."""
     if not data:
         return '""'
     at, parts = 0, []
@@ -252,7 +252,7 @@ _SCALARS: dict[str, ToJson] = {
 }
 
 
-# Values that are made of others.
+# Composite values.
 
 
 def _made_of(name: str, kinds: Sequence[ToJson]) -> ToJson:
@@ -262,7 +262,7 @@ def _made_of(name: str, kinds: Sequence[ToJson]) -> ToJson:
 
 
 def _parts(data: bytes, at: int, times: Iterator[Any]) -> Iterator[bytes | None]:
-    """Length and bytes, again and again; None for a null."""
+    """Yields the bytes of each length-prefixed value; None for null."""
     for _ in times:
         if at >= len(data):
             return
@@ -298,7 +298,7 @@ def _mapping(key: ToJson, value: ToJson) -> ToJson:
 
 
 def _name(kind: ToJson, data: bytes | None) -> str:
-    """A map's key: JSON has only text there."""
+    """Returns the key of a map: JSON only has text there."""
     text = _or_null(kind, data)
     return text if text.startswith('"') else quoted(text)
 
@@ -314,7 +314,7 @@ def _tuple(kinds: Sequence[ToJson]) -> ToJson:
 
 
 def _fields(names: Sequence[str], kinds: Sequence[ToJson], nulls: bool = True) -> ToJson:
-    """A user type; fields that were added after a value was written are not in it."""
+    """Returns a function for a user type. A value lacks fields that were added after it."""
     labels = [f"{quoted(name)}:" for name in names]
 
     def convert(data: bytes) -> str:
@@ -343,7 +343,7 @@ def _vector(kind: ToJson, size: int | None, length: int) -> ToJson:
 
 
 def _vint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned whole number of variable length, and where it ends."""
+    """Decodes an unsigned integer of variable length. Returns it and where it ends."""
     extra = next(n for n in count() if n == 8 or not data[at] & (0x80 >> n))
     first = data[at] & (0xFF >> extra) if extra < 8 else 0
     value = int.from_bytes(bytes([first]) + data[at + 1 : at + 1 + extra], "big")

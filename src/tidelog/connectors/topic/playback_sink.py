@@ -1,11 +1,11 @@
-"""Events into a topic of the same home, each of them once.
+"""Plays events into a topic of the same home, each of them once.
 
-A lot goes by one segment and one commit for each partition. A playback with a name appends under
-the producer ``:playback:<name>``, and its events have numbers: in each partition those of a lot are
-counted from the lot's own, and the next lot's is beyond them. So a partition whose producer row has
-come to a lot's number has its part of that lot, whole, and gets it no second time.
+A lot is one segment and one commit per partition. A named playback appends as the producer
+``:playback:<name>``, with numbered events: in each partition, those of a lot count from the lot's
+own number, and the next lot begins after them. So a partition whose producer row has reached the
+number of a lot has its complete part of that lot, and does not get it again.
 
-Events that were erased from the target are left out, and counted (``log.copying``).
+Events that were erased from the target are skipped and counted (``log.copying``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["TopicPlaybackSink", "open_topic", "places_in", "target_of"]
 
 
 def target_of(context: Context, address: Address) -> Topic:
-    """The topic at ``topic:NAME?partition=key|same``. ``NotFoundError``."""
+    """Returns the topic at ``topic:NAME?partition=key|same``. Raises ``NotFoundError``."""
     address.take_options(("partition",))
     keeps_partition(address)
     if address.host:
@@ -47,9 +47,9 @@ def target_of(context: Context, address: Address) -> Topic:
 
 
 def open_topic(address: Address, setting: SinkContext) -> TopicPlaybackSink:
-    """The sink there; opening it fences processes that have opened it before.
+    """Opens the sink, and fences processes that opened it before.
 
-    ``InvalidError`` for another topic than the one that the playback has begun to play into.
+    Raises ``InvalidError`` if the topic is not the one that the playback began to play into.
     """
     if setting.context is None:
         raise InternalError(f"sink `{address.text}`: needs a home that is open here")
@@ -61,7 +61,7 @@ def open_topic(address: Address, setting: SinkContext) -> TopicPlaybackSink:
 
 
 class TopicPlaybackSink:
-    """One topic. Without a name nothing is fenced, and nothing known of earlier lots."""
+    """A topic. Without a name, nothing is fenced, and earlier lots are unknown."""
 
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = None
@@ -83,7 +83,7 @@ class TopicPlaybackSink:
 
     def put(self, lot: Lot) -> int:
         table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)
-        check_events(table, EVENT_BYTES_CEILING, own=True)  # they were accepted before
+        check_events(table, EVENT_BYTES_CEILING, own=True)  # a topic accepted these before
         places = places_in(self._topic, self._keep_partition, lot.batch)
         done: set[int] = set()  # partitions that have their part of the lot
 
@@ -100,9 +100,9 @@ class TopicPlaybackSink:
     def _put(
         self, lot: Lot, table: pa.Table, places: npt.NDArray[np.int32], done: set[int]
     ) -> None:
-        """Commit what is not there yet; ``LedgerMovedError`` once all that is under way has ended.
+        """Commits what is missing. Raises ``LedgerMovedError`` after all running commits ended.
 
-        A partition that has its part is added to ``done``.
+        Adds each partition that has its part to ``done``.
         """
         parts = [
             (partition, part)
@@ -142,7 +142,7 @@ class TopicPlaybackSink:
             self._appender.commit(stored, piece)
             return
         sequences = range(lot.number, lot.number + piece.count)
-        with contextlib.suppress(AlreadyExistsError):  # by this process, when a reply was lost
+        with contextlib.suppress(AlreadyExistsError):  # by this process, if a reply was lost
             self._appender.commit(stored, piece, sequences)
 
     def _has(self, partition: int, lot: Lot) -> bool:
@@ -150,7 +150,7 @@ class TopicPlaybackSink:
 
 
 def places_in(topic: Topic, keep_partition: bool, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
-    """Where events go: by key, or to the partition they had; without a key by the latter too."""
+    """Returns where events go: by key, or to their old partition; without a key also to that."""
     if keep_partition:
         return same_places(batch, topic.partitions, f"topic `{topic.name}`")
     places = partitions_for(batch.column("key"), topic.partitions, 0)

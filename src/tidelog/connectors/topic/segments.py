@@ -1,7 +1,7 @@
-"""The writer of sinks that bring events into a log: ranges become segments, staged in the store.
+"""The writer of sinks that append to a log: ranges become segments, staged in the store.
 
-A segment holds the events of a range for all partitions of the target, in the order in which they
-came. Nothing of an event is changed: id, key, value, type, headers and time are what was read.
+A segment holds the events of a range for all partitions of the target, in order. Events do not
+change: id, key, value, type, headers and time are what was read.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class EventLimit:
     """How large events may be."""
 
     event_bytes_max: int
-    own: bool = False  # whether Tidelog has added something to them, which has room on top
+    own: bool = False  # whether Tidelog added something to them, which has room on top
 
 
-# Events that the home has accepted before, in a topic or an archive: neither what Tidelog has added
-# to them nor a lower event_bytes_max since refuses them.
+# Events that the home accepted before, in a topic or an archive. Neither Tidelog's own additions
+# nor a lower event_bytes_max since then refuses them.
 COPIES = EventLimit(EVENT_BYTES_CEILING, own=True)
 
 
@@ -65,8 +65,8 @@ class SegmentTarget:
 
     url: str
     limit: EventLimit = COPIES
-    mark: str = ""  # begins the names of what is staged
-    writer: str = ""  # the producer that will commit it to a topic, if its row is kept for good
+    mark: str = ""  # prefix of the names of staged objects
+    writer: str = ""  # the producer that will commit to a topic, if its row is permanent
 
 
 class SegmentWriter:
@@ -74,7 +74,7 @@ class SegmentWriter:
 
     def __init__(self, store: Store, staging: str, target: SegmentTarget, place: Place) -> None:
         self._store = store
-        own = f"{target.mark}{RandomIds().new()}"  # a repeated task has names of its own
+        own = f"{target.mark}{RandomIds().new()}"  # a repeated task gets its own names
         self._staging = f"{staging}/{own}"
         self._target = target
         self._place = place
@@ -120,7 +120,7 @@ class SegmentWriter:
 
 
 def keeps_partition(address: Address) -> bool:
-    """Whether the address says ``partition=same``; by key otherwise."""
+    """Returns whether the address says ``partition=same``; otherwise by key."""
     wanted = address.options.get("partition", "key")
     if wanted not in ("key", "same"):
         raise InvalidError(f"sink `{address.text}`: partition `{wanted}`: give key or same")
@@ -128,9 +128,9 @@ def keeps_partition(address: Address) -> bool:
 
 
 def same_places(batch: pa.RecordBatch, partitions: int, target: str) -> npt.NDArray[np.int32]:
-    """The partition that each event had. ``InvalidError`` where the target has none of its number.
+    """Returns the old partition of each event. Raises ``InvalidError`` if the target lacks it.
 
-    ``target`` names it in messages.
+    ``target`` is the name for messages.
     """
     column = batch.column("partition")
     highest = pc.max(column).as_py()
@@ -141,7 +141,7 @@ def same_places(batch: pa.RecordBatch, partitions: int, target: str) -> npt.NDAr
 
 
 def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
-    """``InvalidError`` where a source partition has a number that the target has not."""
+    """Raises ``InvalidError`` if a source partition has a number that the target lacks."""
     names = [each.rpartition("/")[2] for each in sources]
     highest = max((int(name) for name in names if _is_number(name)), default=-1)
     if highest >= partitions:
@@ -151,9 +151,9 @@ def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
 def check_records(
     batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limit: EventLimit
 ) -> None:
-    """Raise ``RecordRefusedError`` for the first record that cannot become an event.
+    """Raises ``RecordRefusedError`` for the first record that is not a valid event.
 
-    ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
+    ``batch`` comes from a source, and ``events`` has the same rows in stored columns.
     """
     late = _first_wrong_time(events.slice(0, _first_error(batch)))
     row = _first_error(batch) if late is None else late
@@ -169,7 +169,7 @@ def check_records(
 
 
 def check_rows(batch: pa.RecordBatch) -> None:
-    """Raise ``RecordRefusedError`` for the first row of a source that is not an event."""
+    """Raises ``RecordRefusedError`` for the first row of a source that is not a valid event."""
     row = _first_error(batch)
     if row is not None:
         raise _refused(batch, InvalidError(f"{batch.column('error')[row]}: fix it", row=row))
@@ -212,7 +212,7 @@ def _too_few(target: str, partitions: int, needed: int) -> InvalidError:
 
 
 def keyless_partition(source_partition: str, partitions: int) -> int:
-    """Where events without a key go: all of a source partition together, so in their order."""
+    """Returns the partition of events without a key: one per source partition, to keep order."""
     name = source_partition.rpartition("/")[2]
     return (int(name) if _is_number(name) else zlib.crc32(name.encode())) % partitions
 

@@ -1,25 +1,20 @@
-"""Events into a topic of a home, each of them once.
+"""Writes events to a topic of a home, each of them once.
 
-A writer stages segments in the home's store. Publishing copies each of them to where the topic's
-segments are, in its present generation, and commits runs that name the copy, partition by
-partition, under the producer ``:pipeline:<pipeline>:<source partition>``. In each partition the
-events of a range are numbered from the range's ordinal, and a range has no more of them than it was
-read from; so numbers grow from range to range, and follow from the manifest alone. What the
-producer's row shows is there already: publishing again, after a crash anywhere or by another driver
-at the same time, goes on where it was, and a driver that slept finds nothing to do.
+A writer stages segments in the home's store. Publishing copies each segment to the topic's folder,
+in its current generation, and commits runs that name the copy, partition by partition, as the
+producer ``:pipeline:<pipeline>:<source partition>``. In each partition, the events of a range are
+numbered from the range's ordinal, and a range has at most as many events as were read. So numbers
+rise from range to range and follow from the manifest alone. What the producer's row shows is
+already there: a second publish, after a crash or by another driver, resumes after it. The row is a
+named producer's, which no sweep deletes.
 
-After the commits each segment gets a witness, by which a catalog that has lost them is noticed
-(``log.witnesses``). Publishing again puts it where a driver died before that.
+After the commits, each segment gets a witness, which shows a catalog that lost them
+(``log.witnesses``). A second publish adds it if a driver crashed before that.
 
-That row is a named producer's, which no sweep takes for expired.
+Events erased from the topic are skipped and counted (``log.copying``): by writers, with the
+ledger that the driver knew, and before the commit if the ledger has grown since.
 
-Events that were erased from the topic are left out: by writers, which have the ledger as it was
-known to the driver, and again before the commit, where the ledger has grown since; both are counted
-(``log.copying``).
-
-Leaving out events that were erased from a topic, on their way into it.
-
-A sink before which events get their key, id, type and time from fields of their JSON.
+``FieldedSink`` wraps a sink, and sets key, id, type and time of events from their JSON first.
 """
 
 from __future__ import annotations
@@ -84,12 +79,12 @@ class TopicSettings:
 
     topic: Topic
     store: str  # URL of the home's store
-    keep_partition: bool  # else by key, and without one by source partition
+    keep_partition: bool  # otherwise by key, or by source partition without a key
     limit: EventLimit
 
 
 def open_topic(address: Address, open_context: OpenContext) -> TopicSink:
-    """The sink at ``topic:NAME?partition=key|same``. ``NotFoundError`` when there is none."""
+    """Opens the sink at ``topic:NAME?partition=key|same``. Raises ``NotFoundError``."""
     address.take_options(("partition",))
     keep_partition = keeps_partition(address)
     if address.host:
@@ -102,8 +97,7 @@ def open_topic(address: Address, open_context: OpenContext) -> TopicSink:
 
 
 class TopicSink:
-    """One topic, in one incarnation. Pickles where ``open_context`` does; writers need no
-    catalog."""
+    """One incarnation of a topic. Pickles if ``open_context`` does; writers need no catalog."""
 
     def __init__(
         self,
@@ -127,11 +121,11 @@ class TopicSink:
 
     @property
     def limit(self) -> EventLimit:
-        """How large events may be."""
+        """Returns how large events may be."""
         return self._settings.limit
 
     def with_limit(self, limit: EventLimit) -> TopicSink:
-        """The sink for events of another size."""
+        """Returns the sink with another limit for events."""
         settings = replace(self._settings, limit=limit)
         return TopicSink(self._open_context, settings, self._open_store)
 
@@ -158,7 +152,7 @@ class TopicSink:
         return ErasingWriter(writer, erased) if len(erased) else writer
 
     def publish(self, manifest: Manifest) -> int:
-        """As the interface says. ``NotFoundError`` when the topic is gone, or was made anew."""
+        """Implements ``Sink.publish``. Raises ``NotFoundError`` if the topic was deleted."""
         if manifest.written > manifest.read:
             raise InternalError(
                 f"{self._what}: source partition `{manifest.partition}`: {manifest.written} "
@@ -171,7 +165,7 @@ class TopicSink:
             try:
                 return append_staged(producer, segments, manifest.ordinal, pool)
             except NotFoundError as exc:
-                again = self._producer(context, manifest)  # tells when it is the topic that is gone
+                again = self._producer(context, manifest)  # raises if the topic itself was deleted
                 if not is_appended(again, segments, manifest.ordinal):
                     raise CorruptError(
                         f"{self._what}: a part of source partition `{manifest.partition}`, "
@@ -200,13 +194,13 @@ class TopicSink:
 
 
 def _staged(file: FileEntry) -> StagedSegment:
-    """A segment as its writer has staged it; its name tells which ledger that had."""
+    """Returns a segment as its writer staged it. Its name contains the ledger's version."""
     return StagedSegment(file.staged, file.pieces, ledger=file.staged.split("/")[-2])
 
 
 @contextlib.contextmanager
 def _side_by_side(context: Context) -> Iterator[Executor | None]:
-    """Threads where each commit is a round trip; none where they would only wait in turn."""
+    """Yields threads if each commit is a round trip; None if they would only wait in turn."""
     if context.commits_at_once == 1:
         yield None
         return
@@ -219,7 +213,7 @@ _: type[TargetSink] = TopicSink
 
 @dataclass
 class ErasingWriter:
-    """Another writer, which is not given what was erased."""
+    """Another writer, without the events that were erased."""
 
     writer: RangeWriter
     erased: ErasedIds
@@ -241,11 +235,11 @@ __: type[RangeWriter] = ErasingWriter
 
 @dataclass(frozen=True)
 class FieldedSink:
-    """Another sink, whose writers take fields first. Pickles where that one does."""
+    """Another sink, whose writers first set fields. Pickles if that sink does."""
 
     sink: TargetSink
     paths: FieldPaths
-    event_bytes_max: int = EVENT_BYTES_CEILING  # that fields may exceed by the room for additions
+    event_bytes_max: int = EVENT_BYTES_CEILING  # fields may exceed it by the room for additions
     limit: EventLimit = COPIES  # of events before they get their fields
 
     @property
@@ -257,7 +251,7 @@ class FieldedSink:
         return self.sink.incarnation
 
     def check(self, partitions: Sequence[str]) -> None:
-        FieldTaker(self.paths)  # refuses paths that name nothing
+        FieldTaker(self.paths)  # raises for invalid paths
         self.sink.check(partitions)
 
     def writer(self, partition: str, staging: str) -> RangeWriter:

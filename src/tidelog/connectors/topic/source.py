@@ -1,9 +1,8 @@
-"""Events of a topic of a home, as a source.
+"""A topic of a home as a source.
 
-Positions are offsets. A home is opened by whoever reads: ``open_context`` gives its log in the
-process that calls it, be it opened then or open already, and must pickle where the source shall. A
-catalog in a file is there on one machine only: so a driver plans a range, and reading the plan
-needs only the store.
+Positions are offsets. ``open_context`` opens the home in the process that reads, or returns one
+that is open, and must pickle if the source should. A catalog in a file exists on one machine only:
+so a driver plans a range, and reading the plan needs only the store.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from tidelog.store.base import Store
 
 __all__ = ["OpenContext", "PlannedRange", "TopicSource", "open_topic"]
 
-_AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
-_AHEAD = 3  # objects of a plan that are fetched before they are asked for
+_AT_ONCE = 8  # heads to read in parallel; each is a round trip on a remote catalog
+_AHEAD = 3  # objects of a plan to prefetch
 
 
 def open_topic(address: Address, open_context: OpenContext) -> TopicSource:
-    """The source at ``topic:NAME``."""
+    """Opens the source at ``topic:NAME``."""
     address.take_options(())
     if address.host:
         raise InvalidError(f"source `{address.text}`: give topic:NAME, without slashes")
@@ -66,7 +65,7 @@ class TopicSource:
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
+        """Returns the name of the topic."""
         return self._topic
 
     @property
@@ -94,7 +93,7 @@ class TopicSource:
         }
 
     def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
-        """Where a partition of a deleted topic ended; empty if that is not known."""
+        """Returns where a partition of a deleted topic ended; empty if unknown."""
         with self._open_context() as context:
             gone = DeletedTopic.read(context, incarnation) if incarnation else None
         number = partition.number_in(self._topic)
@@ -103,15 +102,15 @@ class TopicSource:
         return str(gone.ends[number])
 
     def missing(self, range: SourceRange, read: int) -> MissingOffsets:
-        """Every offset of a topic had an event, so one that is missing was deleted."""
+        """Counts missing offsets as deleted, because every offset of a topic had an event."""
         start, limit = range_offsets(range)
         return MissingOffsets(deleted=limit - start - read)
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
-        """As the interface says, and whole: the last position is the limit.
+        """Implements ``Source.read``. The last position is always the limit.
 
-        ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
-        topic was made anew.
+        Raises ``NotFoundError`` also for a limit beyond the end. A limit is an end that was seen,
+        so the topic was created again.
         """
         with self._open_context() as context:
             topic = self._find(context, range)
@@ -120,7 +119,10 @@ class TopicSource:
                 yield from _chunks(range, reader.stretches(*range_offsets(range)))
 
     def reader(self, range: SourceRange) -> PlannedRange:
-        """The range with all that is needed to read it from the store. Errors as for ``read``."""
+        """Returns the range with everything needed to read it from the store.
+
+        Raises like ``read``.
+        """
         start, limit = range_offsets(range)
         with self._open_context() as context:
             topic = self._find(context, range)
@@ -132,7 +134,10 @@ class TopicSource:
             return PlannedRange(range, plan.runs, context.store.url, plan.amendments)
 
     def _find(self, context: Context, range: SourceRange) -> Topic:
-        """The topic of a range. ``NotFoundError`` where another one has its name now."""
+        """Returns the topic of a range.
+
+        Raises ``NotFoundError`` if the name has another one now.
+        """
         topic = find_topic(context, self._topic)
         check_incarnation(range, topic.incarnation)
         return topic
@@ -144,7 +149,7 @@ class TopicSource:
         return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
-        """At most so many, and exactly where nothing was erased (``Bounds.is_dense``)."""
+        """Returns an upper bound, exact if nothing was erased (``Bounds.is_dense``)."""
         return max(0, offset_at(end) - offset_at(start))
 
     def __repr__(self) -> str:
@@ -153,10 +158,10 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """A range, the runs that hold its events, and what amends them, as it was then.
+    """A range, its runs and their amendments, as of when it was planned.
 
-    A journal may begin before the run ahead of it ends, where a compile came between two reads of
-    the rows; each run counts from where the one before it ends.
+    A journal may begin before the run ahead of it ends, if a compile ran between two reads of the
+    rows. Each run counts from where the one before it ends.
 
     Pickles. A trim makes it stale, and so does a sweep after the runs were compiled.
     """
@@ -167,7 +172,7 @@ class PlannedRange:
     amendments: Amendments = NO_AMENDMENTS
 
     def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``TopicSource.read``; ``UnavailableError`` for a stale plan."""
+        """Yields the same chunks as ``TopicSource.read``. Raises ``UnavailableError`` if stale."""
         return _chunks(self.range, self._stretches(open_store_here(self.store)))
 
     def _stretches(self, store: Store) -> Iterator[OffsetEvents]:
@@ -211,7 +216,7 @@ def _head(context: Context, topic: Topic, partition: SourcePartition) -> Head:
 
 @contextmanager
 def _held(context: Context, topic: Topic, range: SourceRange) -> Iterator[None]:
-    """Refuse a range of which something is not there, or is trimmed while it is read."""
+    """Raises ``NotFoundError`` if part of a range is missing, or is trimmed while it is read."""
     start, limit = range_offsets(range)
     _check_held(range.partition, start, limit, _head(context, topic, range.partition))
     try:
@@ -242,7 +247,7 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
 
 
 def _chunks(range: SourceRange, stretches: Iterator[OffsetEvents]) -> Iterator[Chunk]:
-    """Stretches in event columns, joined to a size that is worth handling."""
+    """Yields events in event columns, joined to chunks large enough to process."""
     at, limit = range_offsets(range)
 
     def pieces() -> Iterator[tuple[pa.RecordBatch, str]]:
