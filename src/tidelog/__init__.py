@@ -12,6 +12,9 @@ The public surface is what ``__all__`` lists; everything else may change.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from tidelog.adoption import adopt_home
 from tidelog.errors import (
     AlreadyExistsError,
@@ -26,27 +29,107 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.home import Home
+from tidelog.home import Home, create_home
 from tidelog.home import open_home as open  # noqa: A004 - read as tidelog.open(...)
 from tidelog.model.event import Event, Position
+
+if TYPE_CHECKING:
+    from tidelog.public import *
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Account",
     "AlreadyExistsError",
+    "AmendResult",
+    "Archive",
+    "ArchiveErasure",
+    "ArchiveFormat",
+    "ArchiveHandle",
+    "ArchiveOptions",
+    "ArchiveStatus",
+    "ArchiveTables",
+    "ArchiveVerifyReport",
+    "ArchivedFile",
+    "Archives",
+    "AuditRecord",
+    "BackfillOptions",
+    "BeforeTime",
+    "CompilePolicy",
+    "CompileReport",
     "ConflictError",
+    "Consumer",
     "CorruptError",
+    "CycleReport",
+    "DeadLetterOptions",
+    "DeleteResult",
+    "EraseOptions",
+    "ErasedFromArchives",
+    "Erasure",
     "Event",
+    "Fate",
+    "FateError",
     "FencedError",
+    "FinalizeResult",
+    "FindResult",
+    "FolderNotice",
+    "FormatOptions",
+    "HandlerOptions",
     "Home",
     "InternalError",
     "InvalidError",
+    "JournalEntry",
+    "KeepBytes",
+    "Lag",
+    "Limits",
+    "NamedPipeline",
     "NotFoundError",
     "PartialAppendError",
+    "PartitionState",
+    "PartitionStatus",
     "Position",
+    "Positions",
+    "Problem",
+    "Producer",
+    "Proof",
+    "PumpFields",
+    "PumpHandle",
+    "PumpPartition",
+    "PumpRunOptions",
+    "PumpStatus",
+    "Pumps",
+    "RecoverReport",
+    "RegisterResult",
+    "ReplayResult",
+    "RunOptions",
+    "RunResult",
+    "Scribe",
+    "ScribeOptions",
+    "SendFuture",
+    "Settings",
+    "Share",
+    "SupervisedPart",
+    "SweepReport",
     "TidelogError",
+    "ToOffsets",
+    "Topic",
+    "Trace",
+    "TrimResult",
+    "TrimTo",
+    "Trouble",
+    "Turn",
     "UnavailableError",
     "UnknownOutcomeError",
+    "VerifyReport",
     "adopt_home",
+    "create_home",
     "open",
+    "read_file",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the rest of the surface when it is asked for: that takes longer than all above."""
+    if name in __all__:
+        return getattr(import_module("tidelog.public"), name)
+    raise AttributeError(f"module `tidelog` has no attribute `{name}`")

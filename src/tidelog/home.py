@@ -12,11 +12,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
@@ -40,12 +42,6 @@ from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.readers import Past, check_all_read, check_readers
 from tidelog.log.status import Lag, PartitionState, consumer_lag, consumer_names, partition_states
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
-from tidelog.maintenance.turn import (
-    ArchiveTurns,
-    carry_closed_deletes,
-    carry_deletes,
-    sweep_everything,
-)
 from tidelog.model.event import Event
 from tidelog.model.playback import Time, whole_range
 from tidelog.model.positions import Positions
@@ -59,12 +55,16 @@ from tidelog.settings import Settings, config_string
 from tidelog.store import Store
 from tidelog.store.cache import CachedStore
 
+if TYPE_CHECKING:
+    from tidelog.api.archives import Archives
+    from tidelog.api.pumps import Pumps
+
 __all__ = ["Home", "World", "create_home", "open_home"]
 
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls):
+class Home(JournalCalls, UpkeepCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:
@@ -104,6 +104,30 @@ class Home(JournalCalls):
     def config(self) -> str:
         """The config string: all that is needed to open this home elsewhere; no secrets."""
         return config_string(self.store.url, self.catalog.url)
+
+    # Parts. They are imported when they are needed: archives take longer than all the rest.
+
+    @cached_property
+    def archives(self) -> Archives:
+        """The archives: create, get and list them.
+
+        >>> home.archives.get("daily").status().lag
+        0
+        """
+        from tidelog.api.archives import Archives
+
+        return Archives(self.context)
+
+    @cached_property
+    def pumps(self) -> Pumps:
+        """The pumps, which bring events of other systems into topics.
+
+        >>> home.pumps.list()
+        []
+        """
+        from tidelog.api.pumps import Pumps
+
+        return Pumps(self.context)
 
     # Topics.
 
@@ -153,14 +177,16 @@ class Home(JournalCalls):
         there that may hold such an event: run the archive, then delete the topic again.
         With an ``incarnation`` it deletes no other topic that has the name now.
         """
+        from tidelog.maintenance import turn
+
         self._check_open()
 
         def check(topic: Topic) -> None:
             check_all_read(self.context, topic, past_readers)
-            carry_deletes(self.context, topic)
+            turn.carry_deletes(self.context, topic)
 
         def closed(topic: Topic) -> None:
-            carry_closed_deletes(self.context, topic)
+            turn.carry_closed_deletes(self.context, topic)
 
         with self._lock:
             producer = self._producers.get(name)
@@ -281,12 +307,16 @@ class Home(JournalCalls):
         Where a topic's objects show that the catalog has lost commits, nothing of it is deleted,
         unless the topic is in ``accept_loss``. ``NotFoundError`` when there is no such topic.
         """
+        from tidelog.maintenance import turn
+
         self._check_open()
         with freeing(self.catalog):
-            return sweep_everything(self.context, duration_ms(grace), frozenset(accept_loss))
+            return turn.sweep_everything(self.context, duration_ms(grace), frozenset(accept_loss))
 
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
-        return ArchiveTurns(self.context, how)
+        from tidelog.maintenance import turn
+
+        return turn.ArchiveTurns(self.context, how)
 
     def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Read all that belongs to a topic, past the cache; what is not as it should be."""

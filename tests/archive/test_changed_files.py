@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tidelog.home as home_module
+import tidelog.maintenance.turn as maintenance
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay
@@ -169,13 +169,13 @@ def test_event_of_a_delete_that_died_before_it_deleted_stays_in_archives(
 
 def after_the_first_look(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     """Call ``change`` after a delete of a topic has carried deletes the first time."""
-    carry = home_module.carry_deletes
+    carry = maintenance.carry_deletes
 
     def changing(home: Home, topic: Topic) -> None:
         carry(home, topic)
         change()  # type: ignore[operator]
 
-    monkeypatch.setattr(home_module, "carry_deletes", changing)
+    monkeypatch.setattr(maintenance, "carry_deletes", changing)
 
 
 def events_archive(home: Home, *ids: str) -> Archive:

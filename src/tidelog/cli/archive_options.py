@@ -8,16 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from tidelog.codec.parsers.settings import used_layout
+from tidelog.archive.options import FormatOptions
 from tidelog.errors import InvalidError
-from tidelog.model.archive import ArchiveFormat
 
-__all__ = ["making_of", "making_options"]
+__all__ = ["format_of", "format_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LAYOUT = ("granularity", "time_zone", "date_format", "hour_format", "minute_format")
-_FORMAT = ("mode", "delimiter", "key", "compression", "schema", "keep_value", "strict")
 
 _OPTIONS = (
     click.option("--parser", metavar="P", help="json:meta.at, iso8601:created, timestamp, …"),
@@ -49,44 +45,38 @@ _OPTIONS = (
 )
 
 
-def making_options(command: F) -> F:
-    """Add them to a command, which passes what it gets to :func:`making_of`."""
+def format_options(command: F) -> F:
+    """Add them to a command, which passes what it gets to :func:`format_of`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def making_of(
-    given: dict[str, Any], before: ArchiveFormat | None = None, source: str = ""
-) -> ArchiveFormat:
-    """How files shall be made; what is not given stays as it was ``before``."""
-    was = before or ArchiveFormat()
-    layout = {name: given[name] for name in _LAYOUT if given[name] is not None}
-    formats = {name: given[name] for name in _FORMAT if given[name] is not None}
-    if "schema" in formats:
-        formats["schema"] = _text(formats["schema"])
-    parser = _chosen(given["parser"], was.parser)
-    inherited = {**was.layout, **layout}
-    layout = {**used_layout(parser, inherited), **layout}  # what was given is never passed over
-    same_format = given["file_format"] in (None, was.format)
-    return ArchiveFormat(
-        parser=parser,
-        transform=_chosen(given["transform"], was.transform),
-        format=_chosen(given["file_format"], was.format),
-        codec=_chosen(given["codec"], was.codec if same_format else ""),
-        layout=layout,
-        format_settings={**(was.format_settings if same_format else {}), **formats},
-        source=source,
+def format_of(given: dict[str, Any]) -> FormatOptions:
+    """Returns what was given of the options, as ``create`` and ``backfill`` of the API take it."""
+    return FormatOptions(
+        parser=given["parser"],
+        transform=given["transform"],
+        format=given["file_format"],
+        codec=given["codec"],
+        granularity=given["granularity"],
+        time_zone=given["time_zone"],
+        date_format=given["date_format"],
+        hour_format=given["hour_format"],
+        minute_format=given["minute_format"],
+        schema=_text(given["schema"]),
+        keep_value=given["keep_value"],
+        strict=given["strict"],
+        mode=given["mode"],
+        delimiter=given["delimiter"],
+        key=given["key"],
+        compression=given["compression"],
     )
 
 
-def _chosen(given: str | None, before: str) -> str:
-    return before if given is None else given
-
-
-def _text(given: str) -> str:
+def _text(given: str | None) -> str | None:
     """What stands in a file, for ``@FILE``."""
-    if not given.startswith("@"):
+    if given is None or not given.startswith("@"):
         return given
     try:
         return Path(given[1:]).read_text()

@@ -1,6 +1,6 @@
 """The file in which a command keeps its metrics, for a textfile collector.
 
-What ``archive run`` does after its cycles: register tables, keep a file of metrics.
+What ``archive run`` does after its cycles: keep a file of metrics.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidelog.archive.archive import find_archive
-from tidelog.archive.metrics import metrics_text
+from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import WaitingTimes
-from tidelog.archive.tables import register
 from tidelog.cli.pipeline_options import DriverWatch
 from tidelog.errors import InvalidError, TidelogError, unexpected
 from tidelog.home import Home
@@ -50,9 +48,9 @@ _METRICS_S = 15.0  # between two writes of the file
 class AfterCycles:
     """An error here is told, and does not stop the archive: the next cycle tries again."""
 
-    def __init__(self, home: Home, name: str, metrics: Path | None) -> None:
-        self._home = home
-        self._name = name
+    def __init__(self, home: Home, archive: ArchiveHandle, metrics: Path | None) -> None:
+        self._clock = home.context.clock
+        self._archive = archive
         check_metrics_file(metrics)
         self._metrics = metrics
         self._waiting = WaitingTimes()
@@ -62,8 +60,6 @@ class AfterCycles:
         """One cycle has ended."""
         watch.cycle(report)
         with self._told(watch):
-            if report.committed:
-                register(self._home.context, find_archive(self._home.context, self._name))
             self._write_metrics(_METRICS_S)
 
     def outage(self, watch: DriverWatch, error: TidelogError, wait_s: float) -> None:
@@ -74,7 +70,6 @@ class AfterCycles:
 
     def finish(self) -> None:
         """The last cycle has ended; what could not be done until now is an error."""
-        register(self._home.context, find_archive(self._home.context, self._name))
         self._write_metrics(0.0)
 
     @contextlib.contextmanager
@@ -82,14 +77,11 @@ class AfterCycles:
         try:
             yield
         except Exception as exc:  # noqa: BLE001 - a full disk must not stop the archive
-            watch.tell(f"after the cycle: {unexpected(f'archive `{self._name}`', exc)}")
+            watch.tell(f"after the cycle: {unexpected(f'archive `{self._archive.name}`', exc)}")
 
     def _write_metrics(self, every_s: float) -> None:
-        now_s = self._home.context.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         if self._metrics is None or now_s - (self._written_s or -every_s) < every_s:
             return
-        text = metrics_text(
-            self._home.context, [find_archive(self._home.context, self._name)], self._waiting
-        )
-        write_metrics_file(self._metrics, text)
+        write_metrics_file(self._metrics, self._archive.metrics(self._waiting))
         self._written_s = now_s

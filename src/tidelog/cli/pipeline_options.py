@@ -16,23 +16,23 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from tidelog.api.runs import RunOptions
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted
 from tidelog.context import NoSpans
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import World
 from tidelog.opening import real_world
-from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
-from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.base import CycleReport
 from tidelog.server.http.telemetry import open_telemetry
 
 __all__ = [
     "DriverWatch",
-    "open_workers",
+    "run_options",
     "shard_of",
     "spark_conf",
+    "spark_of",
     "traced_world",
-    "with_workers",
     "worker_options",
 ]
 
@@ -59,18 +59,25 @@ def worker_options(command: F) -> F:
     return command
 
 
-def with_workers(pipeline: Pipeline, given: dict[str, Any]) -> Pipeline:
-    """A pipeline whose settings are good, with the workers that the options ask for."""
-    return replace(pipeline, workers=open_workers(pipeline.name, given))
+def spark_of(given: dict[str, Any]) -> str | None:
+    """Returns the Spark master that the options ask for; None: work in this process."""
+    return None if given["no_spark"] else given["master"]
 
 
-def open_workers(name: str, given: dict[str, Any]) -> Workers:
-    """The workers that the options ask for; Spark is started here, if it is wanted."""
-    if given["no_spark"]:
-        return LocalWorkers(2)
-    from tidelog.spark.workers import SparkWorkers, open_spark
-
-    return SparkWorkers(open_spark(given["master"], name, spark_conf(given.get("confs", ()))))
+def run_options(given: dict[str, Any], watch: DriverWatch) -> RunOptions:
+    """Returns how a pipeline runs, as the API takes it, with ``watch`` for its reports."""
+    return RunOptions(
+        rate=given.get("rate"),
+        spark_conf=spark_conf(given.get("confs", ())),
+        accept_loss=given.get("accept_loss", False),
+        take_over=given.get("take_over", False),
+        flush_on_stop=given.get("flush_on_stop", False),
+        shard=shard_of(given.get("shard", "0/1")),
+        stop=watch.stop,
+        on_look=watch.look,
+        on_cycle=watch.cycle,
+        on_outage=watch.outage,
+    )
 
 
 def spark_conf(texts: Iterable[str]) -> dict[str, str]:

@@ -7,17 +7,16 @@ from collections.abc import Collection
 from dataclasses import asdict
 
 from tidelog.cli.output import FAILED, Output, progress_bar
-from tidelog.erasure.proof import Proof, prove_erased
+from tidelog.erasure.proof import Proof
 from tidelog.home import Home
-from tidelog.maintenance.erase import Erasure, carry_out
+from tidelog.maintenance.erase import Erasure
 
 __all__ = ["carry_out_and_tell", "prove_and_tell"]
 
 
 def carry_out_and_tell(home: Home, output: Output, topic: str) -> None:
-    """Compile, write archives anew and sweep, without a grace: what was deleted goes now."""
-    done = carry_out(home.context, home.topic(topic), grace_ms=0)
-    output.record(_shown(done))
+    """Remove the bytes of deleted events now, and print what was done."""
+    output.record(_shown(home.purge(topic)))
 
 
 def prove_and_tell(
@@ -36,7 +35,7 @@ def prove_and_tell(
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
     with progress_bar(f"search {topic}", total) as advance:
-        proof = prove_erased(home.context, home.topic(topic), ids, keys, advance)
+        proof = home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
     _tell(output, proof)
     if not proof.is_erased or not proof.known:
         sys.exit(FAILED)

@@ -218,6 +218,12 @@ class Turn:
     dropped: int = 0  # tickets, since the home has a scribe
     turns: int = 0  # the same
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has done all that there was to do."""
+        well = self.finished and not self.troubles
+        return well and (self.swept is None or not self.swept.refused)
+
 
 class Scribe:
     """One scribe of a home. ``pool`` fetches ahead."""

@@ -17,21 +17,19 @@ from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive, list_archives, open_pipeline
 from tidelog.archive.tables import register
-from tidelog.codec.fields import FieldPaths
 from tidelog.context import Context
 from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
 from tidelog.log.notify.notifier import repair
 from tidelog.log.notify.targets import open_target
 from tidelog.log.topics import list_topics
-from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import FilePolicy
-from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.pump import is_pump, open_pump, pump_options
 from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["Follower"]
@@ -41,7 +39,6 @@ _REPAIR_S = 10.0  # between rounds of notifications
 _WAIT_MAX_S = 60.0  # before one that fails is tried again
 _TELL_S = 5.0  # between reports of one whose state does not change
 _PUMP_POLICY = FilePolicy(64_000_000, 1_000)
-_RESTORE = "restore."  # how names of restores begin; they end by themselves
 
 _Key = tuple[str, ...]
 
@@ -135,21 +132,11 @@ class Follower:
 
     def _pumps(self) -> Iterator[tuple[_Key, _FollowedPipeline]]:
         for found in list_pipelines(self._context):
-            sink = parse_address(found.sink)
-            is_restore = found.name.startswith(_RESTORE) and found.source.startswith("archive:")
-            if found.state == "ready" and sink.scheme == "topic" and not is_restore:
+            if is_pump(found):
                 yield ("pump", found.incarnation), self._pump(found)
 
     def _pump(self, found: NamedPipeline) -> _FollowedPipeline:
-        sink = parse_address(found.sink)
-        wanted = PumpOptions(
-            found.source,
-            sink.path.strip("/"),
-            found.name,
-            FieldPaths(**found.fields),
-            found.transform,
-            sink.options.get("partition", "key"),
-        )
+        wanted = pump_options(found)
         return _FollowedPipeline(
             f"pump {found.name}",
             lambda: (open_pump(self._context, wanted, self._workers()), _PUMP_POLICY),
@@ -194,11 +181,10 @@ class Follower:
             each.failures += 1
             self._tell(each, "failed", error.message)
 
-        is_pump = each.name.startswith("pump ")
         how = DriverOptions(
             follow=True,
             policy=policy,
-            flush_on_stop=is_pump,
+            flush_on_stop=each.name.startswith("pump "),
             stop=each.stop,
             on_look=on_look,
             on_cycle=on_cycle,

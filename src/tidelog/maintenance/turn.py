@@ -1,6 +1,7 @@
 """Maintenance of a home as a whole: compile, erase from archives, sweep.
 
-``Home.sweep`` and ``Home.scribe`` do all of it, and so do the commands, which call them.
+``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it, and so do the commands ``scribe``,
+``sweep`` and ``up`` and the scribe's function on AWS, through ``Home``: none has steps of its own.
 """
 
 from __future__ import annotations

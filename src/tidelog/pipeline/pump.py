@@ -22,7 +22,9 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.endpoints import refuse_archive_folder, sink_at, source_at
 from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
 
-__all__ = ["PumpOptions", "open_pump"]
+__all__ = ["PumpOptions", "is_pump", "is_restore", "open_pump", "pump_options"]
+
+_RESTORE = "restore."  # how names of restores begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,30 @@ def open_pump(
             "began: give it another --name to pump everything anew"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform, rate)
+
+
+def is_restore(named: NamedPipeline) -> bool:
+    """Returns whether a pipeline is a restore of an archive, which ends by itself."""
+    return named.name.startswith(_RESTORE) and named.source.startswith("archive:")
+
+
+def is_pump(named: NamedPipeline) -> bool:
+    """Returns whether a pipeline is a pump that can run."""
+    inside = parse_address(named.sink).scheme == "topic"
+    return named.state == "ready" and inside and not is_restore(named)
+
+
+def pump_options(named: NamedPipeline) -> PumpOptions:
+    """Returns what a pump was created with."""
+    sink = parse_address(named.sink)
+    return PumpOptions(
+        named.source,
+        sink.path.strip("/"),
+        named.name,
+        FieldPaths(**named.fields),
+        named.transform,
+        sink.options.get("partition", "key"),
+    )
 
 
 def _refuse_moving_start(wanted: PumpOptions) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tidelog.api.upkeep import EraseOptions
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import (
     FAILED,
@@ -21,11 +22,10 @@ from tidelog.cli.output import (
 from tidelog.cli.prove import carry_out_and_tell, prove_and_tell
 from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines, ids_of_lines
-from tidelog.coordination.registry import check_shown
-from tidelog.erasure.from_archives import DeleteResult, delete_events, delete_key
+from tidelog.erasure.from_archives import DeleteResult
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.journal.audit import AuditRecord, Why
+from tidelog.journal.audit import AuditRecord
 from tidelog.model.event import to_iso
 
 __all__ = [
@@ -147,15 +147,14 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
-        why = home.reason(given["why"], given["who"])
         shown = home.topic(topic).incarnation
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
-        check_shown(f"topic `{topic}`", shown, home.topic(topic).incarnation)
+        how = EraseOptions(who=given["who"], incarnation=shown)
         deleted = (
-            _delete_key(home, topic, key, why)
+            _delete_key(home, topic, key, given["why"], how)
             if key is not None
-            else delete_events(home.context, home.amender(topic, why), ids)
+            else home.erase(topic, ids=ids, why=given["why"], prove=False, **how)
         )
         told = {"deleted": deleted.events, "archived": deleted.archived}
         output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
@@ -214,12 +213,13 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
     output.records(columns, map(_row, records))
 
 
-def _delete_key(home: Home, topic: str, key: str, why: Why) -> DeleteResult:
+def _delete_key(home: Home, topic: str, key: str, why: str, how: EraseOptions) -> DeleteResult:
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
     with progress_bar(f"scan {topic}", total) as advance:
-        return delete_key(home.context, home.amender(topic, why), key.encode(), advance)
+        how["progress"] = advance
+        return home.erase(topic, key=key.encode(), why=why, prove=False, **how)
 
 
 def _shown(output: Output, deleted: DeleteResult) -> Any:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from tidelog.archive.archive import (
-    check_active,
-    choose_start,
-    committed_files,
-    create_archive,
-    find_archive,
-    list_archives,
-    open_pipeline,
-)
-from tidelog.archive.restore import restore_limit
-from tidelog.cli.archive_options import making_of, making_options
+from tidelog.api.archives import ArchiveHandle
+from tidelog.cli.archive_options import format_of, format_options
 from tidelog.cli.commands.archive_delete import audit, delete, erase
 from tidelog.cli.commands.archive_generations import (
     backfill,
@@ -26,20 +17,19 @@ from tidelog.cli.commands.archive_generations import (
     flush,
     promote,
     rollback,
-    with_dead_share,
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_restore import restore
 from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.metrics_file import AfterCycles
 from tidelog.cli.output import Output, json_option
-from tidelog.cli.pipeline_options import DriverWatch, open_workers, shard_of, worker_options
-from tidelog.errors import FencedError, InvalidError
-from tidelog.home import Home, open_home
-from tidelog.model.archive import Archive
-from tidelog.model.times import duration_ms
-from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.cli.pipeline_options import (
+    DriverWatch,
+    run_options,
+    spark_of,
+    worker_options,
+)
+from tidelog.home import open_home
 
 __all__ = ["archive"]
 
@@ -67,7 +57,7 @@ def archive() -> None:
     help="Every event as it is, or laid out by partition names.",
 )
 @click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
-@making_options
+@format_options
 @click.option(
     "--max-bytes",
     type=int,
@@ -107,9 +97,19 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
           --granularity hour
     """
     with open_home(home_text) as home:
-        made = create_archive(home.context, _wanted(home, name, given))
+        made = home.archives.create(
+            name,
+            source=given["source"],
+            kind=given["kind"],
+            to=given["to"],
+            max_bytes=given["max_bytes"],
+            max_age=given["max_age"],
+            dead_share=given["dead_share"],
+            start=given["start"],
+            **format_of(given),
+        )
         output.say(f"Made archive `{made.name}`.")
-        limit = restore_limit(made.making())
+        limit = made.restore_limit()
         if limit:
             output.say(f"Note: {limit}.")
         output.record(_describe(made))
@@ -147,40 +147,25 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
       tidelog archive run daily --follow --master spark://host:7077
       tidelog archive run daily --follow --take-over
     """
-    shard, shards = shard_of(given["shard"])
     with open_home(home_text) as home, DriverWatch(output, name, follows=given["follow"]) as watch:
-        check_active(find_archive(home.context, name))  # before Spark is started
-        if given["start"] is not None:
-            choose_start(home.context, name, given["start"])
-        workers = open_workers(name, given)
-        after = AfterCycles(home, name, given["metrics_file"])
-        events = 0
-        while True:
-            found = find_archive(home.context, name)
-            how = DriverOptions(
-                follow=given["follow"],
-                policy=FilePolicy(found.max_bytes, found.max_age_ms),
-                accept_loss=given["accept_loss"],
-                shard=shard,
-                shards=shards,
-                take_over=given["take_over"],
-                flush_on_stop=given["flush_on_stop"],
-                stop=watch.stop,
-                on_look=watch.look,
-                on_cycle=lambda report: after.cycle(watch, report),
-                on_outage=lambda error, wait_s: after.outage(watch, error, wait_s),
-            )
-            bearing = with_dead_share(found, given["dead_share"])
-            pipeline = open_pipeline(home.context, bearing, workers, rate=given["rate"])
-            try:
-                events += Driver(home.context, pipeline, how).run()
-                break
-            except FencedError:
-                if not _is_succeeded(home, found):
-                    raise
-                output.say("A newer generation was promoted: going on with it.")
+        archive = home.archives.get(name)
+        after = AfterCycles(home, archive, given["metrics_file"])
+        options = run_options(given, watch)
+        options["on_cycle"] = lambda report: after.cycle(watch, report)
+        options["on_outage"] = lambda error, wait_s: after.outage(watch, error, wait_s)
+        options["on_error"] = lambda error: watch.tell(f"after the cycle: {error}")
+        options["on_promote"] = lambda _: output.say(
+            "A newer generation was promoted: going on with it."
+        )
+        done = archive.run(
+            follow=given["follow"],
+            spark=spark_of(given),
+            start=given["start"],
+            dead_share=given["dead_share"],
+            **options,
+        )
         after.finish()
-        output.record({"archive": name, "events": events})
+        output.record({"archive": name, "events": done.events})
 
 
 @archive.command("list")
@@ -194,7 +179,7 @@ def list_all(home_text: str | None, output: Output, /) -> None:
       tidelog archive list
     """
     with open_home(home_text) as home:
-        rows = [_describe(each) for each in list_archives(home.context)]
+        rows = [_describe(each) for each in home.archives.list()]
         output.records(("name", "kind", "source", "folder", "format", "state"), rows)
 
 
@@ -211,57 +196,24 @@ def manifest(home_text: str | None, output: Output, /, name: str) -> None:
       tidelog archive manifest daily --json
     """
     with open_home(home_text) as home:
-        found = find_archive(home.context, name)
         rows = (
             {
                 "kind": file.kind,
-                "file": file.target,
-                "partition": each.partition,
+                "file": file.path,
+                "partition": file.partition,
                 "events": file.events,
                 "first_offset": file.first_offset,
                 "last_offset": file.last_offset,
-                "bytes": file.size,
-                "crc32c": f"{file.crc:08x}",
+                "bytes": file.bytes,
+                "crc32c": f"{file.crc32c:08x}",
             }
-            for each, file in committed_files(home.context, found)
+            for file in home.archives.get(name).files()
         )
         output.records(("kind", "events", "first_offset", "last_offset", "bytes", "file"), rows)
 
 
-def _is_succeeded(home: Home, found: Archive) -> bool:
-    """Whether another generation of an archive is the live one now."""
-    same = (each for each in list_archives(home.context) if each.incarnation == found.incarnation)
-    now = next(same, None)
-    return now is not None and now.ended is None and now.generation != found.generation
-
-
-def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
-    store, root = home.store.url, f"archives/{name}"
-    if given["to"] is not None:
-        store, _, root = given["to"].rstrip("/").rpartition("/")
-        if not root or "?" in root or not store or store.endswith(":/"):
-            raise InvalidError(
-                f"archive `{name}`: --to `{given['to']}`: give a folder below a store, such as "
-                "s3://bucket/folder, without options"
-            )
-    kind: Literal["backup", "partition"] = given["kind"]
-    return Archive(
-        name=name,
-        incarnation=home.context.ids.new(),
-        source=given["source"],
-        kind=kind,
-        store=store,
-        root=root,
-        created_ms=home.context.clock.now_ms(),
-        makings={1: making_of(given)},
-        max_bytes=given["max_bytes"],
-        max_age_ms=duration_ms(given["max_age"]),
-        dead_share_max=given["dead_share"],
-        start=given["start"],
-    )
-
-
-def _describe(archive: Archive) -> dict[str, Any]:
+def _describe(handle: ArchiveHandle) -> dict[str, Any]:
+    archive = handle.info
     return {
         "name": archive.name,
         "kind": archive.kind,
@@ -270,7 +222,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "parser": archive.making().parser,
         "format": archive.making().format,
         "start": archive.start,
-        "restorable": not restore_limit(archive.making()),
+        "restorable": not handle.restore_limit(),
         "state": archive.state_name,
     }
 

@@ -10,18 +10,17 @@ from typing import Any
 
 import click
 
-from tidelog.archive.archive import find_archive, list_archives
-from tidelog.archive.delete import delete_archive, delete_lost, end_archive
-from tidelog.archive.derived_archives import copies_of
-from tidelog.cli.commands.amend import say_unseen, show_records, who_option, why_option
+from tidelog.cli.commands.amend import (
+    say_unseen,
+    show_records,
+    who_option,
+    why_option,
+)
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.text import utf8
-from tidelog.coordination.pipeline_rows import is_detached
-from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import open_home
-from tidelog.journal.audit import read_audit
 from tidelog.model.address import nearest
 
 __all__ = [
@@ -57,28 +56,27 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **giv
     if delete_files and lost_files:
         raise InvalidError("archive delete: give one of --delete-files and --lost-files")
     with open_home(home_text) as home:
-        found = {each.name: each for each in list_archives(home.context)}
+        found = {each.name: each for each in home.archives.list()}
         if name not in found:
             like = nearest(name, found)
             raise NotFoundError(f"archive `{name}`: not found{like}: nothing to delete")
-        folder = f"{found[name].store}/{found[name].root}"
+        archive = found[name]
+        folder = f"{archive.info.store}/{archive.info.root}"
         question = f"End archive `{name}`, for good? Its files in `{folder}` stay."
         if delete_files:
             question = f"Delete archive `{name}` and all its files in `{folder}`, for good?"
         if lost_files:
             question = f"Delete archive `{name}`, whose files in `{folder}` are lost, for good?"
         ask_first(f"archive `{name}`", question, yes)
+        archive.delete(files=delete_files, lost=lost_files)
         if delete_files:
-            delete_archive(home.context, name, found[name].incarnation)
             output.say(f"Deleted archive `{name}` and its files.")
         elif lost_files:
-            delete_lost(home.context, name, found[name].incarnation)
             output.say(f"Deleted archive `{name}`. Its files in `{folder}` are lost.")
         else:
-            ended = end_archive(home.context, name, found[name].incarnation)
             after = (
                 "They belong to the home that this one was copied from."
-                if is_detached(home.context, ended)
+                if archive.is_detached
                 else "Erasures still reach them. Delete them with `tidelog archive delete "
                 f"{name} --delete-files`."
             )
@@ -123,14 +121,16 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         raise InvalidError("archive erase: give --id or --key")
     what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
+        archive = home.archives.get(name)
         question = f"Erase {what} from archive `{name}`, for good?"
         ask_first(f"events of archive `{name}`", question, given["yes"])
-        why = home.reason(given["why"], given["who"])
-        done = erase_archived(
-            home.context, archive, why, ids, None if key is None else key.encode()
+        done = archive.erase(
+            ids=ids,
+            key=None if key is None else key.encode(),
+            why=given["why"],
+            who=given["who"],
         )
-        covered = [copy.archive.name for copy in copies_of(home.context, archive)]
+        covered = archive.copies()
     missing = [each for each in ids if each not in done.ids]
     messages = {
         "left": [*done.left, *(f"file `{each}`: {_NAMED}" for each in done.named)],
@@ -171,5 +171,4 @@ def audit(home_text: str | None, output: Output, name: str, event_id: str | None
       tidelog archive audit daily --id order-17
     """
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
-        show_records(output, read_audit(home.context, archive, event_id=event_id))
+        show_records(output, home.archives.get(name).audit(event_id))

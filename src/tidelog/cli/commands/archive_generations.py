@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
-import msgspec
 
-from tidelog.archive.archive import check_active, find_archive, open_pipeline
-from tidelog.archive.damage import is_by_offset
-from tidelog.archive.generations import begin_backfill, drop_generation
-from tidelog.archive.generations import promote as promote_newest
-from tidelog.archive.generations import rollback as roll_back
-from tidelog.archive.restore import restore_limit
-from tidelog.cli.archive_options import making_of, making_options
+from tidelog.cli.archive_options import format_of, format_options
 from tidelog.cli.output import FAILED, Output, json_option
-from tidelog.cli.pipeline_options import DriverWatch, open_workers, worker_options
-from tidelog.connectors.source import waits
-from tidelog.errors import CorruptError
-from tidelog.home import Home, open_home
+from tidelog.cli.pipeline_options import (
+    DriverWatch,
+    run_options,
+    spark_conf,
+    spark_of,
+    worker_options,
+)
+from tidelog.home import open_home
 from tidelog.model.archive import Archive
-from tidelog.pipeline.base import Workers
-from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.policy import FilePolicy
-from tidelog.pipeline.shard import request_flush, wait_until_done
-from tidelog.pipeline.source_partitions import track
 
-__all__ = [
-    "backfill",
-    "dead_share_option",
-    "drop",
-    "flush",
-    "promote",
-    "rollback",
-    "with_dead_share",
-]
+__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "rollback"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -48,11 +30,6 @@ dead_share_option = click.option(
     metavar="S",
     help="For this run: the share of dead letters that does not stop it, 0 to 1.",
 )
-
-
-def with_dead_share(archive: Archive, share: float | None) -> Archive:
-    """An archive that bears more dead letters, or fewer, as long as it is driven from here."""
-    return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
 
 
 @click.command()
@@ -76,7 +53,7 @@ def with_dead_share(archive: Archive, share: float | None) -> Archive:
     help="Leave out ranges that the source no longer has and whose files or manifests in the live "
     "generation are damaged. They are recorded as gaps. Reads these files twice.",
 )
-@making_options
+@format_options
 @dead_share_option
 @worker_options
 @json_option
@@ -96,48 +73,22 @@ def backfill(
       tidelog archive backfill daily --from archive:raw --start earliest
     """
     with open_home(home_text) as home:
-        making = making_of(given, find_archive(home.context, name).making(), source)
-        making = msgspec.structs.replace(making, start=given["start"] or "")
-        found, generation = begin_backfill(home.context, name, making)
-        found = with_dead_share(found, given["dead_share"])
-        workers, accept_loss = open_workers(name, given), given["accept_loss"]
-        pipeline = open_pipeline(
-            home.context, found, workers, generation, given["rate"], accept_loss
-        )
+        archive = home.archives.get(name)
+        generation = archive.info.building or archive.info.newest + 1
         with DriverWatch(output, f"{name} g{generation}") as watch:
-            how = DriverOptions(
-                policy=FilePolicy(found.max_bytes, found.max_age_ms),
-                accept_loss=accept_loss,
-                stop=watch.stop,
-                on_look=watch.look,
-                on_cycle=watch.cycle,
+            done = archive.backfill(
+                source=source,
+                start=given["start"],
+                spark=spark_of(given),
+                dead_share=given["dead_share"],
+                **format_of(given),
+                **run_options(given, watch),
             )
-            try:
-                events = Driver(home.context, pipeline, how).run()
-            except CorruptError as exc:
-                if not accept_loss and _is_own_damage(home, found, exc):
-                    raise CorruptError(
-                        f"{exc}; without a copy, leave out its range with `tidelog archive "
-                        f"backfill {name} --accept-loss`",
-                        **exc.context,
-                    ) from exc
-                raise
-        output.record({"archive": name, "generation": generation, "events": events})
-        limit = restore_limit(making)
+        output.record({"archive": name, "generation": done.generation, "events": done.events})
+        limit = archive.restore_limit(done.generation)
         if limit:
             output.say(f"Note: {limit}.")
         output.say(f"Next: tidelog archive promote {name}")
-
-
-def _is_own_damage(home: Home, archive: Archive, error: CorruptError) -> bool:
-    """Whether it is in the live generation, which the one that is built can do without."""
-    file, manifest = error.context.get("file", ""), error.context.get("manifest", "")
-    if not is_by_offset(home.context, archive):
-        return False
-    return archive.pipeline() in str(manifest) or any(
-        str(file).startswith(f"{folder}/")
-        for folder in (archive.folder(archive.generation), archive.dead)
-    )
 
 
 def _switch_options(command: _Command) -> _Command:
@@ -176,8 +127,7 @@ def promote(home_text: str | None, output: Output, /, name: str, **given: Any) -
       tidelog archive promote daily --master local[*]
     """
     with open_home(home_text) as home:
-        workers = _workers(name, given)
-        found = promote_newest(home.context, name, force=given["force"], workers=workers)
+        found = home.archives.get(name).promote(**_switch(given))
         _tell_live(output, found)
 
 
@@ -197,13 +147,7 @@ def rollback(home_text: str | None, output: Output, /, name: str, **given: Any) 
       tidelog archive rollback daily --to 1
     """
     with open_home(home_text) as home:
-        found = roll_back(
-            home.context,
-            name,
-            generation=given["generation"],
-            force=given["force"],
-            workers=_workers(name, given),
-        )
+        found = home.archives.get(name).rollback(given["generation"], **_switch(given))
         _tell_live(output, found)
 
 
@@ -225,13 +169,20 @@ def drop(home_text: str | None, output: Output, /, name: str, generation: int, f
       tidelog archive drop daily 1
     """
     with open_home(home_text) as home:
-        drop_generation(home.context, name, generation, force=force)
+        home.archives.get(name).drop(generation, force=force)
         output.record({"archive": name, "dropped": generation})
 
 
-def _workers(name: str, given: dict[str, Any]) -> Workers:
-    """Returns workers; with Spark only on request, since there is little left to read."""
-    return open_workers(name, {**given, "no_spark": given["master"] is None})
+class _Switch(TypedDict):
+    force: bool
+    spark: str | None
+    spark_conf: dict[str, str]
+
+
+def _switch(given: dict[str, Any]) -> _Switch:
+    """Returns how to switch; with Spark only on request, since there is little left to read."""
+    conf = spark_conf(given["confs"])
+    return _Switch(force=given["force"], spark=given["master"], spark_conf=conf)
 
 
 def _tell_live(output: Output, found: Archive) -> None:
@@ -264,15 +215,7 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
       tidelog archive flush daily
     """
     with open_home(home_text) as home:
-        found = find_archive(home.context, name)
-        check_active(found)
-        source = source_at(home.context, found.source)
-        track(home.context, found.pipeline(), source)
-        bounds = source.bounds(source.partitions())
-        ends = {each.text: held.end for each, held in bounds.items() if held.first != held.end}
-        request_flush(home.context, found.pipeline())
-        left = functools.partial(waits, source)
-        behind = wait_until_done(home.context, found.pipeline(), ends, left, timeout)
+        behind = home.archives.get(name).flush(timeout)
         output.record({"archive": name, "flushed": not behind, "behind": len(behind)})
         if behind:
             output.say(

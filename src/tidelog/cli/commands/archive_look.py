@@ -11,22 +11,16 @@ from typing import Any
 import click
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidelog.archive.archive import find_archive
-from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
-from tidelog.archive.read import FindResult, ReadRequest, archived_rows, file_rows, find_event
-from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.archive.read import FindResult, file_rows
+from tidelog.archive.verify import ArchiveVerifyReport
 from tidelog.cli.accounts import account_values, show_accounts
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
 from tidelog.cli.pipeline_options import DriverWatch
 from tidelog.codec.event_json import row_lines
 from tidelog.errors import InvalidError
 from tidelog.home import open_home
-from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.endpoints import store_at
 
 __all__ = ["cat", "dead", "find", "verify"]
 
@@ -59,11 +53,9 @@ def find(
       tidelog archive find daily 0 1200 --event
     """
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
-        found = find_event(
-            home.context, archive, partition, offset, given["generation"], read=given["event"]
-        )
-    shown = _found(archive, found)
+        archive = home.archives.get(name)
+        found = archive.find(partition, offset, given["generation"], read=given["event"])
+    shown = _found(name, found)
     if given["event"] and found.row is not None:
         line = row_lines(found.row).rstrip(b"\n")
         shown["event"] = msgspec.Raw(line) if output.as_json else line.decode()
@@ -106,14 +98,15 @@ def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any
         return
     if given["file_format"]:
         raise InvalidError("archive cat: --format is for --file: an archive knows its own")
-    wanted = ReadRequest(
-        given["generation"], given["files"], given["partition"], given["start"], given["end"]
-    )
     with open_home(home_text) as home:
-        _print(
-            archived_rows(home.context, find_archive(home.context, name or ""), wanted),
-            given["limit"],
+        batches = home.archives.get(name or "").read(
+            files=given["files"],
+            partition=given["partition"],
+            start=given["start"],
+            end=given["end"],
+            generation=given["generation"],
         )
+        _print(batches, given["limit"])
 
 
 @click.command()
@@ -134,19 +127,14 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
       tidelog archive verify daily --deep --source --json
     """
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
-        archive.making(given["generation"])
+        archive = home.archives.get(name)
+        archive.info.making(given["generation"])
 
         def total() -> int:
-            files = store_at(home.context, archive.store).list(
-                f"{archive.folder(given['generation'])}/"
-            )
-            return sum(info.size for info in files)
+            return archive.stored_bytes(given["generation"])
 
         with progress_bar(f"verify {name}", total) as advance:
-            found = verify_archive(
-                home.context, archive, ArchiveVerifyOptions(progress=advance, **given)
-            )
+            found = archive.verify(progress=advance, **given)
     _show(output, found)
     if found.problem_count:
         sys.exit(FAILED)
@@ -178,33 +166,34 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
       tidelog archive dead daily --replay
       tidelog archive dead daily --replay --parser json:created_at
     """
-    settings = {key: given[key] for key in ("granularity", "time_zone") if given[key] is not None}
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
+        archive = home.archives.get(name)
         if given["is_replay"]:
             _refuse(given, "--replay", "reason", "limit", "events")
             with DriverWatch(output, f"{name}, dead letters") as watch:
-                how = ReplayOptions(
-                    given["generation"], given["parser"], settings, watch.stop, watch.cycle
+                done = archive.replay(
+                    generation=given["generation"],
+                    parser=given["parser"],
+                    granularity=given["granularity"],
+                    time_zone=given["time_zone"],
+                    stop=watch.stop,
+                    on_cycle=watch.cycle,
                 )
-                done = replay(home.context, archive, how, LocalWorkers(2))
             output.record({"archive": name, **asdict(done)})
             return
-        if settings or given["parser"]:
+        if given["parser"] or given["granularity"] is not None or given["time_zone"] is not None:
             raise InvalidError("archive dead: --parser, --granularity and --time-zone: --replay")
-        batches = _with_reason(
-            dead_letters(home.context, archive, given["generation"]), given["reason"]
-        )
+        batches = archive.dead_letters(reason=given["reason"], generation=given["generation"])
         if given["events"]:
             _print(batches, given["limit"])
         else:
             _list_dead(output, batches, given["limit"])
 
 
-def _found(archive: Archive, found: FindResult) -> dict[str, Any]:
+def _found(archive: str, found: FindResult) -> dict[str, Any]:
     file = found.file
     return {
-        "archive": archive.name,
+        "archive": archive,
         "partition": found.partition,
         "offset": found.offset,
         "status": found.status,
@@ -239,15 +228,6 @@ def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.
             left -= wanted.num_rows
             if left == 0:
                 return
-
-
-def _with_reason(batches: Iterator[pa.RecordBatch], text: str | None) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        kept = batch
-        if text is not None:
-            kept = batch.filter(pc.match_substring(batch.column("error"), text))
-        if kept.num_rows:
-            yield kept
 
 
 def _list_dead(output: Output, batches: Iterator[pa.RecordBatch], limit: int | None) -> None:

@@ -6,12 +6,9 @@ from typing import Any
 
 import click
 
-from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.cli.output import Output, counted, json_option
-from tidelog.cli.pipeline_options import DriverWatch, with_workers, worker_options
+from tidelog.cli.pipeline_options import DriverWatch, run_options, spark_of, worker_options
 from tidelog.home import open_home
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.driver import Driver, DriverOptions
 
 __all__ = ["restore"]
 
@@ -44,17 +41,18 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
       tidelog archive restore daily --to topic:wide --partition key
       tidelog archive restore raw --to kafka://127.0.0.1:9092/clicks --no-spark
     """
-    wanted = RestoreOptions(name, to, given["generation"], given["partition"])
     with open_home(home_text) as home, DriverWatch(output, f"restore {name}") as watch:
-        pipeline = with_workers(
-            open_restore(home.context, wanted, LocalWorkers(), given["rate"]), given
+        done = home.archives.get(name).restore(
+            to,
+            generation=given["generation"],
+            partition=given["partition"],
+            spark=spark_of(given),
+            **run_options(given, watch),
         )
-        how = DriverOptions(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
-        events = Driver(home.context, pipeline, how).run()
-        if watch.dead:
+        if done.dead:
             watch.tell(
-                f"archive `{name}`: no topic accepts {counted(watch.dead, 'dead letter')}, which "
+                f"archive `{name}`: no topic accepts {counted(done.dead, 'dead letter')}, which "
                 f"stay in the archive: run `tidelog archive dead {name}`"
             )
-        told = {"events": events, "left_out": watch.left_out, "dead": watch.dead}
+        told = {"events": done.events, "left_out": done.left_out, "dead": done.dead}
         output.record({"archive": name, "to": to, **told})

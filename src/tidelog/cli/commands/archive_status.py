@@ -8,12 +8,8 @@ from typing import Any
 import click
 import msgspec
 
-from tidelog.archive.archive import find_archive, list_archives
-from tidelog.archive.finalize import FinalizeOptions
-from tidelog.archive.finalize import finalize as finalize_archive
-from tidelog.archive.metrics import metrics_text
-from tidelog.archive.status import ArchiveStatus, Limits, read_status, troubles
-from tidelog.archive.tables import change_tables, forget_table, register_table, repair_tables
+from tidelog.api.archives import ArchiveHandle
+from tidelog.archive.status import ArchiveStatus, Limits, troubles
 from tidelog.cli.accounts import account_values, show_accounts
 from tidelog.cli.output import FAILED, Output, counted, json_option, write_out
 from tidelog.errors import InvalidError
@@ -72,9 +68,9 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
     with open_home(home_text) as home:
         archives = _chosen(home, name, given["every"])
         if given["prometheus"]:
-            write_out(metrics_text(home.context, archives).encode())
+            write_out(home.archives.metrics(each.name for each in archives).encode())
             return
-        found = [read_status(home.context, each, given["generation"]) for each in archives]
+        found = [each.status(given["generation"]) for each in archives]
     if given["check"]:
         _check(output, found, _limits(given))
         return
@@ -107,13 +103,8 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
       tidelog archive finalize daily --delay 15m --notify https://example.com/folders
       tidelog archive finalize daily --dry-run
     """
-    how = FinalizeOptions(
-        delay_ms=duration_ms(given["delay"]),
-        notify=given["notify"],
-        dry_run=given["dry_run"],
-    )
     with open_home(home_text) as home:
-        done = finalize_archive(home.context, find_archive(home.context, name), how)
+        done = home.archives.get(name).finalize(**given)
     rows = [msgspec.structs.asdict(notice) for notice in done.notices]
     if rows:
         output.records(("event", "folder", "files", "events"), rows)
@@ -163,26 +154,25 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
       tidelog archive register daily --as delta --forget
     """
     with open_home(home_text) as home:
-        archive = find_archive(home.context, name)
-        tables = _tables(archive, given)
-        if given["forget"]:
-            forget_table(home.context, archive, tables[0])
+        tables = home.archives.get(name).tables
+        table = _table(given)
+        if table is None and (given["forget"] or given["keep"] is not None):
+            count = len(tables.list())
+            raise InvalidError(f"archive `{name}`: has {count} tables: say which with --as")
+        if table is not None and given["forget"]:
+            tables.forget(table)
             output.say(
-                f"`{tables[0]}` is forgotten: later erasures and promotes leave it with entries "
+                f"`{table}` is forgotten: later erasures and promotes leave it with entries "
                 "of files that have changed or were deleted. Drop the table."
             )
             return
-        if given["keep"] is False:
-            change_tables(home.context, archive, tables[0], keep=False)
+        if table is not None and given["keep"] is False:
+            tables.keep(table, False)
             output.say(
-                f"Drivers no longer bring `{tables[0]}` up to date. Erasures and promotes still do."
+                f"Drivers no longer bring `{table}` up to date. Erasures and promotes still do."
             )
             return
-        done = [register_table(home.context, archive, table) for table in tables]
-        if given["keep"]:
-            change_tables(home.context, archive, tables[0], keep=True)
-        for error in repair_tables(home.context, find_archive(home.context, name)):
-            raise error
+        done = tables.register(table, keep=bool(given["keep"]))
     rows = [
         {
             "archive": name,
@@ -196,12 +186,12 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
     output.records(("table", "where", "files", "events"), rows)
 
 
-def _chosen(home: Home, name: str | None, every: bool) -> list[Archive]:
+def _chosen(home: Home, name: str | None, every: bool) -> list[ArchiveHandle]:
     if (name is None) != every:
         raise InvalidError("status: give the name of an archive, or --all")
     if name is not None:
-        return [find_archive(home.context, name)]
-    return [each for each in list_archives(home.context) if each.state == "ready"]
+        return [home.archives.get(name)]
+    return [each for each in home.archives.list() if each.info.state == "ready"]
 
 
 def _limits(given: dict[str, Any]) -> Limits:
@@ -358,17 +348,13 @@ def _watermark(found: ArchiveStatus) -> str | None:
     return None if watermark_ms is None else to_iso(watermark_ms)
 
 
-def _tables(archive: Archive, given: dict[str, Any]) -> list[str]:
-    """The tables that are meant."""
+def _table(given: dict[str, Any]) -> str | None:
+    """Returns the table that is meant; None: all of them."""
     kind, catalog, table = given["kind"], given["catalog"], given["table"]
     if (kind == "iceberg") != bool(catalog and table) or bool(catalog) != bool(table):
         raise InvalidError("register: --catalog and --table: give both with --as iceberg, and only")
     if given["forget"] and given["keep"] is not None:
         raise InvalidError("register: --forget and --keep: give one of them")
-    if kind is not None:
-        return ["delta" if kind == "delta" else f"iceberg:{catalog}#{table}"]
-    if not archive.tables or given["keep"] is not None or given["forget"]:
-        raise InvalidError(
-            f"archive `{archive.name}`: has {len(archive.tables)} tables: say which with --as"
-        )
-    return list(archive.tables)
+    if kind is None:
+        return None
+    return "delta" if kind == "delta" else f"iceberg:{catalog}#{table}"

@@ -14,14 +14,12 @@ import click
 import duckdb
 import msgspec
 
-from tidelog.archive.archive import committed_files, create_archive, open_pipeline
 from tidelog.cli.output import Output, json_option
-from tidelog.cli.pipeline_options import DriverWatch, open_workers
+from tidelog.cli.pipeline_options import DriverWatch
 from tidelog.errors import InternalError, InvalidError
 from tidelog.home import Home, create_home
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Archive
 from tidelog.model.event import Event, to_iso
-from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import load_settings
 
 __all__ = ["demo"]
@@ -124,34 +122,31 @@ def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
     output.title(
         f"4. An archive: {engine} lays the events down by date and hour, each of them once"
     )
-    making = ArchiveFormat(parser="iso8601:at", layout={"granularity": "hour"})
-    wanted = Archive(
-        name="hourly",
-        incarnation=home.context.ids.new(),
+    archive = home.archives.create(
+        "hourly",
         source="topic:orders",
-        kind="partition",
-        store=home.store.url,
-        root="archives/hourly",
-        created_ms=home.context.clock.now_ms(),
-        makings={1: making},
-        max_age_ms=_MAX_AGE_MS,
+        parser="iso8601:at",
+        granularity="hour",
+        max_age=f"{_MAX_AGE_MS // 1000}s",
     )
-    archive = create_archive(home.context, wanted)
     clock = home.context.clock
     began_s = clock.monotonic_s()
     with DriverWatch(output, "hourly") as watch:
-        workers = open_workers("demo", {"no_spark": no_spark, "master": "local[2]"})
-        how = DriverOptions(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
-        events = Driver(home.context, open_pipeline(home.context, archive, workers), how).run()
+        done = archive.run(
+            spark=None if no_spark else "local[2]",
+            stop=watch.stop,
+            on_look=watch.look,
+            on_cycle=watch.cycle,
+        )
     output.record(
         {
             "step": "archive",
-            "events": events,
-            "files": sum(1 for _ in committed_files(home.context, archive)),
+            "events": done.events,
+            "files": sum(1 for _ in archive.files()),
             "seconds, with the start of the engine": round(clock.monotonic_s() - began_s, 1),
         }
     )
-    return archive
+    return archive.info
 
 
 def _show_query(home: Home, output: Output, archive: Archive) -> None:

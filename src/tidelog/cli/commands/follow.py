@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from typing import Any
@@ -12,12 +11,10 @@ import msgspec
 
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted, json_option
-from tidelog.cli.pipeline_options import open_workers
+from tidelog.cli.pipeline_options import spark_conf
 from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.home import open_home
-from tidelog.maintenance.follower import Follower
 from tidelog.model.event import to_iso
-from tidelog.pipeline.base import LocalWorkers, Workers
 
 __all__ = ["follow"]
 
@@ -51,19 +48,10 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
             else:
                 click.echo(_line(part), err=True)
 
-    @functools.cache
-    def spark() -> Workers:
-        return open_workers("follow", {**given, "no_spark": False})
-
-    def workers() -> Workers:
-        if given["master"] is None:
-            return LocalWorkers(2)
-        with lock:  # one session for all
-            return spark()
-
+    conf = spark_conf(given["confs"])
     sys.setswitchinterval(0.001)
     with open_home(home_text) as home, Interruption(stop, follows=True):
-        Follower(home.context, workers, report, stop).run()
+        home.follow(stop, spark=given["master"], spark_conf=conf, report=report)
 
 
 def _line(part: SupervisedPart) -> str:

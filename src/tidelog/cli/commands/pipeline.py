@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import click
 
-from tidelog.archive.metrics import pipelines_text
+from tidelog.api.pumps import PumpHandle
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import Output, json_option, write_out
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import NotFoundError
-from tidelog.home import Home, open_home
+from tidelog.home import open_home
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
-from tidelog.model.pipeline import NamedPipeline
-from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
 
 __all__ = ["pipeline"]
 
@@ -45,9 +42,9 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
     """
     with open_home(home_text) as home:
         if prometheus:
-            write_out(pipelines_text(home.context).encode())
+            write_out(home.pumps.metrics().encode())
             return
-        rows = [_described(home, each) for each in list_pipelines(home.context)]
+        rows = [_described(each) for each in home.pumps.list(restores=True)]
     names = ("name", "source", "sink", "events", "left_out", "last_commit", "state")
     output.records(names, rows)
 
@@ -64,16 +61,17 @@ def show(home_text: str | None, output: Output, /, name: str) -> None:
       tidelog pipeline show pump.orders.0a1b2c3d4e5f6071
     """
     with open_home(home_text) as home:
-        found = find_pipeline(home.context, name)
-        rows = []
-        for partition in read_partitions(home.context, found.incarnation):
-            head = read_progress(home.context, found.incarnation, partition)
-            if head is not None:
-                row: dict[str, object] = {"partition": partition, "position": head.position}
-                row["events"] = head.ordinal
-                totals = head.totals
-                row |= {"left_out": totals.left_out, "last_commit": _time(totals.committed_ms)}
-                rows.append(row)
+        rows = [
+            {
+                "partition": each.partition,
+                "position": each.position,
+                "events": each.events,
+                "left_out": each.totals.left_out,
+                "last_commit": _time(each.totals.committed_ms),
+            }
+            for each in home.pumps.get(name).status(source=False).partitions
+            if each.has_begun
+        ]
         output.records(("partition", "position", "events", "left_out", "last_commit"), rows)
 
 
@@ -92,31 +90,27 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool) -> No
       tidelog pipeline delete pump.orders.0a1b2c3d4e5f6071 --yes
     """
     with open_home(home_text) as home:
-        found = {each.name: each for each in list_pipelines(home.context)}
+        found = {each.name: each for each in home.pumps.list(restores=True)}
         if name not in found:
             like = nearest(name, found)
             raise NotFoundError(f"pipeline `{name}`: not found{like}: nothing to delete")
         ask_first(f"pipeline `{name}`", f"Delete `{name}`? What it has written stays.", yes)
-        delete_pipeline(home.context, name, found[name].incarnation)
+        found[name].delete()
         output.record({"deleted": name})
 
 
-def _described(home: Home, found: NamedPipeline) -> dict[str, object]:
-    heads = [
-        head
-        for partition in read_partitions(home.context, found.incarnation)
-        if (head := read_progress(home.context, found.incarnation, partition)) is not None
-    ]
+def _described(pump: PumpHandle) -> dict[str, object]:
+    status = pump.status(source=False)
     return {
-        "name": found.name,
-        "source": found.source,
-        "sink": found.sink,
-        "events": sum(head.ordinal for head in heads),
-        "left_out": sum(head.totals.left_out for head in heads),
-        "last_commit": _time(max((head.totals.committed_ms for head in heads), default=0)),
-        "state": found.state,
+        "name": pump.name,
+        "source": pump.info.source,
+        "sink": pump.info.sink,
+        "events": status.events,
+        "left_out": status.left_out,
+        "last_commit": _time(status.last_commit_ms),
+        "state": pump.info.state,
     }
 
 
-def _time(committed_ms: int) -> str | None:
+def _time(committed_ms: int | None) -> str | None:
     return to_iso(committed_ms) if committed_ms else None

@@ -9,18 +9,12 @@ import click
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
-    shard_of,
+    run_options,
+    spark_of,
     traced_world,
-    with_workers,
     worker_options,
 )
-from tidelog.codec.fields import FieldPaths
 from tidelog.home import open_home
-from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
-from tidelog.pipeline.pump import PumpOptions, open_pump
 
 __all__ = ["pump"]
 
@@ -69,32 +63,26 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
       tidelog pump kinesis://orders?region=eu-west-1 --topic orders --follow --id-field order_id
       tidelog pump file:/var/log/orders --topic orders --no-spark
     """
-    paths = FieldPaths(
-        given["key_field"], given["id_field"], given["type_field"], given["time_field"]
-    )
-    shard, shards = shard_of(given["shard"])
-    wanted = PumpOptions(
-        source, topic, given["name"], paths, given["transform"], given["partition"]
-    )
     opened = open_home(home_text, world=traced_world())
     with opened as home, DriverWatch(output, f"pump {topic}", follows=given["follow"]) as watch:
-        pipeline = with_workers(
-            open_pump(home.context, wanted, LocalWorkers(), given["rate"]), given
+        made = home.pumps.create(
+            given["name"],
+            source=source,
+            topic=topic,
+            transform=given["transform"],
+            partition=given["partition"],
+            key_field=given["key_field"],
+            id_field=given["id_field"],
+            type_field=given["type_field"],
+            time_field=given["time_field"],
         )
-        how = DriverOptions(
+        done = made.run(
             follow=given["follow"],
-            policy=FilePolicy(given["max_bytes"], duration_ms(given["max_age"])),
-            accept_loss=given["accept_loss"],
-            shard=shard,
-            shards=shards,
+            spark=spark_of(given),
             start=given["start"],
-            take_over=given["take_over"],
-            flush_on_stop=True,
-            stop=watch.stop,
-            on_look=watch.look,
-            on_cycle=watch.cycle,
-            on_outage=watch.outage,
+            max_bytes=given["max_bytes"],
+            max_age=given["max_age"],
+            **run_options({**given, "flush_on_stop": True}, watch),
         )
-        events = Driver(home.context, pipeline, how).run()
-        told = {"events": events, "left_out": watch.left_out}
-        output.record({"pump": pipeline.name, "topic": topic, **told})
+        told = {"events": done.events, "left_out": done.left_out}
+        output.record({"pump": made.name, "topic": topic, **told})

@@ -94,15 +94,8 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
             context.tell("busy", "Another scribe of this home is at work.")
         else:
             context.turn(turn)
-    if not _is_well(turn):
+    if turn is None or not turn.succeeded:
         sys.exit(FAILED)
-
-
-def _is_well(turn: Turn | None) -> bool:
-    """Whether one turn has done all that there was to do."""
-    if turn is None or not turn.finished or turn.troubles:
-        return False
-    return turn.swept is None or not turn.swept.refused
 
 
 class _Log:

@@ -1,0 +1,225 @@
+"""What can be looked at in an archive, without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.archive.archive import committed_files, find_archive
+from tidelog.archive.dead_letters import dead_letters
+from tidelog.archive.derived_archives import copies_of
+from tidelog.archive.metrics import metrics_text
+from tidelog.archive.read import FindResult, ReadRequest, archived_rows, find_event
+from tidelog.archive.restore import restore_limit
+from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
+from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import is_detached
+from tidelog.coordination.registry import check_shown
+from tidelog.journal.audit import AuditRecord, read_audit
+from tidelog.model.archive import Archive
+from tidelog.pipeline.endpoints import store_at
+
+__all__ = ["ArchiveView", "ArchivedFile"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """A file of an archive that counts."""
+
+    kind: str  # data, dead, …
+    path: str  # in the archive's store
+    partition: str  # of the source
+    events: int
+    first_offset: int
+    last_offset: int
+    bytes: int
+    crc32c: int
+
+
+class ArchiveView:
+    """An archive as its readers see it: how it does, and what it holds."""
+
+    def __init__(self, context: Context, info: Archive) -> None:
+        self.name = info.name
+        self.info = info  # its settings and state, when they were last read
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def reload(self) -> Archive:
+        """Read the archive's settings and state, keep them in ``info``, and return them.
+
+        >>> home.archives.get("daily").reload().generation
+        1
+        """
+        found = find_archive(self._context, self.name)
+        check_shown(f"archive `{self.name}`", self.info.incarnation, found.incarnation)
+        self.info = found
+        return found
+
+    def status(
+        self, generation: int | None = None, waiting: WaitingTimes | None = None
+    ) -> ArchiveStatus:
+        """Return how far the archive is, what waits, and what fails, by source partition.
+
+        ``generation`` is the live one by default. ``waiting`` is kept by a caller that asks again
+        and again, so that the source is not asked for the same events.
+
+        >>> status = home.archives.get("daily").status()
+        >>> status.lag, [each.position for each in status.partitions]
+        (0, ['3'])
+        """
+        return read_status(self._context, self.reload(), generation, waiting)
+
+    def check(self, limits: Limits | None = None, generation: int | None = None) -> list[str]:
+        """Return what is wrong with the archive, a line for each trouble; none: it is healthy.
+
+        >>> home.archives.get("daily").check()
+        []
+        """
+        return troubles(self.status(generation), limits or Limits())
+
+    def metrics(self, waiting: WaitingTimes | None = None) -> str:
+        """Return the archive's Prometheus metrics; ``waiting`` as in :meth:`status`.
+
+        >>> "tidelog_archive" in home.archives.get("daily").metrics()
+        True
+        """
+        return metrics_text(self._context, [self.reload()], waiting)
+
+    def verify(
+        self,
+        *,
+        deep: bool = False,
+        source: bool = False,
+        generation: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> ArchiveVerifyReport:
+        """Compare rows, manifests and files of a generation and return what was found.
+
+        With ``source`` the source is asked how many events there were, and with ``deep`` every file
+        is read; ``progress`` then gets the bytes of each. Changes nothing. ``problem_count`` is 0
+        for an archive that is as it should be.
+
+        >>> report = home.archives.get("daily").verify(deep=True)
+        >>> report.events, report.problem_count
+        (3, 0)
+        """
+        how = ArchiveVerifyOptions(generation, source, deep, progress or (lambda _: None))
+        return verify_archive(self._context, self.reload(), how)
+
+    def stored_bytes(self, generation: int | None = None) -> int:
+        """Return the size of all files in a generation's folder.
+
+        >>> home.archives.get("daily").stored_bytes() > 0
+        True
+        """
+        found = self.reload()
+        found.making(generation)
+        files = store_at(self._context, found.store).list(f"{found.folder(generation)}/")
+        return sum(each.size for each in files)
+
+    def restore_limit(self, generation: int | None = None) -> str:
+        """Return what a restore cannot bring back; empty where it brings back everything.
+
+        >>> home.archives.get("daily").restore_limit()
+        ''
+        """
+        return restore_limit(self.info.making(generation))
+
+    def files(self) -> Iterator[ArchivedFile]:
+        """Yield the files that count, with their events, offsets and checksums.
+
+        >>> [(file.kind, file.events) for file in home.archives.get("daily").files()]
+        [('data', 3)]
+        """
+        for manifest, file in committed_files(self._context, self.reload()):
+            yield ArchivedFile(
+                kind=file.kind,
+                path=file.target,
+                partition=manifest.partition,
+                events=file.events,
+                first_offset=file.first_offset,
+                last_offset=file.last_offset,
+                bytes=file.size,
+                crc32c=file.crc,
+            )
+
+    def read(
+        self,
+        *,
+        files: Iterable[str] = (),
+        partition: str | None = None,
+        start: int | None = None,
+        end: int | None = None,
+        generation: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what the archive's data files hold, as Arrow batches in event columns.
+
+        By default of all data files. ``files`` are paths, or the ends of paths. ``partition`` is
+        the source's: ``orders/0``, or ``0`` where there is one topic. ``start`` and ``end`` are
+        offsets of it. Typed columns that were written without the raw value come as they are.
+
+        >>> sum(batch.num_rows for batch in home.archives.get("daily").read())
+        3
+        """
+        wanted = ReadRequest(generation, tuple(files), partition, start, end)
+        return archived_rows(self._context, self.reload(), wanted)
+
+    def find(
+        self, partition: str, offset: int, generation: int | None = None, *, read: bool = False
+    ) -> FindResult:
+        """Return the file that holds an event of the source, or why there is none.
+
+        With ``read`` the result has the event too.
+
+        >>> found = home.archives.get("daily").find("orders/0", 1)
+        >>> found.status, found.file.events
+        ('archived', 3)
+        """
+        return find_event(self._context, self.reload(), partition, offset, generation, read=read)
+
+    def dead_letters(
+        self, *, reason: str | None = None, generation: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield events that could not be archived, in event columns and ``error``.
+
+        ``reason`` selects those whose error contains this text.
+
+        >>> list(home.archives.get("daily").dead_letters())
+        []
+        """
+        for batch in dead_letters(self._context, self.reload(), generation):
+            kept = batch
+            if reason is not None:
+                kept = batch.filter(pc.match_substring(batch.column("error"), reason))
+            if kept.num_rows:
+                yield kept
+
+    def copies(self) -> list[str]:
+        """Return the names of this archive and of those that were made of it.
+
+        >>> home.archives.get("daily").copies()
+        ['daily']
+        """
+        return [each.archive.name for each in copies_of(self._context, self.reload())]
+
+    def audit(self, event_id: str | None = None) -> Iterator[AuditRecord]:
+        """Yield what :meth:`erase` has erased from the archive, when and why.
+
+        Records have hashes of ids. With an id, only its records come.
+
+        >>> list(home.archives.get("daily").audit())
+        []
+        """
+        return read_audit(self._context, self.reload(), event_id=event_id)
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether its files belong to the home that this one was copied from."""
+        return is_detached(self._context, self.info)

@@ -1,0 +1,467 @@
+"""Archives as Python code uses them: ``home.archives``, and a handle for each archive.
+
+A handle names one archive, and reads its settings again for each call. It never works on another
+archive that got the same name later: then its calls raise ``NotFoundError``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Literal, Unpack
+
+import msgspec
+
+from tidelog.api.archive_tables import ArchiveTables
+from tidelog.api.archive_view import ArchiveView
+from tidelog.api.runs import RunOptions, RunResult, driver_options, open_workers, run_pipeline
+from tidelog.archive.archive import (
+    check_active,
+    choose_start,
+    create_archive,
+    find_archive,
+    list_archives,
+    open_pipeline,
+)
+from tidelog.archive.damage import is_by_offset
+from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, replay
+from tidelog.archive.delete import delete_archive, delete_lost, end_archive
+from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
+from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.archive.metrics import metrics_text
+from tidelog.archive.options import (
+    ArchiveKind,
+    ArchiveOptions,
+    FormatOptions,
+    archive_format,
+    archive_record,
+)
+from tidelog.archive.restore import RestoreOptions, open_restore
+from tidelog.archive.tables import (
+    register,
+)
+from tidelog.connectors.source import waits
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_archive
+from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
+from tidelog.errors import CorruptError, FencedError, InvalidError, contained
+from tidelog.journal.audit import Why, user_at_host
+from tidelog.model.archive import Archive, Start
+from tidelog.model.times import duration_ms
+from tidelog.pipeline.base import CycleReport, LocalWorkers
+from tidelog.pipeline.endpoints import source_at
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.shard import request_flush, wait_until_done
+from tidelog.pipeline.source_partitions import track
+
+__all__ = [
+    "ArchiveHandle",
+    "Archives",
+    "BackfillOptions",
+    "DeadLetterOptions",
+]
+
+
+class BackfillOptions(FormatOptions, RunOptions, total=False):
+    """How a backfill writes files, and how it runs."""
+
+
+class DeadLetterOptions(RunOptions, total=False):
+    """How dead letters are tried again. Without a value: as the archive does."""
+
+    generation: int | None
+    parser: str
+    granularity: str | None
+    time_zone: str | None
+
+
+class Archives:
+    """The archives of a home: ``home.archives``."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def create(
+        self,
+        name: str,
+        *,
+        source: str,
+        kind: ArchiveKind | None = None,
+        **options: Unpack[ArchiveOptions],
+    ) -> ArchiveHandle:
+        """Create an archive and return its handle. Nothing is archived before it is run.
+
+        ``source`` is a URL such as ``kafka://host:9092/topic`` or ``topic:orders``. ``kind`` is
+        ``partition`` where a ``parser`` is given, else ``backup``. The folder must be empty, and is
+        not used again after a delete. See :class:`ArchiveOptions` for the other options. Raises
+        ``AlreadyExistsError``, and ``InvalidError`` for a setting that is not valid.
+
+        >>> archive = home.archives.create("raw", source="topic:orders", max_age="10m")
+        >>> archive.run().events
+        3
+        """
+        wanted = archive_record(self._context, name, source, kind, options)
+        return ArchiveHandle(self._context, create_archive(self._context, wanted))
+
+    def get(self, name: str) -> ArchiveHandle:
+        """Return the handle of an archive. Raises ``NotFoundError``.
+
+        >>> home.archives.get("daily").info.source
+        'topic:orders'
+        """
+        return ArchiveHandle(self._context, read_archive(self._context, name))
+
+    def list(self) -> list[ArchiveHandle]:
+        """Return the handles of all archives, by name; also those that are not ready, or ended.
+
+        >>> [archive.name for archive in home.archives.list()]
+        ['daily']
+        """
+        return [ArchiveHandle(self._context, each) for each in list_archives(self._context)]
+
+    def metrics(self, names: Iterable[str] | None = None) -> str:
+        """Return Prometheus metrics of these archives, or of all that are ready.
+
+        >>> "tidelog_archive" in home.archives.metrics()
+        True
+        """
+        if names is not None:
+            return metrics_text(
+                self._context, [find_archive(self._context, each) for each in names]
+            )
+        ready = [each for each in list_archives(self._context) if each.state == "ready"]
+        return metrics_text(self._context, ready)
+
+    def __repr__(self) -> str:
+        return f"Archives({[each.name for each in list_archives(self._context)]!r})"
+
+
+class ArchiveHandle(ArchiveView):
+    """One archive: run it, look at it, read it, change it."""
+
+    # Running it.
+
+    def run(
+        self,
+        *,
+        follow: bool = False,
+        spark: str | None = None,
+        start: Start | None = None,
+        dead_share: float | None = None,
+        **options: Unpack[RunOptions],
+    ) -> RunResult:
+        """Archive what the source holds and return what was done.
+
+        With ``follow`` it goes on until ``stop`` is set. ``spark`` is a Spark master; without it
+        the work is done in this process. ``start`` changes where an archive begins that has not
+        begun yet. ``dead_share`` is for this run. Another driver of the archive is waited for.
+        Tables that drivers keep up to date follow each cycle. After a promote the run goes on with
+        the generation that is live then. Safe to kill, to repeat, and to run twice at once.
+
+        >>> _ = home.append("orders", [tidelog.Event(b'{"at": 1794744000000}')])
+        >>> home.archives.get("daily").run().events
+        1
+        """
+        check_active(self.reload())  # before Spark is started
+        if start is not None:
+            choose_start(self._context, self.name, start)
+        workers = open_workers(self.name, spark, options.get("spark_conf"))
+        done = RunResult()
+        while True:
+            found = self.reload()
+            policy = FilePolicy(found.max_bytes, found.max_age_ms)
+            how = driver_options(options, follow=follow, policy=policy)
+            how.on_cycle = functools.partial(self._after_cycle, options)
+            wanted = _with_dead_share(found, dead_share)
+            pipeline = open_pipeline(self._context, wanted, workers, rate=options.get("rate"))
+            done.generation = found.generation
+            try:
+                run_pipeline(self._context, pipeline, how, done)
+                break
+            except FencedError:
+                promoted = self._promoted_since(found)
+                if promoted is None:
+                    raise
+                options.get("on_promote", _ignore)(promoted)
+        register(self._context, self.reload())
+        return done
+
+    def _after_cycle(self, options: RunOptions, report: CycleReport) -> None:
+        if on_cycle := options.get("on_cycle"):
+            on_cycle(report)
+        with contained(f"archive `{self.name}`", options.get("on_error", _ignore)):
+            if report.committed:  # a table that fails is brought up to date after the next cycle
+                register(self._context, find_archive(self._context, self.name))
+
+    def _promoted_since(self, before: Archive) -> int | None:
+        """Returns the live generation where that is another one than before."""
+        for each in list_archives(self._context):
+            if each.incarnation == before.incarnation and each.ended is None:
+                return each.generation if each.generation != before.generation else None
+        return None
+
+    def flush(self, timeout_s: float = 60.0) -> list[str]:
+        """Have the driver that follows the archive write what waits, and wait for it.
+
+        Returns the source partitions that still wait when the time is over: none is success.
+
+        >>> home.archives.get("daily").flush()
+        []
+        """
+        found = self.reload()
+        check_active(found)
+        source = source_at(self._context, found.source)
+        track(self._context, found.pipeline(), source)
+        bounds = source.bounds(source.partitions())
+        ends = {each.text: held.end for each, held in bounds.items() if held.first != held.end}
+        request_flush(self._context, found.pipeline())
+        left = functools.partial(waits, source)
+        return list(wait_until_done(self._context, found.pipeline(), ends, left, timeout_s))
+
+    # Dead letters and restores.
+
+    def replay(self, **options: Unpack[DeadLetterOptions]) -> ReplayResult:
+        """Try the dead letters again and return how many are archived now.
+
+        ``parser``, ``granularity`` and ``time_zone`` replace those of the archive. Safe to kill, to
+        repeat, and to run twice at once.
+
+        >>> home.archives.get("daily").replay(parser="json:created_at").tried
+        0
+        """
+        layout = {"granularity": options.get("granularity"), "time_zone": options.get("time_zone")}
+        how = ReplayOptions(
+            options.get("generation"),
+            options.get("parser", ""),
+            {name: value for name, value in layout.items() if value is not None},
+        )
+        how.stop = options.get("stop", how.stop)
+        how.on_cycle = options.get("on_cycle", how.on_cycle)
+        return replay(self._context, self.reload(), how, LocalWorkers(2))
+
+    def restore(
+        self,
+        to: str,
+        *,
+        generation: int | None = None,
+        partition: Literal["same", "key"] | None = None,
+        spark: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> RunResult:
+        """Bring the archive's events into a topic or into Kafka and return what was done.
+
+        ``to`` is ``topic:NAME`` or ``kafka://host:9092/topic``, which must exist. ``partition``
+        keeps the source's partitions (``same``, the default) or chooses them by key. A restore that
+        is run again brings what the archive got since. Safe to kill.
+
+        >>> _ = home.create_topic("again")
+        >>> home.archives.get("daily").restore(to="topic:again").events
+        3
+        """
+        wanted = RestoreOptions(self.reload().name, to, generation, partition)
+        pipeline = open_restore(self._context, wanted, LocalWorkers(), options.get("rate"))
+        workers = open_workers(pipeline.name, spark, options.get("spark_conf"))
+        pipeline = dataclasses.replace(pipeline, workers=workers)
+        return run_pipeline(self._context, pipeline, driver_options(options))
+
+    # Generations.
+
+    def backfill(
+        self,
+        *,
+        source: str = "",
+        start: Literal["earliest"] | None = None,
+        spark: str | None = None,
+        dead_share: float | None = None,
+        **options: Unpack[BackfillOptions],
+    ) -> RunResult:
+        """Build a new generation beside the live one and return what was done.
+
+        What is not given stays as in the live generation. ``source`` is ``archive:NAME`` to read
+        another archive instead of the archive's source. ``start="earliest"`` also reads what came
+        before the archive's begin. ``accept_loss`` leaves out ranges that the source no longer has
+        and that are damaged in the live generation. Called again with the same options it resumes.
+        Promote the generation when it is complete.
+
+        >>> done = home.archives.get("daily").backfill(granularity="hour")
+        >>> done.generation, done.events
+        (2, 3)
+        """
+        made = archive_format(options, self.reload().making(), source)
+        made = msgspec.structs.replace(made, start=start or "")
+        found, generation = begin_backfill(self._context, self.name, made)
+        self.info = found
+        workers = open_workers(self.name, spark, options.get("spark_conf"))
+        pipeline = open_pipeline(
+            self._context,
+            _with_dead_share(found, dead_share),
+            workers,
+            generation,
+            options.get("rate"),
+            options.get("accept_loss", False),
+        )
+        policy = FilePolicy(found.max_bytes, found.max_age_ms)
+        how = driver_options(options, policy=policy)
+        try:
+            return run_pipeline(self._context, pipeline, how, RunResult(generation=generation))
+        except CorruptError as exc:
+            if not how.accept_loss and _is_own_damage(self._context, found, exc):
+                raise CorruptError(
+                    f"{exc}; without a copy, leave out its range with `tidelog archive "
+                    f"backfill {self.name} --accept-loss`",
+                    **exc.context,
+                ) from exc
+            raise
+
+    def promote(
+        self,
+        *,
+        force: bool = False,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> Archive:
+        """Make the generation that was built the live one and return the archive's settings.
+
+        It is brought up to the live one first. Raises ``InvalidError`` if it lacks events that the
+        live one has, unless ``force`` accepts that they are lost. The old generation is kept.
+
+        >>> archive = home.archives.get("daily")
+        >>> _ = archive.backfill(granularity="hour")
+        >>> archive.promote().generation
+        2
+        """
+        self.reload()
+        workers = open_workers(self.name, spark, spark_conf)
+        self.info = promote(self._context, self.name, force=force, workers=workers)
+        return self.info
+
+    def rollback(
+        self,
+        generation: int | None = None,
+        *,
+        force: bool = False,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> Archive:
+        """Make a kept generation the live one again and return the archive's settings.
+
+        It gets all events that came in since first. ``generation`` says which one, if several are
+        kept. Raises ``InvalidError`` as :meth:`promote` does.
+
+        >>> archive = home.archives.get("daily")
+        >>> _ = archive.backfill(granularity="hour"), archive.promote()
+        >>> archive.rollback().generation
+        1
+        """
+        self.reload()
+        workers = open_workers(self.name, spark, spark_conf)
+        self.info = rollback(
+            self._context, self.name, generation=generation, force=force, workers=workers
+        )
+        return self.info
+
+    def drop(self, generation: int, *, force: bool = False) -> None:
+        """Delete a generation that is being built or kept, with its files.
+
+        Raises ``InvalidError`` for the live one, and if the generation has events that neither the
+        live one nor the source has, unless ``force``.
+
+        >>> archive = home.archives.get("daily")
+        >>> _ = archive.backfill(granularity="hour")
+        >>> archive.drop(2)
+        """
+        self.reload()
+        drop_generation(self._context, self.name, generation, force=force)
+        self.reload()
+
+    # Folders and tables.
+
+    def finalize(
+        self, delay: str | int = "1h", *, notify: str = "", dry_run: bool = False
+    ) -> FinalizeResult:
+        """Put ``_SUCCESS`` into date folders that are complete and return which these are.
+
+        ``delay`` is how late events may be. ``notify`` is a URL that gets a POST for each folder.
+
+        >>> home.archives.get("daily").finalize("0s", dry_run=True).errors
+        []
+        """
+        how = FinalizeOptions(duration_ms(delay), notify, dry_run)
+        return finalize(self._context, self.reload(), how)
+
+    @property
+    def tables(self) -> ArchiveTables:
+        """The archive's Delta and Iceberg tables.
+
+        >>> home.archives.get("daily").tables.list()
+        []
+        """
+        return ArchiveTables(self._context, self)
+
+    # Erasing and deleting.
+
+    def erase(
+        self,
+        *,
+        ids: Iterable[str] = (),
+        key: bytes | None = None,
+        why: str = "",
+        who: str | None = None,
+    ) -> ErasedFromArchives:
+        """Erase events from the files of the archive and of its copies; returns what was found.
+
+        Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
+        the topic exists, :meth:`Home.erase` erases from its archives too. ``why`` and ``who`` go
+        to the audit.
+
+        >>> home.delete_topic("orders")
+        >>> home.archives.get("daily").erase(ids=["order-2"], why="request 1234").events
+        1
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if bool(wanted) == (key is not None):
+            raise InvalidError("archive erase: give ids or a key")
+        because = Why(user_at_host(self._context.environ) if who is None else who, why)
+        return erase_archived(self._context, self.reload(), because, wanted, key)
+
+    def delete(self, *, files: bool = False, lost: bool = False) -> None:
+        """End the archive: drivers stop, and trims no longer wait for it. Its files stay.
+
+        With ``files`` its files are deleted too, and its name is free. ``lost`` is for an archive
+        outside of the home whose folder is gone: it frees the name. Raises ``NotFoundError``, also
+        where another archive has the name now, and ``InvalidError`` while something is made from
+        the files.
+
+        >>> home.archives.get("daily").delete(files=True)
+        >>> home.archives.list()
+        []
+        """
+        if files and lost:
+            raise InvalidError("archive delete: files that are lost cannot be deleted: give one")
+        if files:
+            delete_archive(self._context, self.name, self.info.incarnation)
+        elif lost:
+            delete_lost(self._context, self.name, self.info.incarnation)
+        else:
+            self.info = end_archive(self._context, self.name, self.info.incarnation)
+
+
+def _with_dead_share(archive: Archive, share: float | None) -> Archive:
+    """Returns an archive that tolerates another share of dead letters in this run."""
+    return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
+
+
+def _is_own_damage(context: Context, archive: Archive, error: CorruptError) -> bool:
+    """Whether it is in the live generation, which the one that is built can do without."""
+    file, manifest = error.context.get("file", ""), error.context.get("manifest", "")
+    if not is_by_offset(context, archive):
+        return False
+    return archive.pipeline() in str(manifest) or any(
+        str(file).startswith(f"{folder}/")
+        for folder in (archive.folder(archive.generation), archive.dead)
+    )
+
+
+def _ignore(_: object) -> None:
+    """A report that has no reader."""

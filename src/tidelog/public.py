@@ -1,0 +1,120 @@
+"""The public names that take long to import; ``tidelog`` imports them when they are asked for."""
+
+from __future__ import annotations
+
+from tidelog.api.archive_tables import ArchiveTables
+from tidelog.api.archive_view import ArchivedFile
+from tidelog.api.archives import ArchiveHandle, Archives, BackfillOptions, DeadLetterOptions
+from tidelog.api.pumps import PumpFields, PumpHandle, PumpRunOptions, Pumps
+from tidelog.api.runs import RunOptions, RunResult
+from tidelog.api.upkeep import EraseOptions
+from tidelog.archive.dead_letters import ReplayResult
+from tidelog.archive.finalize import FinalizeResult, FolderNotice
+from tidelog.archive.options import ArchiveOptions, FormatOptions
+from tidelog.archive.read import FindResult
+from tidelog.archive.read import file_rows as read_file
+from tidelog.archive.status import ArchiveStatus, Limits, PartitionStatus
+from tidelog.archive.tables import RegisterResult
+from tidelog.archive.verify import ArchiveVerifyReport
+from tidelog.archive.verify_rows import Problem
+from tidelog.coordination.supervisors import SupervisedPart
+from tidelog.erasure.from_archives import DeleteResult, ErasedFromArchives
+from tidelog.erasure.proof import Proof, Trace
+from tidelog.erasure.rewrite import ArchiveErasure
+from tidelog.journal.amend.amend import AmendResult
+from tidelog.journal.audit import AuditRecord
+from tidelog.journal.compile.compile import CompileReport
+from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.listing import JournalEntry
+from tidelog.journal.recover.recover import RecoverReport
+from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.fate import Fate, FateError
+from tidelog.log.consumer.handler import HandlerOptions, Share
+from tidelog.log.maintenance.sweep import SweepReport
+from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimResult, TrimTo
+from tidelog.log.maintenance.verify import VerifyReport
+from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.producer import Producer
+from tidelog.log.status import Lag, PartitionState
+from tidelog.maintenance.erase import Erasure
+from tidelog.model.account import Account
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.positions import Positions
+from tidelog.model.topic import Topic
+from tidelog.pipeline.base import CycleReport
+from tidelog.pipeline.pump_status import PumpPartition, PumpStatus
+from tidelog.settings import Settings
+
+__all__ = [
+    "Account",
+    "AmendResult",
+    "Archive",
+    "ArchiveErasure",
+    "ArchiveFormat",
+    "ArchiveHandle",
+    "ArchiveOptions",
+    "ArchiveStatus",
+    "ArchiveTables",
+    "ArchiveVerifyReport",
+    "ArchivedFile",
+    "Archives",
+    "AuditRecord",
+    "BackfillOptions",
+    "BeforeTime",
+    "CompilePolicy",
+    "CompileReport",
+    "Consumer",
+    "CycleReport",
+    "DeadLetterOptions",
+    "DeleteResult",
+    "EraseOptions",
+    "ErasedFromArchives",
+    "Erasure",
+    "Fate",
+    "FateError",
+    "FinalizeResult",
+    "FindResult",
+    "FolderNotice",
+    "FormatOptions",
+    "HandlerOptions",
+    "JournalEntry",
+    "KeepBytes",
+    "Lag",
+    "Limits",
+    "NamedPipeline",
+    "PartitionState",
+    "PartitionStatus",
+    "Positions",
+    "Problem",
+    "Producer",
+    "Proof",
+    "PumpFields",
+    "PumpHandle",
+    "PumpPartition",
+    "PumpRunOptions",
+    "PumpStatus",
+    "Pumps",
+    "RecoverReport",
+    "RegisterResult",
+    "ReplayResult",
+    "RunOptions",
+    "RunResult",
+    "Scribe",
+    "ScribeOptions",
+    "SendFuture",
+    "Settings",
+    "Share",
+    "SupervisedPart",
+    "SweepReport",
+    "ToOffsets",
+    "Topic",
+    "Trace",
+    "TrimResult",
+    "TrimTo",
+    "Trouble",
+    "Turn",
+    "VerifyReport",
+    "read_file",
+]

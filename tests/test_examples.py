@@ -1,0 +1,64 @@
+"""Every example in the documentation of the public classes runs, on a home of its own."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tidelog.home import create_home
+from tidelog.settings import load_settings
+
+ORDERS = [
+    tidelog.Event(
+        b'{"at": 179465760000%d, "total": %d}' % (number, 10 * number),
+        id=f"order-{number}",
+        key=b"customer-%d" % (number % 2),
+        timestamp=1_794_657_600_000 + number,
+    )
+    for number in (1, 2, 3)
+]
+
+
+def public_members() -> Iterator[tuple[str, object]]:
+    """Yields all that is public, and the methods and properties of what is a class."""
+    for name in tidelog.__all__:
+        found = getattr(tidelog, name)
+        yield name, found
+        if not inspect.isclass(found) or not found.__module__.startswith("tidelog"):
+            continue
+        for base in found.__mro__:
+            for own, member in vars(base).items():
+                if base.__module__.startswith("tidelog") and not own.startswith("_"):
+                    yield f"{name}.{own}", member
+
+
+def examples() -> list[doctest.DocTest]:
+    """Returns the examples, each of a class or method."""
+    parser, found = doctest.DocTestParser(), []
+    for name, member in public_members():
+        text = inspect.getdoc(member) or ""
+        if ">>>" in text and (callable(member) or isinstance(member, property)):
+            found.append(parser.get_doctest(text, {}, name, None, 0))
+    return [each for each in found if each.examples]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[tidelog.Home]:
+    with create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0] as home:
+        home.create_topic("orders")
+        home.append("orders", ORDERS)
+        home.archives.create("daily", source="topic:orders", parser="json:at").run()
+        yield home
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
+def test_example_runs(example: doctest.DocTest, home: tidelog.Home, tmp_path: Path) -> None:
+    example.globs = {"tidelog": tidelog, "home": home, "folder": tmp_path}
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
+    assert not said, "".join(said)
