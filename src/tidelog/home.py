@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack, overload
 
 import pyarrow as pa
 
+from tidelog.api.consumers import Consumers
 from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
@@ -57,7 +58,9 @@ from tidelog.store.cache import CachedStore
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives
+    from tidelog.api.playbacks import Playbacks, PlayOptions
     from tidelog.api.pumps import Pumps
+    from tidelog.playback.play import PlaybackResult
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
@@ -271,6 +274,16 @@ class Home(JournalCalls, UpkeepCalls):
         self._given.add(consumer)
         return consumer
 
+    def consumers(self, topic: str) -> Consumers:
+        """Return the consumers of a topic, to list, seek and delete them.
+
+        >>> with home.consumer("orders", "billing") as consumer:
+        ...     _ = consumer.poll()
+        >>> [each.name for each in home.consumers("orders")]
+        ['billing']
+        """
+        return Consumers(self.context, self.topic(topic))
+
     def lag(self, topic: str) -> list[Lag]:
         """How far each consumer of a topic is behind, partition by partition."""
         found = self.topic(topic)
@@ -329,10 +342,68 @@ class Home(JournalCalls, UpkeepCalls):
         self._check_open()
         return list(inspect_home(self.context))
 
-    def playback(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
-        """The events of ``[start, end)`` in the order of their times, up to the ends of now."""
+    @overload
+    def playback(
+        self, topic: str, start: Time = ..., end: Time = ..., *, to: None = ..., name: None = ...
+    ) -> Iterator[Event]: ...
+
+    @overload
+    def playback(
+        self,
+        topic: str,
+        start: Time = ...,
+        end: Time = ...,
+        *,
+        to: str,
+        name: str | None = ...,
+        **options: Unpack[PlayOptions],
+    ) -> PlaybackResult: ...
+
+    def playback(
+        self,
+        topic: str,
+        start: Time = None,
+        end: Time = None,
+        *,
+        to: str | None = None,
+        name: str | None = None,
+        **options: Unpack[PlayOptions],
+    ) -> Iterator[Event] | PlaybackResult:
+        """Return the events of ``[start, end)`` by time, or play them to another place.
+
+        By default the last 15 minutes, up to the ends of now. ``to`` is ``topic:NAME``,
+        ``file:PATH``, ``http(s)://…``, ``kafka://host/TOPIC`` or ``kinesis://STREAM``; then it
+        returns what was played. Under a ``name`` it can be stopped, or die, and the same call
+        resumes it: nothing is skipped, and nothing comes twice into a topic.
+
+        >>> [event.id for event in home.playback("orders", "2026-11-01", "2026-12-01")]
+        ['order-1', 'order-2', 'order-3']
+        >>> _ = home.create_topic("copies")
+        >>> home.playback("orders", "2026-11-01", to="topic:copies", name="drill").events
+        3
+        """
         self._check_open()
-        return play_events(self.context, topic, start, end)
+        if to is None:
+            if name is not None or options:
+                raise InvalidError("playback: name and options are for a place: give to")
+            return play_events(self.context, topic, start, end)
+        from tidelog.api.playbacks import play_to, time_text
+        from tidelog.playback.request import PlaybackRequest
+
+        as_of = options.get("as_of")
+        asked = PlaybackRequest(topic, to, time_text(start), time_text(end), as_of)
+        return play_to(self.context, asked, name, options)
+
+    @cached_property
+    def playbacks(self) -> Playbacks:
+        """The playbacks that have names.
+
+        >>> home.playbacks.list()
+        []
+        """
+        from tidelog.api.playbacks import Playbacks
+
+        return Playbacks(self.context)
 
     def playback_arrow(
         self, topic: str, start: Time = None, end: Time = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tidelog.api.archive_tables import ArchiveTables
 from tidelog.api.archive_view import ArchivedFile
 from tidelog.api.archives import ArchiveHandle, Archives, BackfillOptions, DeadLetterOptions
+from tidelog.api.consumers import ConsumerHandle, Consumers
+from tidelog.api.playbacks import Playbacks, PlayOptions
 from tidelog.api.pumps import PumpFields, PumpHandle, PumpRunOptions, Pumps
 from tidelog.api.runs import RunOptions, RunResult
 from tidelog.api.upkeep import EraseOptions
@@ -31,6 +33,7 @@ from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.fate import Fate, FateError
 from tidelog.log.consumer.handler import HandlerOptions, Share
+from tidelog.log.consumer.move import CursorMove
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimResult, TrimTo
 from tidelog.log.maintenance.verify import VerifyReport
@@ -41,10 +44,14 @@ from tidelog.maintenance.erase import Erasure
 from tidelog.model.account import Account
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.playback import Pin, PlaybackState
 from tidelog.model.positions import Positions
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.pump_status import PumpPartition, PumpStatus
+from tidelog.playback.pace import SlotCount
+from tidelog.playback.play import PlaybackResult
+from tidelog.playback.session import KnownPlayback
 from tidelog.settings import Settings
 
 __all__ = [
@@ -66,6 +73,9 @@ __all__ = [
     "CompilePolicy",
     "CompileReport",
     "Consumer",
+    "ConsumerHandle",
+    "Consumers",
+    "CursorMove",
     "CycleReport",
     "DeadLetterOptions",
     "DeleteResult",
@@ -81,11 +91,17 @@ __all__ = [
     "HandlerOptions",
     "JournalEntry",
     "KeepBytes",
+    "KnownPlayback",
     "Lag",
     "Limits",
     "NamedPipeline",
     "PartitionState",
     "PartitionStatus",
+    "Pin",
+    "PlayOptions",
+    "PlaybackResult",
+    "PlaybackState",
+    "Playbacks",
     "Positions",
     "Problem",
     "Producer",
@@ -106,6 +122,7 @@ __all__ = [
     "SendFuture",
     "Settings",
     "Share",
+    "SlotCount",
     "SupervisedPart",
     "SweepReport",
     "ToOffsets",

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import EVENT_SCHEMA, one_batch
 from tidelog.connectors.playback_sinks import Lot, PlaybackSink, lots_of
 from tidelog.context import Context
-from tidelog.model.playback import Cursor, Pin
+from tidelog.model.playback import Cursor, Pin, PlaybackState
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import play
 from tidelog.playback.pace import SlotCount, SlotCounter, paced, times_of
@@ -53,6 +53,7 @@ class PlaybackResult:
     last: Cursor | None = None  # the last event that is out
     left_out: int = 0  # of the events, since they were erased from the target
     finished: bool = False
+    before: PlaybackState | None = None  # of a named one that another run had finished
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from tidelog.log.consumer.leases import (
     read_lease,
     read_lease_row,
 )
+from tidelog.log.consumer.move import check_consumer, move_cursor, plan_move
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.status import consumer_names
 from tidelog.log.topics import create_topic
 from tidelog.model import layout
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.topic import Topic
-from tidelog.server.console.consumers import check_consumer, do_move, plan_move
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog
@@ -364,7 +364,7 @@ def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) 
     member.join()
     move = plan_move(home.context, topic, "c", 0, "7")
     assert move.cursor is None
-    assert do_move(home.context, topic, "c", move.text)
+    assert move_cursor(home.context, topic, "c", 0, move.to, move.version)
     found = read_lease(home.context, topic, "c", 0)
     assert found is not None
     assert found[0].cursor == 7

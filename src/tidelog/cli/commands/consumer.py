@@ -7,10 +7,7 @@ import click
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.text import utf8
-from tidelog.errors import NotFoundError
-from tidelog.home import Home, open_home
-from tidelog.log.consumer.delete import consumer_version, delete_consumer
-from tidelog.model.address import nearest
+from tidelog.home import open_home
 
 __all__ = ["consumer"]
 
@@ -54,25 +51,13 @@ def delete(
       tidelog consumer delete orders billing --yes --force
     """
     with open_home(home_text) as home:
-        lag, found = _lag(home, topic, name), home.topic(topic)
-        shown = consumer_version(home.context, found, name)
+        found = home.consumers(topic).get(name, deleting=True)
+        lag = found.behind()
         told = f"{lag} events of `{topic}`" if lag else f"all events of `{topic}`"
         has = "has not read" if lag else "has read"
         question = f"Delete consumer `{name}`, which {has} {told}?"
         ask_first(f"consumer `{name}` of `{topic}`", question, yes)
-        delete_consumer(home.context, found, name, force=force, shown=shown)
+        found.delete(force=force)
         output.say(f"Deleted consumer `{name}` of `{topic}`.")
         if output.as_json:
             output.record({"topic": topic, "name": name, "deleted": True})
-
-
-def _lag(home: Home, topic: str, name: str) -> int:
-    """How many events it has not read. ``NotFoundError`` if the topic has no such consumer."""
-    lags = home.lag(topic)
-    found = [each.events for each in lags if each.consumer == name]
-    if not found:
-        like = nearest(name, {each.consumer for each in lags})
-        raise NotFoundError(
-            f"consumer `{name}` of `{topic}`: not found{like}: see `tidelog lag {topic}`"
-        )
-    return sum(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,30 +13,15 @@ from click.core import ParameterSource
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted, json_option
 from tidelog.cli.pipeline_options import traced_world
-from tidelog.connectors.playback_sinks import (
-    PlaybackSink,
-    SinkContext,
-    check_playback_sink,
-    open_playback_sink,
-)
+from tidelog.connectors.playback_sinks import check_playback_sink
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.model.address import parse_address
 from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin, PlaybackState, check_playback_name
 from tidelog.model.topic import Topic
-from tidelog.playback.merge import READERS
 from tidelog.playback.pace import SlotCount, check_speed
-from tidelog.playback.play import (
-    Playback,
-    PlaybackOptions,
-    PlaybackResult,
-    opened,
-    run_named,
-    run_playback,
-)
-from tidelog.playback.request import PlaybackRequest, pin_asked, pinned_playback
-from tidelog.playback.session import KnownPlayback, NamedPlayback, forget_playback, list_playbacks
+from tidelog.playback.play import PlaybackResult
+from tidelog.playback.session import KnownPlayback
 
 __all__ = ["playback"]
 
@@ -99,25 +84,42 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
             raise click.UsageError(f"Missing {name}.")
     options = _PlaybackOptions(**given)
     how = _Messages(output, options)
-    asked = PlaybackRequest(topic, options.sink, options.start, options.end, options.as_of)
-    with open_home(home_text, world=traced_world()) as home, Interruption(follows=False) as stop:
-        running = _PlaybackRun(home, asked, options, how, stop)
-        played = running.parallel() if options.parallel else running.play()
-        if played is None:
+    stop = threading.Event()
+    world = traced_world()
+    with open_home(home_text, world=world) as home, Interruption(stop, follows=False) as interrupt:
+        clock = home.context.clock
+        began_s = clock.monotonic_s()
+        played = home.playback(
+            topic,
+            options.start,
+            options.end,
+            to=options.sink,
+            name=options.name,
+            speed=options.speed,
+            as_of=options.as_of,
+            empty_slots=options.empty_slots,
+            spark=options.master if options.parallel else None,
+            stop=stop,
+            on_begin=how.begins,
+            on_wait=how.waits,
+            on_slot=how.slot,
+        )
+        if played.before is not None:
+            how.finished(played.before)
             return
-        how.summary(played, running.seconds())
+        how.summary(played, clock.monotonic_s() - began_s)
         if played.finished:
-            stop.finished()
+            interrupt.finished()
         else:
-            how.say(running.how_to_go_on(played))
+            how.say(_how_to_go_on(topic, options, played))
 
 
 def _names(home: Home, output: Output, forgotten: str | None) -> None:
     """Forget a playback; else list all."""
     if forgotten is None:
-        output.records(_COLUMNS, [_described(each) for each in list_playbacks(home.context)])
+        output.records(_COLUMNS, [_described(each) for each in home.playbacks.list()])
     else:
-        forget_playback(home.context, forgotten)
+        home.playbacks.forget(forgotten)
         output.record({"forgotten": forgotten})
 
 
@@ -177,6 +179,7 @@ class _Messages:
 
     def __init__(self, output: Output, options: _PlaybackOptions) -> None:
         self._as_json = output.as_json
+        self._name = options.name
         self._beside = options.sink.startswith("stdout:")
 
     def say(self, text: str) -> None:
@@ -191,8 +194,13 @@ class _Messages:
             None,
         )
 
-    def finished(self, name: str, state: PlaybackState) -> None:
+    def waits(self) -> None:
+        """Another process has it."""
+        self.say(f"playback `{self._name}`: another process has it: waiting for its end")
+
+    def finished(self, state: PlaybackState) -> None:
         """A playback that has nothing left to do."""
+        name = self._name
         at = to_iso(state.finished_ms)
         self._line(
             f"playback `{name}` was finished at {at}, with {counted(state.number, 'event')}",
@@ -231,91 +239,14 @@ class _Messages:
             click.echo(msgspec.json.encode(record), err=self._beside)
 
 
-class _PlaybackRun:
-    """One run of the command."""
-
-    def __init__(
-        self,
-        home: Home,
-        asked: PlaybackRequest,
-        options: _PlaybackOptions,
-        told: _Messages,
-        stop: Interruption,
-    ) -> None:
-        self._home = home
-        self._asked = asked
-        self._options = options
-        self._told = told
-        self._stop = stop
-        self._began_s = home.context.clock.monotonic_s()
-
-    def seconds(self) -> float:
-        """Since it began."""
-        return self._home.context.clock.monotonic_s() - self._began_s
-
-    def play(self) -> PlaybackResult | None:
-        """Play here; None when there was nothing to do."""
-        with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
-            if self._options.name is not None:
-                return self._resume(self._options.name, pool)
-            topic, pin = pin_asked(self._home.context, self._asked, pool)
-            self._told.begins(topic, pin)
-            context, environ = self._home.context, self._home.world.environ
-            setting = SinkContext.of(context, environ, context.ids.new())
-            with opened(lambda: self._open(setting)) as sink:
-                return run_playback(self._playback(topic, pin, pool), sink)
-
-    def parallel(self) -> PlaybackResult:
-        """Play by Spark."""
-        from tidelog.spark.playback import play_parallel
-        from tidelog.spark.workers import open_spark
-
-        topic, pin = pin_asked(self._home.context, self._asked)
-        self._told.begins(topic, pin)
-        session = open_spark(self._options.master, f"playback {topic.name}")
-        how = PlaybackOptions(on_slot=self._told.slot, stopped=self._stop.is_set)
-        return play_parallel(self._home.context, session, topic, pin, self._options.sink, how)
-
-    def how_to_go_on(self, played: PlaybackResult) -> str:
-        """For who has stopped it."""
-        if self._options.name is not None:
-            asked = self._asked
-            command = f"tidelog playback {asked.topic} --to {asked.sink} --resume"
-            return f"stopped; it goes on with: {command} {self._options.name}"
-        if played.last is None:
-            return "stopped before the first event"
-        return (
-            f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
-            f"offset {played.last.offset}; with --resume NAME it could go on from there"
-        )
-
-    def _resume(self, name: str, pool: ThreadPoolExecutor) -> PlaybackResult | None:
-        context = self._home.context
-        topic, pinned = pinned_playback(context, name, self._asked, pool)
-        named = NamedPlayback(context, name, pinned.generation)
-        if not named.try_take():
-            self._told.say(f"playback `{name}`: another process has it: waiting for its end")
-            if not named.take(self._stop.is_set):
-                return PlaybackResult()
-        if named.state.finished_ms:
-            self._told.finished(name, named.state)
-            return None
-        self._told.begins(topic, pinned.pin)
-        setting = SinkContext.of_named(context, self._home.world.environ, named, pinned)
-        playback = self._playback(topic, pinned.pin, pool)
-        return run_named(playback, named, lambda: self._open(setting))
-
-    def _open(self, setting: SinkContext) -> PlaybackSink:
-        sink = self._options.sink
-        if sink.startswith("topic:"):
-            self._home.watch(parse_address(sink).path)
-        return open_playback_sink(sink, setting)
-
-    def _playback(self, topic: Topic, pin: Pin, pool: ThreadPoolExecutor) -> Playback:
-        how = PlaybackOptions(
-            speed=check_speed(self._options.speed),
-            empty_slots=self._options.empty_slots,
-            on_slot=self._told.slot,
-            stopped=self._stop.is_set,
-        )
-        return Playback(self._home.context, topic, pin, pool, how)
+def _how_to_go_on(topic: str, options: _PlaybackOptions, played: PlaybackResult) -> str:
+    """Returns what to say when it was stopped."""
+    if options.name is not None:
+        command = f"tidelog playback {topic} --to {options.sink} --resume"
+        return f"stopped; it goes on with: {command} {options.name}"
+    if played.last is None:
+        return "stopped before the first event"
+    return (
+        f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
+        f"offset {played.last.offset}; with --resume NAME it could go on from there"
+    )

@@ -8,17 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidelog.archive.archive import find_archive
-from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
+from tidelog.api.archives import ArchiveHandle
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.model.archive import Archive
-from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.endpoints import store_at
-from tidelog.pipeline.registry import find_pipeline
 from tidelog.server.console.format import url
 from tidelog.server.console.jobs import Job, Jobs
-from tidelog.server.console.pipelines import ArchiveSeen, Pipelines, see_archive, see_pump
+from tidelog.server.console.pipelines import ArchiveSeen, Pipelines, see_archive
 from tidelog.server.console.request import Answer, Redirect, Shown, Visit
 from tidelog.store.base import Store
 
@@ -28,7 +24,6 @@ _ENTRIES_MAX = 500  # of a folder on one page
 _LETTERS_MAX = 50  # dead letters on one page
 _LETTERS_READ_MAX = 20_000  # whose reasons are counted
 _READ_S = 0.3
-_WORKERS = 2
 _PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
 
 
@@ -55,19 +50,19 @@ class ArchivePages:
 
     def archive(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}``"""
-        archive = find_archive(self._home.context, visit.path["name"])
-        return Shown("archive.html", {"archive": archive, "seen": self._seen(archive)})
+        archive = self._home.archives.get(visit.path["name"])
+        return Shown("archive.html", {"archive": archive.reload(), "seen": self._seen(archive)})
 
     def pump(self, visit: Visit) -> Answer:
         """``GET /console/pumps/{name}``"""
-        named = find_pipeline(self._home.context, visit.path["name"])
-        known = [each for each in self._pipelines.look().pumps if each.named == named]
-        seen = known[0] if known else see_pump(self._home, named)
-        return Shown("pump.html", {"named": named, "seen": seen})
+        pump = self._home.pumps.get(visit.path["name"])
+        known = [each for each in self._pipelines.look().pumps if each.named == pump.info]
+        seen = known[0] if known else pump.status()
+        return Shown("pump.html", {"named": pump.info, "seen": seen})
 
     def files(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/files``"""
-        archive = find_archive(self._home.context, visit.path["name"])
+        archive = self._home.archives.get(visit.path["name"]).reload()
         under = visit.text("under").strip("/")
         if any(part in ("", ".", "..") for part in under.split("/") if under):
             raise InvalidError(f"folder `{under[:80]}`: is none of an archive: choose one here")
@@ -87,14 +82,15 @@ class ArchivePages:
 
     def dead(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/dead``"""
-        archive = find_archive(self._home.context, visit.path["name"])
+        handle = self._home.archives.get(visit.path["name"])
+        archive = handle.reload()
         wanted = visit.text("reason")
         reasons: Counter[str] = Counter()
         letters: list[dict[str, Any]] = []
         clock = self._home.context.clock
         until_s = clock.monotonic_s() + _READ_S
         is_whole = True
-        for batch in dead_letters(self._home.context, archive):
+        for batch in handle.dead_letters():
             texts = batch.column("error").to_pylist()
             reasons.update(text.partition(": ")[0] for text in texts)
             if len(letters) < _LETTERS_MAX:
@@ -117,7 +113,8 @@ class ArchivePages:
 
     def replay(self, visit: Visit) -> Answer:
         """``POST /console/archives/{name}/replay``"""
-        archive = find_archive(self._home.context, visit.path["name"])
+        archive = self._home.archives.get(visit.path["name"])
+        archive.reload()
         parser = visit.text("parser")
         if parser and parser.partition(":")[0] not in _PARSERS:
             raise InvalidError(
@@ -126,8 +123,7 @@ class ArchivePages:
             )
 
         def work(job: Job) -> str:
-            how = ReplayOptions(parser=parser, stop=job.stop)
-            done = replay(self._home.context, archive, how, LocalWorkers(_WORKERS))
+            done = archive.replay(parser=parser, stop=job.stop)
             self._pipelines.wake()
             return (
                 f"{done.tried:,} dead letters tried, {done.replayed:,} are in the archive now, "
@@ -147,12 +143,12 @@ class ArchivePages:
         self._jobs.stop(visit.text("job"))
         return Redirect("/console/jobs")
 
-    def _seen(self, archive: Archive) -> ArchiveSeen:
+    def _seen(self, archive: ArchiveHandle) -> ArchiveSeen:
         """As it was seen last; one that is new, or that was changed, is looked at now."""
         for each in self._pipelines.look().archives:
-            if each.archive == archive:
+            if each.archive == archive.info:
                 return each
-        return see_archive(self._home, archive)
+        return see_archive(archive)
 
 
 def list_folder(store: Store, prefix: str, after: str = "") -> tuple[list[Entry], bool]:

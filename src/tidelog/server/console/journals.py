@@ -9,15 +9,14 @@ from typing import Any
 
 import msgspec
 
+from tidelog.api.upkeep import EraseOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
-from tidelog.erasure.from_archives import delete_events, delete_key
-from tidelog.erasure.proof import Proof, prove_erased
+from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import WHY_MAX, AuditRecord
 from tidelog.journal.lookup.lookup import check_id
 from tidelog.log.topics import read_head
-from tidelog.maintenance.erase import carry_out
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
@@ -159,16 +158,17 @@ class JournalPages:
         def work(job: Job) -> str:
             home, why = self._home, asked.why
             job.says = "deleting"
-            amender = home.amender(topic.name, home.reason(why, who))
-            if asked.key:
-                amended = delete_key(home.context, amender, asked.key.encode())
-            else:
-                amended = delete_events(home.context, amender, asked.ids)
-            job.says = "compiling, writing archives anew, sweeping"
-            done = carry_out(home.context, topic, grace_ms=0)
-            job.says = "searching every object for what is left"
             keys = [asked.key.encode()] if asked.key else []
-            proof = prove_erased(home.context, topic, asked.ids, keys)
+            how = EraseOptions(who=who, incarnation=topic.incarnation)
+            amended = (
+                home.erase(topic.name, key=keys[0], why=why, prove=False, **how)
+                if keys
+                else home.erase(topic.name, ids=asked.ids, why=why, prove=False, **how)
+            )
+            job.says = "compiling, writing archives anew, sweeping"
+            done = home.purge(topic.name)
+            job.says = "searching every object for what is left"
+            proof = home.prove_erased(topic.name, ids=asked.ids, keys=keys)
             job.result = Proven(
                 asked=asked,
                 topic=topic.name,

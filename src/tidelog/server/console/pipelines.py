@@ -9,31 +9,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidelog.archive.archive import list_archives
-from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
-from tidelog.connectors.source import Bounds, SourcePartition
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.api.archives import ArchiveHandle
+from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
 from tidelog.coordination.supervisors import Keeper, Keepers
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import decode_row
-from tidelog.model.pipeline import Intent, NamedPipeline, Totals
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.registry import list_pipelines
-from tidelog.pipeline.source_partitions import track
+from tidelog.pipeline.pump_status import PumpStatus
 from tidelog.server.http.errors import shape
 
 __all__ = [
     "ArchiveSeen",
     "Pipelines",
     "PipelinesSeen",
-    "PumpPartition",
-    "PumpSeen",
     "see_archive",
-    "see_pump",
 ]
 
 _BUSY_S = 5.0
@@ -63,44 +53,12 @@ class ArchiveSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class PumpPartition:
-    """How far a pump has come in one source partition."""
-
-    partition: str
-    position: str
-    end: str | None
-    lag: int | None
-    events: int
-    totals: Totals
-    intent_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PumpSeen:
-    """One pump, or another pipeline with a name of its own."""
-
-    named: NamedPipeline
-    partitions: tuple[PumpPartition, ...]
-    error: str
-    read_ms: int
-
-    @property
-    def lag(self) -> int | None:
-        known = [each.lag for each in self.partitions if each.lag is not None]
-        return sum(known) if known else None
-
-    @property
-    def events(self) -> int:
-        return sum(each.events for each in self.partitions)
-
-
-@dataclass(frozen=True, slots=True)
 class PipelinesSeen:
     """All of them, how the store does, and what `tidelog up` keeps running."""
 
     read_ms: int = 0
     archives: tuple[ArchiveSeen, ...] = ()
-    pumps: tuple[PumpSeen, ...] = ()
+    pumps: tuple[PumpStatus, ...] = ()
     store_ms: float | None = None  # how long a small read took
     catalog_ms: float | None = None
     store_error: str = ""
@@ -167,12 +125,12 @@ class Pipelines:
         began_s = clock.monotonic_s()
         home.catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
         catalog_ms = (clock.monotonic_s() - began_s) * 1000
-        archives = [each for each in list_archives(home.context) if each.state == "ready"]
-        pumps = [each for each in list_pipelines(home.context) if each.state == "ready"]
+        archives = [each for each in home.archives.list() if each.info.state == "ready"]
+        pumps = [each for each in home.pumps.list(restores=True) if each.info.state == "ready"]
         return PipelinesSeen(
             clock.now_ms(),
-            tuple(see_archive(home, each, self._waiting) for each in archives),
-            tuple(see_pump(home, each) for each in pumps),
+            tuple(see_archive(each, self._waiting) for each in archives),
+            tuple(each.status() for each in pumps),
             store_ms,
             catalog_ms,
             store_error,
@@ -180,50 +138,10 @@ class Pipelines:
         )
 
 
-def see_archive(home: Home, archive: Archive, waiting: WaitingTimes | None = None) -> ArchiveSeen:
+def see_archive(archive: ArchiveHandle, waiting: WaitingTimes | None = None) -> ArchiveSeen:
     """How an archive does now."""
     try:
-        status = read_status(home.context, archive, waiting=waiting)
+        status = archive.status(waiting=waiting)
     except TidelogError as exc:
-        return ArchiveSeen(archive, None, (f"archive `{archive.name}`: {exc}",))
-    return ArchiveSeen(archive, status, tuple(troubles(status, Limits())))
-
-
-def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
-    """How a pump does now; a source that cannot be reached leaves what the rows say."""
-    context, error = home.context, ""
-    bounds: dict[SourcePartition, Bounds] = {}
-    source = None
-    try:
-        source = source_at(home.context, named.source)
-        track(context, named.incarnation, source)
-        bounds = source.bounds(source.partitions())
-    except TidelogError as exc:
-        error = f"its source cannot be reached: {exc}"
-    failures = read_failures(context, named.incarnation)
-    if not error and failures:
-        name, failure = next(iter(failures.items()))
-        error = f"{name or 'its source'}: {failure.message}"
-    found = []
-    for name in sorted(
-        {each.text for each in bounds} | set(read_partitions(context, named.incarnation))
-    ):
-        partition = SourcePartition.named(name)
-        progress = read_progress(context, named.incarnation, name)
-        held = bounds.get(partition)
-        position = progress.position if progress else (held.first if held else "")
-        row = context.catalog.get(layout.pipeline_partition(named.incarnation, name), "intent")
-        intent = decode_row(row.value, Intent, f"intent of `{name}`") if row else None
-        lag = source.count(position, held.end) if source and held else None
-        found.append(
-            PumpPartition(
-                name,
-                position,
-                held.end if held else None,
-                lag,
-                progress.ordinal if progress else 0,
-                progress.totals if progress else Totals(),
-                intent.began_ms if intent else None,
-            )
-        )
-    return PumpSeen(named, tuple(found), error, context.clock.now_ms())
+        return ArchiveSeen(archive.info, None, (f"archive `{archive.name}`: {exc}",))
+    return ArchiveSeen(archive.info, status, tuple(troubles(status, Limits())))

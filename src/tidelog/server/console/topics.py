@@ -10,22 +10,17 @@ What a person should look at first, worst first: a line each, with the page that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tidelog.connectors.playback_sinks import SinkContext, open_playback_sink
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
-from tidelog.playback.merge import READERS
 from tidelog.playback.pace import check_speed
-from tidelog.playback.play import Playback, PlaybackOptions, opened, run_playback
-from tidelog.playback.request import PlaybackRequest, pin_asked
 from tidelog.server.console.format import duration, line_chart, number, url
 from tidelog.server.console.jobs import Job, Jobs
 from tidelog.server.console.pipelines import Pipelines, PipelinesSeen
@@ -213,24 +208,19 @@ def play_to_topic(
     home: Home, topic: str, target: str, times: tuple[str, str], speed: str
 ) -> Callable[[Job], str]:
     """What the job does. ``InvalidError`` for a speed that is none."""
-    factor = check_speed(speed)
-    sink = f"topic:{target}"
+    check_speed(speed)
     start, end = times
-    asked = PlaybackRequest(topic, sink, start or to_iso(0), end or None)
 
     def work(job: Job) -> str:
-        context = home.context
-        with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
-            found, pin = pin_asked(context, asked, pool)
-            home.watch(target)
-            how = PlaybackOptions(
-                speed=factor,
-                on_slot=lambda slot: _tell(job, slot.events),
-                stopped=job.stop.is_set,
-            )
-            setting = SinkContext.of(context, home.world.environ, context.ids.new())
-            with opened(lambda: open_playback_sink(sink, setting)) as opened_sink:
-                played = run_playback(Playback(context, found, pin, pool, how), opened_sink)
+        played = home.playback(
+            topic,
+            start or to_iso(0),
+            end or None,
+            to=f"topic:{target}",
+            speed=speed,
+            stop=job.stop,
+            on_slot=lambda slot: _tell(job, slot.events),
+        )
         return f"{played.events:,} events played"
 
     return work

@@ -1,0 +1,103 @@
+"""Moving a consumer's cursor from outside: planned, shown to a person, and then done as shown.
+
+The lease is written by the version that the plan was made of, with a higher epoch and no owner. So
+a member that holds it loses it at its next commit, and goes on from the new cursor when it takes
+the lease again; and a plan that was overtaken by a commit changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.context import Context
+from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
+from tidelog.log.consumer.leases import Lease, decode_registered, read_lease_row
+from tidelog.log.reader.partition_reader import find_offset
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.partition_rows import encode_row
+from tidelog.model.times import moment_ms
+from tidelog.model.topic import Topic
+
+__all__ = ["CursorMove", "check_consumer", "move_cursor", "plan_move"]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorMove:
+    """Where a cursor stands, and where it is to stand."""
+
+    partition: int
+    cursor: int | None  # None: nobody has read the partition yet
+    to: int
+    owner: str
+    version: str  # of the lease; empty where there is none
+
+    @property
+    def again(self) -> int:
+        """Events that will be handled a second time."""
+        return max(0, (self.cursor or 0) - self.to) if self.cursor is not None else 0
+
+    @property
+    def skipped(self) -> int:
+        """Events that will never be handled."""
+        return max(0, self.to - self.cursor) if self.cursor is not None else 0
+
+
+def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str) -> CursorMove:
+    """Where one cursor would go: ``earliest``, ``latest``, an offset, or a time.
+
+    ``InvalidError`` for an offset that is not there.
+    """
+    topic.check_partition(partition)
+    head, _ = read_head(context, topic, partition)
+    if to == "earliest":
+        offset = head.start
+    elif to == "latest":
+        offset = head.next
+    elif to.isascii() and to.isdigit() and len(to) < 20:
+        offset = int(to)
+    else:
+        offset = find_offset(context, topic, partition, moment_ms(to, context.clock.now_ms()))
+    if not head.start <= offset <= head.next:
+        raise InvalidError(
+            f"seek in `{topic.name}/{partition}`: offset {offset} is outside of "
+            f"[{head.start}, {head.next}]: give one inside"
+        )
+    found = read_lease_row(context, topic, name, partition)
+    if found is None or found[0].deleted:
+        return CursorMove(partition, None, offset, "", found[1] if found else "")
+    return CursorMove(partition, found[0].cursor, offset, found[0].owner, found[1])
+
+
+def move_cursor(
+    context: Context, topic: Topic, name: str, partition: int, to: int, version: str
+) -> bool:
+    """Do what was planned; False when the lease has changed since. ``InvalidError``.
+
+    ``version`` is that of the plan.
+    """
+    again = plan_move(context, topic, name, partition, str(to))
+    if again.version != version:
+        return False
+    found = read_lease_row(context, topic, name, partition)
+    epoch = found[0].epoch + 1 if found else 1
+    where = layout.lease_partition(topic.incarnation, name, partition)
+    wanted = Put("lease", encode_row(Lease("", epoch, to)), expect=version or ABSENT)
+    write_id = context.ids.new()
+    try:
+        context.catalog.write(where, wanted, write_id=write_id)
+    except ConflictError:
+        return False
+    except UnknownOutcomeError:
+        there = context.catalog.get(where, "lease")
+        return there is not None and there.version == write_id
+    return True
+
+
+def check_consumer(context: Context, topic: Topic, name: str) -> None:
+    """Refuse a consumer that the topic has not had. ``NotFoundError``."""
+    where = layout.consumers_partition(topic.incarnation)
+    found = context.catalog.get(where, layout.consumer_row(name))
+    if not name or found is None or decode_registered(found).state != "ready":
+        raise NotFoundError(f"consumer `{name[:80]}` of `{topic.name}`: not found: fix the name")
