@@ -60,7 +60,7 @@ def steps(document: str) -> Iterator[tuple[str, list[str]]]:
             yield command, shown
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/journals.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/journals.md", "docs/python.md"])
 def test_python_examples_run(document: str, tmp_path: Path) -> None:
     found = blocks(document, "python")
     assert found

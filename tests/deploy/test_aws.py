@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -74,18 +75,26 @@ def test_the_config_string_of_the_scribe_opens(tmp_path: Path) -> None:
     assert settings.catalog == "dynamodb://t?region=eu-west-1"
 
 
-def test_the_function_of_the_scribe_tells_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_of_the_scribe_does_a_turn_and_raises_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = TEMPLATE.with_name("scribe_function.py")
     spec = importlib.util.spec_from_file_location("scribe_function", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", "print('{\"done\": 1}')"))
-    assert module.handle({}, None) == {"said": ['{"done": 1}']}
-    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", "raise SystemExit('why')"))
-    with pytest.raises(RuntimeError, match="why"):
-        module.handle({}, None)
+    folder = str(tmp_path / "home")
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "1000")  # how long the other one is watched
+    with create_home(load_settings(folder, dict(os.environ), tmp_path))[0] as home:
+        home.create_topic("orders")
+        home.append("orders", [Event(b"one")])
+        monkeypatch.setenv("TIDELOG_HOME", folder)
+        assert module.handle({}, None)["topics"] == 1
+        scribe = home.scribe()._holding
+        assert scribe.try_take()
+        with scribe.beating(), pytest.raises(RuntimeError, match="another scribe"):
+            module.handle({}, None)
 
 
 @dataclass
