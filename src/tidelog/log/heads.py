@@ -1,4 +1,4 @@
-"""Changing a partition's head against other writers, where a change only grows or narrows."""
+"""Updates a partition's head against concurrent writers, for changes that are safe to repeat."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tidelog.model.topic import Topic
 
 __all__ = ["RACE", "raise_epoch", "raise_head"]
 
-RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # against producers on one row
+RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # producers write the same row
 
 
 def raise_head(
-    context: Context, topic: Topic, partition: int, raised: Callable[[Head], Head]
+    context: Context, topic: Topic, partition: int, decide: Callable[[Head], Head]
 ) -> tuple[Head, Head]:
-    """Change a head by what only grows; the head as it was found, and as it is now.
+    """Replaces a head by ``decide(head)``; returns the head as first read and as it is now.
 
-    ``raised`` gives the head as it should be, or the same one where it is so already: a conflict
-    and a lost reply are both settled by asking it again. ``NotFoundError`` for a deleted topic.
+    ``decide`` returns the wanted head, or the same one if nothing has to change. It is called again
+    after a conflict and after a lost reply, so it must only raise or narrow values. Raises
+    ``NotFoundError`` for a deleted topic.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     found: Head | None = None
@@ -34,7 +35,7 @@ def raise_head(
             found = head
         if head.closed:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was changed")
-        wanted = raised(head)
+        wanted = decide(head)
         if wanted == head:
             return found, head
         try:
@@ -50,10 +51,10 @@ def raise_head(
 
 
 def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
-    """Raise the epoch of a partition's ``compile`` row; returns the new one.
+    """Raises the epoch of a partition's ``compile`` row; returns the new one.
 
-    No journal of a lower epoch can take its place any more. Writes nothing where nothing compiles
-    and the next compiler takes an epoch above ``above``.
+    After that, no journal of a lower epoch can replace runs. Writes nothing if no process compiles
+    and the next compiler gets an epoch above ``above`` anyway.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     before: HeldRow | None = None

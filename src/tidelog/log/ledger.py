@@ -1,34 +1,31 @@
-"""The ledger of what was erased: hashes alone, so that no copy brings an event back.
+"""The ledger of erased events, and copies into a topic that respect it.
 
-A row is the hash of an id, or of a key whose events were all deleted. It says up to which time
-events were erased: the time of the delete, by this machine's clock or the store's if that is ahead
-(``ages``), or that of the newest deleted event where it is later. An event with that id or key and
-a later time is a new one. Ordinary producers do not look at all.
+The ledger contains only hashes. A row is the hash of an id, or of a key whose events were all
+deleted, and the time up to which its events are erased. That is the time of the delete, by this
+machine's clock or by the store's if that is ahead (``ages``), or the time of the newest deleted
+event if it is later. An event with that id or key and a later time is a new event. Ordinary
+producers do not read the ledger.
 
-Whatever copies events into a topic from a place that may still hold erased ones (pumps, restores,
-playbacks, the Spark sink, recoveries) goes by ``log.copying``. The two sides meet in the head of
-each partition, which every commit expects:
+Everything that copies events into a topic from a place that may still hold erased ones (pumps,
+restores, playbacks, the Spark sink, recoveries) uses a :class:`Copier`. Copies and deletes meet in
+the head of each partition, which every commit expects:
 
-| a copy                                           | a delete                                    |
-|--------------------------------------------------|---------------------------------------------|
-| 1. says in every head that something is copied   | 1. its audit record                         |
-| 2. notes ``erasures`` of every head              | 2. its rows of the ledger                   |
-| 3. reads the ledger, leaves out what was erased  | 3. raises ``erasures`` in every head that   |
-| 4. commits, expecting a head with the same       |    says so                                  |
-|    ``erasures``; else it goes on at 2            | 4. looks up what came into those partitions |
-|                                                  | 5. deletes the events                       |
+| a copy                                           | a delete                                     |
+|--------------------------------------------------|----------------------------------------------|
+| 1. sets ``copied`` in every head                 | 1. writes its audit record                   |
+| 2. remembers ``erasures`` of every head          | 2. writes its rows of the ledger             |
+| 3. reads the ledger, leaves out erased events    | 3. raises ``erasures`` in every head that    |
+| 4. commits, expecting a head with the same       |    has ``copied`` set                        |
+|    ``erasures``; otherwise resumes at 2          | 4. looks up what arrived in those partitions |
+|                                                  | 5. deletes the events                        |
 
-A copy that is committed before step 3 of the delete is found by its step 4; one that is committed
-later has read the ledger after step 2. Nothing gets between, and a topic into which nothing was
-ever copied pays nothing.
+A copy that commits before step 3 of the delete is found by step 4 of the delete. A copy that
+commits later has read the ledger after step 2. A topic that was never copied into pays nothing.
 
-Copies of events into a topic: what was erased from it is left out, whenever that happens.
-
-See ``log.ledger`` for the steps on both sides. A commit of a copy is refused with
-``LedgerMovedError`` where the head tells that the ledger has grown since the events were held
-against it; the copier then reads the ledger again, leaves out what was erased meanwhile, and
-commits the rest under the sequences that these events had before. That is another segment: the one
-that was refused holds erased events, and is listed as unused where it was not committed.
+If the ledger has grown, the commit raises ``LedgerMovedError``. The copier reads the ledger again,
+leaves out the newly erased events, and commits the others under the sequences that they had. That
+takes a new segment: the refused one contains erased events, and is listed as unused unless a
+partition has committed it.
 """
 
 from __future__ import annotations
@@ -87,18 +84,18 @@ __all__ = [
 ]
 
 _BUCKETS = [f"{number:02x}" for number in range(256)]
-_KEYS = "key/"  # begins the rows of keys
+_KEYS = "key/"  # prefix of the rows for keys
 
 Stamp = tuple[int, ...]
-"""How often each partition was told that the ledger has grown."""
+"""How often the ledger has grown, as each partition's head counts it."""
 
 Times = Mapping[bytes, int]
-"""Until when events were erased, by the digest of their id or key."""
+"""The time up to which events are erased, by the digest of their id or key."""
 
 
 @dataclass(frozen=True, eq=False)
 class ErasedIds:
-    """The ledger as it was at some time. Pickles."""
+    """The ledger at one point in time. Pickles."""
 
     ids: Times = field(default_factory=dict)
     keys: Times = field(default_factory=dict)
@@ -109,7 +106,7 @@ class ErasedIds:
 
     @property
     def mark(self) -> str:
-        """The same for the same ledger; empty where that is empty."""
+        """Returns a digest of the ledger; empty for an empty ledger."""
         if not len(self):
             return ""
         told = hashlib.sha256()
@@ -120,16 +117,16 @@ class ErasedIds:
         return told.hexdigest()[:16]
 
     def is_later(self, column: str, value: str | bytes, time_ms: int) -> bool:
-        """Whether an event with an erased id or key came after the erasure: it is a new one."""
+        """Returns whether an event is newer than the erasure of its id or key, so not erased."""
         until_ms = _time_of(value, self.ids if column == "id" else self.keys)
         return _NEVER < until_ms < time_ms
 
     def has(self, event_id: str) -> bool:
-        """Whether an id was erased."""
+        """Returns whether an id was erased."""
         return _digest(event_id.encode()) in self.ids
 
     def kept(self, events: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_] | None:
-        """Which events were not erased; None where that is all of them."""
+        """Returns a mask of the events that were not erased; None if none was."""
         gone = np.zeros(events.num_rows, np.bool_)
         for name, times in (("id", self.ids), ("key", self.keys)):
             if times and events.num_rows:
@@ -151,10 +148,10 @@ def enter_erased(
     keys: Times | None = None,
     pool: Executor | None = None,
 ) -> None:
-    """Enter ids, each with the time up to which its events are erased, and keys.
+    """Adds ids and keys, each with the time up to which its events are erased.
 
-    Ids may be given as their sha256; keys always are.
-    A row keeps the latest time of all that were entered, in whatever order writes arrive.
+    Ids can be strings or their sha256; keys are always sha256. A row keeps the latest time that was
+    written, whatever the order of the writes.
     """
     now_ms = context.clock.now_ms()
     buckets: dict[str, dict[str, LedgerEntry]] = {}
@@ -179,9 +176,9 @@ def enter_erased(
 
 
 def announce_erasure(context: Context, topic: Topic, partition: int) -> Head:
-    """Let copies into a partition notice that the ledger has grown; the head after that.
+    """Notifies copies into a partition that the ledger has grown; returns the head after that.
 
-    ``NotFoundError`` when the topic was deleted.
+    Raises ``NotFoundError`` if the topic was deleted.
     """
     head, _ = read_head(context, topic, partition)
     if not head.copied:
@@ -194,7 +191,7 @@ def announce_erasure(context: Context, topic: Topic, partition: int) -> Head:
 
 
 def was_erased(context: Context, topic: Topic, event_id: str) -> bool:
-    """Whether one id is in the ledger."""
+    """Returns whether one id is in the ledger."""
     digest = _digest(event_id.encode()).hex()
     where = layout.erased_partition(topic.incarnation, digest)
     return context.catalog.get(where, digest) is not None
@@ -203,7 +200,7 @@ def was_erased(context: Context, topic: Topic, event_id: str) -> bool:
 def erased_until(
     context: Context, topic: Topic, ids: Iterable[str], keys: Iterable[bytes]
 ) -> ErasedIds:
-    """What the ledger has of some ids and keys."""
+    """Returns the ledger's entries for some ids and keys."""
     names = {"": [_digest(each.encode()) for each in ids], _KEYS: [_digest(each) for each in keys]}
     found: dict[str, dict[bytes, int]] = {prefix: {} for prefix in names}
     for prefix, digests in names.items():
@@ -217,9 +214,9 @@ def erased_until(
 
 
 def read_erased(context: Context, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> ErasedIds:
-    """The ledger as it is now, for a copy into the topic; ``known`` where it has not grown.
+    """Returns the current ledger, for a copy into the topic; ``known`` if it has not grown.
 
-    ``NotFoundError`` when the topic was deleted.
+    Raises ``NotFoundError`` if the topic was deleted.
     """
     stamp = read_stamp(context, topic)
     if stamp == known.stamp:
@@ -228,15 +225,15 @@ def read_erased(context: Context, topic: Topic, known: ErasedIds = NOTHING_ERASE
 
 
 def read_stamp(context: Context, topic: Topic) -> Stamp:
-    """Steps 1 and 2 of a copy: what its commits expect of the heads."""
+    """Steps 1 and 2 of a copy: returns what its commits expect of the heads."""
     return tuple(_copied(context, topic, each).erasures for each in range(topic.partitions))
 
 
 def read_ledger(context: Context, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
-    """The ledger as it is now, for what copies nothing into the topic."""
+    """Returns the current ledger, for callers that copy nothing into the topic."""
     audit = layout.audit_partition(topic.incarnation)
     if next(iter(context.catalog.scan(audit, limit=1)), None) is None:
-        return ErasedIds(stamp=stamp)  # every delete begins with a record
+        return ErasedIds(stamp=stamp)  # every delete writes an audit record first
     ids: dict[bytes, int] = {}
     keys: dict[bytes, int] = {}
 
@@ -249,14 +246,14 @@ def read_ledger(context: Context, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
     if context.commits_at_once == 1:
         for bucket in _BUCKETS:
             read(bucket)
-    else:  # each is a round trip
+    else:  # each one is a round trip
         with Pool(context.commits_at_once) as pool:
             list(pool.map(read, _BUCKETS))
     return ErasedIds(ids, keys, stamp)
 
 
 def _copied(context: Context, topic: Topic, partition: int) -> Head:
-    """A head that says that something copies events into its partition."""
+    """Sets ``copied`` in a head; returns the head."""
 
     def raised(head: Head) -> Head:
         return head if head.copied else msgspec.structs.replace(head, copied=True)
@@ -265,7 +262,7 @@ def _copied(context: Context, topic: Topic, partition: int) -> Head:
 
 
 def _enter(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> None:
-    """Put rows of one bucket, or raise the times of those that are there."""
+    """Puts rows of one bucket, or raises the times of existing ones."""
     changes = [Put(name, encode_row(row), ABSENT) for name, row in rows.items()]
     for delay_s in RACE.delays_s(context.random):
         if not changes:
@@ -293,7 +290,7 @@ def _raised(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> It
 
 
 def _until(column: pa.Array | pa.ChunkedArray, times: Times) -> npt.NDArray[np.int64] | None:
-    """For each value of a column the time up to which it was erased; None where none was."""
+    """Returns for each value the time up to which it was erased; None if none was."""
     if column.null_count == len(column):
         return None
     if isinstance(column, pa.ChunkedArray):
@@ -323,50 +320,51 @@ T = TypeVar("T")
 
 
 class LedgerMovedError(ConflictError):
-    """Something was erased from the topic since the events were held against its ledger."""
+    """Events were erased from the topic after the copy read the ledger."""
 
     kind = "ledger moved"
 
 
 class Copier(Appender):
-    """An appender whose commits expect the ledger by which erased events were left out."""
+    """An appender whose commits fail if the ledger has grown since the copy read it."""
 
     erased: ErasedIds = NOTHING_ERASED
     needs_offsets = False
 
     def __init__(self, context: Context, topic: Topic, producer: str) -> None:
         super().__init__(context, topic, producer)
-        self.committed: set[tuple[str, int]] = set()  # staged segments, and by which partition
+        self.committed: set[tuple[str, int]] = set()  # staged segment and partition
 
     @property
     def store(self) -> Store:
-        """Where segments are."""
+        """Returns the store that holds the segments."""
         return self._context.store
 
     def look(self) -> ErasedIds:
-        """The ledger as it is now; the next commits expect it."""
+        """Returns the current ledger, which the next commits expect."""
         self.erased = read_erased(self._context, self._topic, self.erased)
         return self.erased
 
     def forget(self) -> None:
-        """Read the rows of all partitions again, when they are next needed."""
+        """Forgets the rows of all partitions, so that the next use reads them again."""
         for partition in range(self._topic.partitions):
             self._forget(partition)
 
     def check_head(self, partition: int, head: Head) -> None:
         super().check_head(partition, head)
         if head.erasures != self.erased.stamp[partition]:
-            self._heads.pop(partition, None)  # it may be the head that is old, not the ledger
+            self._heads.pop(partition, None)  # the head may be stale, not the ledger
             raise LedgerMovedError(
                 f"partition `{self._topic.name}/{partition}`: events were erased while others were "
                 "copied into it: try again"
             )
 
     def bear_witness(self, segments: Iterable[StagedSegment], pool: Executor | None = None) -> None:
-        """Say in the store which partitions have committed each of some staged segments.
+        """Writes to the store which partitions have committed each staged segment.
 
-        After the commits, and before they are acknowledged: so the catalog cannot lose these
-        unseen. ``UnavailableError`` if that fails: then append them again, which commits nothing.
+        Call it after the commits and before acknowledging them, so that a catalog that loses these
+        commits is noticed. Raises ``UnavailableError`` if it fails: append the segments again,
+        which commits nothing twice.
         """
 
         def put(staged: StagedSegment) -> None:
@@ -378,16 +376,16 @@ class Copier(Appender):
         list(each(put, segments))
 
     def _has(self, staged: StagedSegment, partition: int) -> bool:
-        """Whether a partition has committed a staged segment, in this call or before it."""
+        """Returns whether a partition has committed a staged segment, in this call or earlier."""
         is_ours = (staged.key, partition) in self.committed
         return is_ours or is_claimed(
             self._context, self._topic, staged_origin(staged.key), partition
         )
 
     def copy(self, attempt: Callable[[ErasedIds], T]) -> T:
-        """Run ``attempt`` with the ledger, again and again until that holds for its commits.
+        """Calls ``attempt`` with the ledger until the ledger did not grow before its commits.
 
-        It must leave out what is erased, and skip what it has committed before.
+        ``attempt`` must leave out erased events and skip what it has already committed.
         """
         erased = self.erased if self.erased.stamp else self.look()
         for delay_s in self._delays():
@@ -409,11 +407,11 @@ def append_staged(
     first_sequence: int = 0,
     pool: Executor | None = None,
 ) -> int:
-    """Copy segments and commit their pieces, partition by partition, each piece once.
+    """Copies staged segments and commits their pieces, partition by partition, each piece once.
 
-    In each partition the events are numbered from ``first_sequence``; those that were erased keep
-    their numbers, and are left out. Returns how many these are. ``NotFoundError`` when the topic
-    was deleted, or when a segment is neither staged nor appended.
+    Returns how many events were left out as erased. In each partition the events are numbered from
+    ``first_sequence``, and erased ones keep their numbers. Raises ``NotFoundError`` if the topic
+    was deleted, or if a segment is neither staged nor appended.
     """
 
     def attempt(erased: ErasedIds) -> int:
@@ -428,14 +426,13 @@ def append_staged(
             producer.forget()
             if not made or _pieces(producer, wanted, first_sequence):
                 raise
-            # Another driver has appended them all, and deleted what it had made beside.
+            # Another driver has appended them all and deleted its filtered copies.
         if made:
             producer.store.delete(made)
         return sum(len(out) for each in wanted for out in each.left_out.values())
 
-    tried: dict[
-        str, StagedSegment
-    ] = {}  # all that may be committed, also with events that were erased
+    # Everything that may be committed, including versions with events that were erased later.
+    tried: dict[str, StagedSegment] = {}
     left_out = producer.copy(attempt)
     producer.bear_witness(tried.values(), pool)
     return left_out
@@ -458,7 +455,7 @@ def _append(
                 _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
                 producer.committed.add((staged.key, partition))
             except AlreadyExistsError:
-                continue  # by another driver, meanwhile
+                continue  # another driver committed it in the meantime
             except LedgerMovedError as exc:
                 for _, _, later in todo[partition][index:]:
                     producer.abandon(partition, copies[later.key])
@@ -470,23 +467,23 @@ def _append(
     for staged in named.values():
         for piece in staged.pieces:
             if all(staged is not each for _, _, each in todo.get(piece.partition, ())):
-                producer.abandon(piece.partition, stored[staged.key])  # it has these events
+                producer.abandon(piece.partition, stored[staged.key])  # already stored
     moved = [error for error in each(commit, todo) if error is not None]
-    for error in moved:  # when all commits under way have ended
+    for error in moved:  # after all running commits have ended
         raise error
 
 
 def is_appended(
     producer: Appender, segments: Sequence[StagedSegment], first_sequence: int = 0
 ) -> bool:
-    """Whether all pieces are in the topic, as a producer that was just made sees it."""
+    """Returns whether all pieces are in the topic, by the rows that a new producer reads."""
     return not _pieces(producer, segments, first_sequence)
 
 
 def _pieces(
     producer: Appender, segments: Sequence[StagedSegment], first_sequence: int
 ) -> dict[int, list[tuple[int, Piece, StagedSegment]]]:
-    """What is not committed yet: for each partition its pieces in order, with their sequences."""
+    """Returns the uncommitted pieces of each partition in order, with their first sequences."""
     counted: dict[int, int] = {}
     todo: dict[int, list[tuple[int, Piece, StagedSegment]]] = {}
     for staged in segments:
@@ -504,9 +501,10 @@ def _pieces(
 def without_erased(
     store: Store, staged: StagedSegment, erased: ErasedIds, writer: str = ""
 ) -> StagedSegment:
-    """A staged segment without what was erased since its writer began; often it is the same one.
+    """Returns a staged segment without the events that were erased since its writer started.
 
-    One that is gone has been appended, or will be missed there.
+    Returns the same segment if there are none. A segment that is missing was already appended, or
+    the append reports it.
     """
     is_known = staged.ledger.startswith(erased.mark)
     if not len(erased) or is_known or not (erased.keys or any(p.ids_end for p in staged.pieces)):
@@ -529,7 +527,7 @@ def without_erased(
 
 
 def _beside(key: str, mark: str) -> str:
-    """The key of a segment without erased events; of the same kind as that of the whole one."""
+    """Returns the key of a segment without erased events; it has the same kind as the original."""
     kind = ".arrow"
     return f"{key.removesuffix(kind)}.{mark}{kind if key.endswith(kind) else ''}"
 

@@ -1,4 +1,4 @@
-"""Which partition each event of a table belongs to, without a Python loop where it can be had."""
+"""Computes the partition of each event of a table, with vectorized code where possible."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pyarrow as pa
 
 __all__ = ["KeylessTurns", "partitions_for", "split"]
 
-_WORDS = 4  # a sha256 digest in 64-bit words
-_AT_ONCE = 1_000  # keys; numpy lets other threads run after each lot, hashing alone would not
+_WORDS = 4  # 64-bit words of a sha256 digest
+_AT_ONCE = 1_000  # keys; other threads can run after each batch, hashing alone blocks them
 
 
 class KeylessTurns:
-    """Where the keyless events of a flush go: to the partition that has had the fewest so far.
+    """Chooses a partition for the keyless events of a flush: the one with the fewest so far.
 
-    So partitions differ by one flush at most, whatever the sizes of flushes. A flush without
-    keyless events must not ask, as that would use up a turn. Safe to share between threads.
+    So partitions differ by at most one flush, whatever the sizes of flushes. Call it only for a
+    flush that has keyless events, since each call counts. Thread-safe.
     """
 
     def __init__(self, partitions: int, first: int) -> None:
@@ -30,7 +30,7 @@ class KeylessTurns:
         self._heap = [(0, turn, (first + turn) % partitions) for turn in range(partitions)]
 
     def next(self, events: int) -> int:
-        """The partition of this many events."""
+        """Returns the partition for this many events."""
         with self._lock:
             had, _, partition = self._heap[0]
             self._turn += 1
@@ -39,7 +39,7 @@ class KeylessTurns:
 
 
 def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
-    """``int(sha256(key)) mod partitions`` for each key; ``keyless`` where it is null."""
+    """Returns ``int(sha256(key)) mod partitions`` for each key; ``keyless`` for a null key."""
     if partitions == 1:
         return np.zeros(len(keys), np.int32)
     if keys.null_count == len(keys):
@@ -58,7 +58,7 @@ def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.
 
 
 def _remainders(keys: list[bytes | None], partitions: int) -> npt.NDArray[np.uint64]:
-    """The digests of some keys as whole numbers, modulo the partitions."""
+    """Returns the digests of some keys, as integers modulo the number of partitions."""
     sha256 = hashlib.sha256
     digests = b"".join([sha256(key or b"").digest() for key in keys])
     words = np.frombuffer(digests, ">u8").reshape(-1, _WORDS).astype(np.uint64)
@@ -73,7 +73,7 @@ def _remainders(keys: list[bytes | None], partitions: int) -> npt.NDArray[np.uin
 def split(
     table: pa.Table, places: npt.NDArray[np.int32]
 ) -> list[tuple[int, pa.Table, npt.NDArray[np.int64]]]:
-    """Each partition with its events, in their order, and the rows where they stood."""
+    """Returns for each partition its events, in their order, and their row numbers."""
     first = int(places[0])
     if bool((places == first).all()):
         return [(first, table, np.arange(table.num_rows))]

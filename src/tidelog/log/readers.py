@@ -1,11 +1,11 @@
-"""Who still needs events of a topic: what a trim or a delete would take from its readers.
+"""The readers of a topic that still need events which a trim or a delete would remove.
 
-Readers are those that the catalog knows: consumers by their cursors, archives and pumps by their
-committed positions, and named playbacks that have not finished. A consumer, an archive or a pump
-that has not begun a partition needs all of it. An archive or a pump that has retired or ended, or
-that has committed events of a deleted topic of the same name, needs nothing
-(``Progress.will_read``). What reads by offsets that it keeps itself, such as a Spark stream or a
-client of the server, is not known here.
+The catalog knows these readers: consumers by their cursors, archives and pumps by their committed
+positions, and named playbacks that have not finished. A consumer, an archive or a pump that has not
+started on a partition needs all of it. An archive or a pump needs nothing if it has retired or
+ended, or if it committed events of a deleted topic of the same name (``Progress.will_read``).
+Readers that keep their own offsets, such as a Spark stream or a client of the server, are unknown
+here.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tidelog.model.topic import Topic
 
 __all__ = ["Behind", "DeletedTopic", "Past", "check_all_read", "check_readers", "readers_behind"]
 
-_NAMED = 5  # readers that an error names; the others are counted
+_NAMED = 5  # readers that an error lists; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A reader that has not read all that a trim or a delete of the topic would delete."""
+    """A reader that has not read everything that a trim or a delete would remove."""
 
-    reader: str  # such as: consumer `billing`
-    name: str  # such as: consumer:billing
+    reader: str  # for example: consumer `billing`
+    name: str  # for example: consumer:billing
     partition: int
     position: int  # the first offset that it still needs
-    start: int  # where the partition would start
+    start: int  # where the partition would start afterwards
 
 
 Past = bool | str | Iterable[str]
@@ -50,10 +50,10 @@ Past = bool | str | Iterable[str]
 
 
 def check_readers(context: Context, topic: Topic, past: Past, starts: Mapping[int, int]) -> None:
-    """Refuse a trim that passes a reader. ``InvalidError`` that names readers and positions.
+    """Raises ``InvalidError`` if a trim would remove events that a reader needs.
 
-    ``past`` names readers that it may pass, as ``billing`` or ``consumer:billing``.
-    ``NotFoundError`` for a name that no reader of the topic has.
+    The error lists readers and positions. ``past`` lists readers to ignore, as ``billing`` or
+    ``consumer:billing``. Raises ``NotFoundError`` for a name that no reader of the topic has.
     """
     if past is not True:
         found = readers_behind(context, topic, starts, past)
@@ -61,7 +61,7 @@ def check_readers(context: Context, topic: Topic, past: Past, starts: Mapping[in
 
 
 def check_all_read(context: Context, topic: Topic, past: Past = False) -> None:
-    """Refuse to delete a topic that a reader has not read to its end, in the same way."""
+    """Raises ``InvalidError`` if a reader has not read the topic to its end."""
     if past is not True:
         ends = {each: read_head(context, topic, each)[0].next for each in range(topic.partitions)}
         found = readers_behind(context, topic, ends, past)
@@ -70,14 +70,14 @@ def check_all_read(context: Context, topic: Topic, past: Past = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic that was deleted: its closed heads stay, and say where its partitions ended."""
+    """A deleted topic. Its closed heads remain and record where its partitions ended."""
 
     incarnation: str
     ends: tuple[int, ...]  # by partition
 
     @classmethod
     def read(cls, context: Context, incarnation: str) -> DeletedTopic | None:
-        """What is left of an incarnation; None while its topic is not deleted."""
+        """Returns what is left of an incarnation; None if its topic is not deleted."""
         ends: list[int] = []
         while True:
             where = layout.topic_partition(incarnation, len(ends))
@@ -89,7 +89,7 @@ class DeletedTopic:
 
     @classmethod
     def named(cls, context: Context, name: str) -> DeletedTopic | None:
-        """The only deleted topic of a name; None where there are none or several."""
+        """Returns the only deleted topic of a name; None if there are none or several."""
         rows = context.catalog.scan(layout.REGISTRY, layout.deleted_row(""), "deleted0")
         found = [row.row for row in rows if row.value == name.encode()]
         if len(found) != 1:
@@ -97,7 +97,7 @@ class DeletedTopic:
         return cls.read(context, found[0].removeprefix(layout.deleted_row("")))
 
     def unread(self, partition: int, position: str) -> int:
-        """How many offsets of a partition come after what a reader has read."""
+        """Returns how many offsets of a partition come after a reader's position."""
         end = self.ends[partition] if partition < len(self.ends) else 0
         return max(0, end - (int(position) if position.isdecimal() else 0))
 
@@ -130,7 +130,7 @@ def _refuse(topic: Topic, what: str, behind: list[Behind], again: str) -> None:
 
 
 def _ways_on(topic: Topic, behind: list[Behind]) -> str:
-    """The command that removes the first reader which can be removed by one."""
+    """Returns the command that removes the first reader, if one command can remove it."""
     for each in behind:
         kind, _, name = each.name.partition(":")
         commands = {
@@ -148,9 +148,9 @@ def _ways_on(topic: Topic, behind: list[Behind]) -> str:
 def readers_behind(
     context: Context, topic: Topic, starts: Mapping[int, int], past: Past = False
 ) -> list[Behind]:
-    """The readers that need an offset below where a partition would start, by reader.
+    """Returns the readers that need an offset below where a partition would start, by reader.
 
-    Those that ``past`` names are left out. ``NotFoundError`` for a name that no reader has,
+    Leaves out the readers in ``past``. Raises ``NotFoundError`` for a name that no reader has, and
     ``InvalidError`` for one that several have.
     """
     passed = _passed(context, topic, past)
@@ -171,7 +171,7 @@ def readers_behind(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Who reads: what it is, and its name."""
+    """The kind and the name of a reader."""
 
     kind: str
     name: str
@@ -179,12 +179,12 @@ class _Reader:
 
     @property
     def full(self) -> str:
-        """As ``past_readers`` names it."""
+        """Returns its full name, as in ``past_readers``."""
         return f"{self.kind}:{self.name}"
 
     @property
     def text(self) -> str:
-        """As errors name it."""
+        """Returns its name, as in errors."""
         return f"{self.kind} `{self.name}`{self.more}"
 
 
@@ -193,7 +193,7 @@ _Need = tuple[_Reader, int, int | None]
 
 
 def _passed(context: Context, topic: Topic, past: Past) -> set[str]:
-    """The full names of readers that may be passed."""
+    """Returns the full names of the readers to ignore."""
     if isinstance(past, bool):
         return set()
     found: set[str] = set()
@@ -228,7 +228,7 @@ def _needs(context: Context, topic: Topic, partitions: list[int]) -> Iterator[_N
 
 
 def _pipelines(context: Context, topic: str) -> Iterator[tuple[_Reader, str]]:
-    """The archives and pumps that read a topic, and the incarnation of each one's pipelines."""
+    """Yields the archives and pumps that read a topic, with the incarnation of their pipelines."""
     for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_row(row.value, Archive, f"registry row `{row.row}`")
         if archive.state == "ready" and _reads(archive.source, topic):
@@ -249,14 +249,14 @@ def _reads(source: str, topic: str) -> bool:
 
 
 def _position(context: Context, pipeline: str, topic: Topic, partition: int) -> int | None:
-    """The first offset that a pipeline needs; None for one that never reads this topic again."""
+    """Returns the first offset that a pipeline needs; None if it never reads this topic again."""
     progress = read_progress(context, pipeline, f"{topic.name}/{partition}")
     if progress is None:
-        return 0  # it has not begun
+        return 0  # it has not started
     if not progress.will_read(topic.incarnation):
         return None
     if not progress.is_of(topic.incarnation):
-        return 0  # it begins again when a person accepts that the one before is gone
+        return 0  # it starts again once a person accepts that the previous topic was deleted
     return int(progress.position) if progress.position.isdecimal() else 0
 
 

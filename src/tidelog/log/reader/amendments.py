@@ -1,10 +1,11 @@
-"""Amendments that are not compiled in yet, and what they do to the events that a reader gets.
+"""Amendments that are not compiled yet, and how they change the events that a reader gets.
 
-A reader reads the head, then the amendments of its range, and only then the rows of runs and
-journals. So whatever is compiled or removed meanwhile, it never sees an older state: an amendment's
-row goes only when a journal that has it is there.
+A reader reads the head, then the amendments of its range, and then the rows of runs and journals. A
+compile deletes an amendment's row only after a journal contains it. So whatever is compiled or
+deleted in the meantime, the reader never sees an older state.
 
-Rows of a partition on their way to a reader: events, and the offsets that they stand for.
+:class:`EventRows` is what passes between the layers of a reader: events, and the offsets that they
+cover.
 """
 
 from __future__ import annotations
@@ -36,37 +37,37 @@ __all__ = [
     "pending",
 ]
 
-_ROWS_MAX = 20_000  # of amendments that are held at once
-_BYTES_MAX = 16 << 20  # of their values
-_FEW = 64  # one new value in so many is put between slices; more of them go by a mask
-_NEW_BYTES_MAX = 64 << 20  # of new values in one batch; more of them are given out in several
+_ROWS_MAX = 20_000  # amendments in memory at a time
+_BYTES_MAX = 16 << 20  # total size of their values
+_FEW = 64  # up to one new value in this many goes between slices; more of them use a mask
+_NEW_BYTES_MAX = 64 << 20  # new values in one batch; more are split
 
 
 @dataclass(frozen=True, eq=False)
 class Amendments:
-    """Those of a stretch of offsets, by offset. Pickles."""
+    """The amendments of a range of offsets, by offset. Pickles."""
 
     offsets: Offsets
     rows: tuple[Amendment, ...]
-    end: int | None = None  # all below this offset are known; None: all
+    end: int | None = None  # all below this offset are known; None: all are
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def get(self, offset: int) -> Amendment | None:
-        """What became of an event, if anything."""
+        """Returns the amendment of an event, or None."""
         at = int(np.searchsorted(self.offsets, offset))
         return self.rows[at] if at < len(self) and self.offsets[at] == offset else None
 
     def between(self, start: int, end: int) -> Amendments:
-        """Those of ``[start, end)``."""
+        """Returns the amendments of ``[start, end)``."""
         first, last = np.searchsorted(self.offsets, (start, end)).tolist()
         if last - first == len(self):
             return self
         return Amendments(self.offsets[first:last], self.rows[first:last], self.end)
 
     def of_run(self, run: Run) -> Amendments:
-        """Those that are not in a run yet."""
+        """Returns the amendments that a run does not contain yet."""
         found = self.between(run.base, run.end) if len(self) else self
         if run.journal is None or not len(found):
             return found
@@ -81,7 +82,7 @@ NO_AMENDMENTS = Amendments(np.empty(0, np.int64), ())
 
 
 def are_pending(head: Head, start: int, end: int | None = None) -> bool:
-    """Whether ``[start, end)`` may have amendments, by a partition's head."""
+    """Returns whether ``[start, end)`` may have amendments, by a partition's head."""
     if head.amended is None or head.amended[1] < start:
         return False
     return end is None or head.amended[0] < end
@@ -90,9 +91,9 @@ def are_pending(head: Head, start: int, end: int | None = None) -> bool:
 def pending(
     context: Context, topic: Topic, partition: int, head: Head, start: int, end: int | None = None
 ) -> Amendments:
-    """The amendments of ``[start, end)``, or as many of the first as are read at once.
+    """Returns the amendments of ``[start, end)``, or the first of them up to a limit.
 
-    No row is read where the head, which was read before, says that there are none.
+    Reads no row if the head, which the caller read before, says that there are none.
     """
     if head.amended is None or not are_pending(head, start, end):
         return NO_AMENDMENTS
@@ -115,7 +116,7 @@ def pending(
 def all_pending(
     context: Context, topic: Topic, partition: int, head: Head, start: int, end: int
 ) -> Amendments:
-    """The amendments of ``[start, end)``, however many they are."""
+    """Returns all amendments of ``[start, end)``, without a limit."""
     found = [pending(context, topic, partition, head, start, end)]
     while (known := found[-1].end) is not None and known < end:
         found.append(pending(context, topic, partition, head, known, end))
@@ -123,7 +124,7 @@ def all_pending(
 
 
 def joined(parts: Sequence[Amendments]) -> Amendments:
-    """Several that follow one another."""
+    """Returns consecutive amendments as one."""
     if len(parts) == 1:
         return parts[0]
     rows = tuple(row for part in parts for row in part.rows)
@@ -131,11 +132,11 @@ def joined(parts: Sequence[Amendments]) -> Amendments:
 
 
 def apply(rows: EventRows, amendments: Amendments, store: Store) -> Iterator[EventRows]:
-    """The rows as amendments leave them; in several parts where new values are large.
+    """Yields the rows with amendments applied, in several parts if new values are large.
 
-    ``amendments`` are those that are not in the run that the rows come from (``of_run``).
-    ``NotFoundError`` when a value is gone from the store: then it was replaced by a newer one, or
-    compiled in, and the catalog is to be read again.
+    ``amendments`` are those that the run of these rows does not contain (``of_run``). Raises
+    ``NotFoundError`` if a value is missing from the store. It was replaced by a newer one or was
+    compiled: read the catalog again.
     """
     found = amendments.between(rows.base, rows.end) if len(amendments) else amendments
     if not len(found):
@@ -165,7 +166,7 @@ def apply(rows: EventRows, amendments: Amendments, store: Store) -> Iterator[Eve
 def _portions(
     updated: Sequence[tuple[int, Amendment]], count: int, store: Store
 ) -> Iterator[tuple[int, int, list[int], list[bytes | None]]]:
-    """From which event to which, which of these get a new value, and which one."""
+    """Yields the first and last event of a part, the events that change, and their new values."""
     first = size = 0
     numbers: list[int] = []
     values: list[bytes | None] = []
@@ -197,7 +198,7 @@ def _replaced(
 
 
 def _spliced(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
-    """The old values, and the new ones at their places, as slices."""
+    """Yields the old values, with the new ones in their places, as slices."""
     at = 0
     for index, number in enumerate(numbers):
         yield old.slice(at, number - at)
@@ -211,25 +212,25 @@ Offsets = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRows:
-    """All events of the offsets ``[base, end)``, in order; fewer than offsets where some are gone.
+    """All events of the offsets ``[base, end)``, in order; fewer than offsets if some were erased.
 
-    There may be none at all: then a reader only goes on from ``end``.
+    It may be empty: then a reader just continues at ``end``.
     """
 
     base: int
     end: int
-    batch: pa.RecordBatch  # in stored columns, or some of them
-    places: Offsets | None = None  # None: the events stand at ``base`` and what follows, each
+    batch: pa.RecordBatch  # all stored columns, or some of them
+    places: Offsets | None = None  # None: the events are at ``base`` and the offsets that follow
 
     @property
     def offsets(self) -> Offsets:
-        """The offset of each event."""
+        """Returns the offset of each event."""
         if self.places is not None:
             return self.places
         return np.arange(self.base, self.base + self.batch.num_rows, dtype=np.int64)
 
     def slice(self, start: int, end: int) -> EventRows:
-        """What stands in ``[start, end)``, as far as it is here."""
+        """Returns the events in ``[start, end)`` that are here."""
         if start <= self.base and self.end <= end:
             return self
         start = min(max(start, self.base), self.end)
@@ -238,13 +239,15 @@ class EventRows:
         return self._part(start, end, first, last - first)
 
     def numbered(self, first: int, last: int) -> EventRows:
-        """From one event to before another, counted from 0, with what is gone around them."""
+        """Returns the events numbered ``[first, last)``, with the erased offsets around them."""
         start = self.base if first == 0 else self._offset(first - 1) + 1
         end = self.end if last >= self.batch.num_rows else self._offset(last - 1) + 1
         return self._part(start, end, first, last - first)
 
     def take(self, count: int, start: int | None = None) -> EventRows:
-        """So many of the first events from ``start`` on, one at least; all if there are no more."""
+        """Returns the first ``count`` events from ``start`` on, at least one; all if there are
+        fewer.
+        """
         start = self.base if start is None else start
         first, rows = self._index(start), int(self.batch.num_rows)
         last = min(first + count, rows)
@@ -252,7 +255,7 @@ class EventRows:
         return self._part(start, end, first, last - first)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> EventRows:
-        """Those events that are to be kept; it stands for the same offsets."""
+        """Returns only the events to keep; covers the same offsets."""
         mask, places = pa.array(keep), self.offsets[keep]
         columns = [
             column.slice(0, len(places))
@@ -264,7 +267,7 @@ class EventRows:
         return EventRows(self.base, self.end, batch, places)
 
     def find(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
-        """The number of each offset's event, and whether it is here at all; offsets rise."""
+        """Returns each offset's event number, and whether it is here; offsets must be ascending."""
         if self.places is None:
             found = offsets - self.base
             return found, (found >= 0) & (found < self.batch.num_rows)
@@ -274,7 +277,7 @@ class EventRows:
         return found, self.places[found] == offsets
 
     def _index(self, offset: int) -> int:
-        """How many events stand before an offset."""
+        """Returns how many events come before an offset."""
         if self.places is None:
             return min(offset - self.base, int(self.batch.num_rows))
         return int(np.searchsorted(self.places, offset))

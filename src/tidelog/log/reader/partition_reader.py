@@ -1,15 +1,21 @@
-"""Reading a partition: rows from the catalog, bytes from the store, checked and in order.
+"""Reads a partition: rows from the catalog and bytes from the store, checked and in order.
 
-Journals hold what is below the head's ``journaled``, runs what follows; both tile. Whoever meets a
-gap between them, a page that went stale, or an object that a sweep has removed, reads the catalog
-again from where it stands. Offsets below the start have been trimmed, and that is told, never
-passed over.
+Journals hold the offsets below the head's ``journaled``, runs the offsets after it. Together they
+cover every offset once. A reader that finds a gap between them, a stale page, or an object that a
+sweep has deleted, reads the catalog again from its position. An offset below the start was trimmed:
+the reader raises ``NotFoundError`` and never skips it silently.
 
-A page is read in this order: the head, the amendments that it tells of, the head again if there
-were any, and the rows last. An amendment's row goes when a journal has it; so whoever does not find
-the one finds the other, and never an old run that the journal has taken the place of.
+The reader reads a page in this order:
 
-How often a reader looks at a partition that has nothing new.
+1. the head
+2. the pending amendments, if the head says that there are any
+3. the head again, if step 2 read any
+4. the rows of journals or runs
+
+A compile deletes an amendment's row only after a journal contains it. So a reader that misses the
+row finds the journal, and never an old run that the journal has replaced.
+
+:class:`Pace` decides how often a reader polls a partition that has nothing new.
 """
 
 from __future__ import annotations
@@ -52,15 +58,15 @@ __all__ = [
     "may_have_gone",
 ]
 
-_RUNS_AT_ONCE = 200  # rows read in one scan
-_AHEAD = 3  # objects fetched before they are asked for
-_FRESH_S = 0.1  # for which nobody looks whether another process has amended something
-_REREADS = 5  # of a catalog that shows a gap, before it is called damaged
+_RUNS_AT_ONCE = 200  # rows per scan
+_AHEAD = 3  # objects fetched in advance
+_FRESH_S = 0.1  # how long a reader may miss an amendment of another process
+_REREADS = 5  # attempts on a catalog with a gap, before it counts as damaged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OffsetEvents:
-    """All events of some consecutive offsets of a partition; none where all were erased."""
+    """The events of consecutive offsets of a partition; empty if all were erased."""
 
     topic: str
     partition: int
@@ -68,38 +74,38 @@ class OffsetEvents:
 
     @property
     def base(self) -> int:
-        """The first offset that it stands for."""
+        """Returns the first offset that it covers."""
         return self.rows.base
 
     @property
     def end(self) -> int:
-        """The offset after the last that it stands for."""
+        """Returns the offset after the last one that it covers."""
         return self.rows.end
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The events in stored columns."""
+        """Returns the events in stored columns."""
         return self.rows.batch
 
     @property
     def offsets(self) -> Offsets:
-        """The offset of each event."""
+        """Returns the offset of each event."""
         return self.rows.offsets
 
     def events(self) -> Iterator[Event]:
-        """Each of them."""
+        """Yields each event."""
         return events_of(self.batch, self.topic, self.partition, self._places())
 
     def arrow(self) -> pa.RecordBatch:
-        """All of them, in event columns."""
+        """Returns the events in event columns."""
         return with_position(self.batch, self.topic, self.partition, self._places())
 
     def slice(self, start: int, end: int) -> OffsetEvents:
-        """Those of ``[start, end)``, as far as they are here."""
+        """Returns the events in ``[start, end)`` that are here."""
         return OffsetEvents(self.topic, self.partition, self.rows.slice(start, end))
 
     def take(self, count: int, start: int | None = None) -> OffsetEvents:
-        """So many of the first events, from ``start`` on; all where there are no more."""
+        """Returns the first ``count`` events from ``start`` on; all if there are fewer."""
         return OffsetEvents(self.topic, self.partition, self.rows.take(count, start))
 
     def _places(self) -> int | Offsets:
@@ -108,23 +114,23 @@ class OffsetEvents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPlan:
-    """All that is needed to read ``[start, end)`` from the store alone."""
+    """Everything needed to read ``[start, end)`` from the store alone."""
 
-    runs: tuple[Run, ...]  # the last may end before ``end``, where the partition does
+    runs: tuple[Run, ...]  # the last may end before ``end`` if the partition does
     amendments: Amendments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Page:
-    head: Head  # before anything else was read
+    head: Head  # read before anything else
     runs: Sequence[Run] = ()
     amendments: Amendments = NO_AMENDMENTS
 
 
 class Reader:
-    """Reads one partition of one topic; with a pool it fetches ahead.
+    """Reads one partition of one topic; with a pool, it fetches ahead.
 
-    Without one it has threads only while the large new values of amended events are fetched.
+    Without a pool it uses threads only to fetch the large new values of amended events.
     """
 
     def __init__(
@@ -137,13 +143,14 @@ class Reader:
         self._pool = pool
         self._where = layout.topic_partition(topic.incarnation, partition)
         self._seen = -1  # the newest amendment when a page was last read
-        self._told = 0  # of amendments in this process, and when was that
+        self._amendments_known = 0  # this process's amendments at the last read of the head
         self._looked_s = 0.0
 
     def stretches(self, start: int, end: int | None = None) -> Iterator[OffsetEvents]:
-        """The events of ``[start, end)`` that are there now, or up to the end that is there now.
+        """Yields the current events of ``[start, end)``, or up to the current end, in consecutive
+        parts.
 
-        The stretches tile. Amendments are seen that were made before its page was read.
+        Includes amendments that were made before the part's page was read.
         """
         at, losses = start, 0
         while end is None or at < end:
@@ -159,21 +166,21 @@ class Reader:
                 self._check_lost(page, at, exc, losses)
 
     def runs(self, offset: int) -> list[Run]:
-        """The journals or runs that hold ``offset`` and what follows, without a gap.
+        """Returns the journals or runs that hold ``offset`` and the following ones, without a gap.
 
-        None at the end. ``NotFoundError`` for an offset that was trimmed.
+        Empty at the end of the partition. Raises ``NotFoundError`` for an offset that was trimmed.
         """
         return self._look(offset)
 
     def amendments(self, start: int, end: int) -> Amendments:
-        """All that are pending of ``[start, end)``; to be read before the runs are."""
+        """Returns all pending amendments of ``[start, end)``; read them before the runs."""
         head, _ = read_head(self._context, self._topic, self._partition)
         return all_pending(self._context, self._topic, self._partition, head, start, end)
 
     def plan(self, start: int, end: int) -> ReadPlan:
-        """What is needed to read ``[start, end)`` elsewhere, as it is now.
+        """Returns what another process needs to read ``[start, end)`` as it is now.
 
-        ``NotFoundError`` where it was trimmed.
+        Raises ``NotFoundError`` for offsets that were trimmed.
         """
         amendments = self.amendments(start, end)
         runs: list[Run] = []
@@ -185,25 +192,25 @@ class Reader:
         return ReadPlan(tuple(runs), amendments)
 
     def is_amended(self) -> bool:
-        """Whether an amendment was made since the last page was read.
+        """Returns whether an amendment was made since the last page was read.
 
-        One that another process has just made may be told a little later.
+        An amendment of another process may show up a little later.
         """
-        told = self._context.wakeups.amendments(self._topic.incarnation)
+        made = self._context.wakeups.amendments(self._topic.incarnation)
         age_s = self._context.clock.monotonic_s() - self._looked_s
-        if told == self._told and 0 < age_s < _FRESH_S:  # a clock that stands still tells nothing
+        if made == self._amendments_known and 0 < age_s < _FRESH_S:  # a frozen clock proves nothing
             return False
         return self._look_at_head().amendments != self._seen
 
     def check_start(self, offset: int) -> None:
-        """Refuse an offset that was trimmed."""
+        """Raises ``NotFoundError`` for an offset that was trimmed."""
         head, _ = read_head(self._context, self._topic, self._partition)
         if offset < head.start:
             raise self._trimmed(offset, head.start)
 
     def _look_at_head(self) -> Head:
-        """The head, and from when it is."""
-        self._told = self._context.wakeups.amendments(self._topic.incarnation)
+        """Returns the head, and notes when it was read."""
+        self._amendments_known = self._context.wakeups.amendments(self._topic.incarnation)
         self._looked_s = self._context.clock.monotonic_s()
         return read_head(self._context, self._topic, self._partition)[0]
 
@@ -216,7 +223,7 @@ class Reader:
         return _Page(head, self._look(offset), found)
 
     def _look(self, offset: int, head: Head | None = None) -> list[Run]:
-        """The rows of an offset and what follows; the head, if given, was read just before."""
+        """Returns the rows from an offset on; ``head``, if given, was read just before."""
         for attempt in range(_REREADS):
             if head is None:
                 head, _ = read_head(self._context, self._topic, self._partition)
@@ -243,7 +250,7 @@ class Reader:
         return [self._decode(row.value) for row in rows]
 
     def _holder(self, last: str, offset: int) -> list[Run]:
-        """The run or journal that begins before an offset and ends after it, if there is one."""
+        """Returns the run or journal that begins before an offset and ends after it, if any."""
         first = last.partition("/")[0] + "/"
         rows = self._context.catalog.scan(self._where, first, last, 1, reverse=True)
         return [run for run in (self._decode(row.value) for row in rows) if run.end > offset]
@@ -252,7 +259,7 @@ class Reader:
         return decode_row(value, Run, f"a run of `{self._topic.name}/{self._partition}`")
 
     def _read(self, page: _Page, start: int, end: int | None) -> Iterator[OffsetEvents]:
-        """The events of a page, as far as its amendments are known."""
+        """Yields the events of a page, up to where its amendments are known."""
         name, number, store = self._topic.name, self._partition, self._context.store
         known = page.amendments.end
         end = known if end is None or (known is not None and known < end) else end
@@ -264,7 +271,7 @@ class Reader:
                 yield OffsetEvents(name, number, rows)
 
     def _check_lost(self, page: _Page, at: int, error: NotFoundError, losses: int) -> None:
-        """Whether an object could go, since the catalog has changed; raises if not."""
+        """Raises unless a change of the catalog explains why an object is missing."""
         head, _ = read_head(self._context, self._topic, self._partition)
         if at < head.start:
             raise self._trimmed(at, head.start) from error
@@ -282,14 +289,14 @@ class Reader:
 
 
 def may_have_gone(before: Head, now: Head) -> bool:
-    """Whether a compile or an amendment since can explain that an object is not there any more."""
+    """Returns whether a compile or an amendment can explain why an object is missing."""
     return (now.compiled, now.amendments) != (before.compiled, before.amendments)
 
 
 def lost_object(
     topic: str, partition: int, runs: Iterable[Run], error: NotFoundError
 ) -> CorruptError:
-    """What to raise where rows name an object that is missing, and nothing explains that."""
+    """Returns the error for a missing object that rows name, when nothing explains it."""
     key = error.context.get("key")
     where = next((f" {run.base} to {run.end}" for run in runs if run.object == key), "")
     return CorruptError(
@@ -299,14 +306,14 @@ def lost_object(
 
 
 def _is_cut(runs: Sequence[Run], offset: int) -> bool:
-    """Whether events from an offset on were trimmed, and a compile has left them out since."""
+    """Returns whether events from an offset on were trimmed, and then dropped by a compile."""
     return any(run.journal and run.journal.start > max(run.base, offset) for run in runs)
 
 
 def find_offset(context: Context, topic: Topic, partition: int, timestamp_ms: int) -> int:
-    """The first offset from which on a reader sees every event of that time or later.
+    """Returns the first offset from which on a reader sees every event of that time or later.
 
-    Events before it are all older; some after it may be older too, where times are out of order.
+    All events before it are older. Some after it may be older too, if times are out of order.
     """
     head, _ = read_head(context, topic, partition)
     reader = Reader(context, topic, partition)
@@ -325,7 +332,7 @@ def find_offset(context: Context, topic: Topic, partition: int, timestamp_ms: in
         except NotFoundError as exc:
             if "start" not in exc.context:
                 raise
-            at = exc.context["start"]  # a trim came by
+            at = exc.context["start"]  # it was trimmed in the meantime
     return head.next
 
 
@@ -339,51 +346,51 @@ def _first_since(reader: Reader, start: int, end: int, timestamp_ms: int) -> int
 
 
 def _contiguous(runs: list[Run]) -> list[Run]:
-    """The runs up to the first gap; what follows is read again from there."""
+    """Returns the runs up to the first gap; the caller reads again from there."""
     for index in range(1, len(runs)):
         if runs[index].base != runs[index - 1].end:
             return runs[:index]
     return runs
 
 
-FIRST_S = 0.02  # the wait after the first look that found nothing; it doubles from here
+FIRST_S = 0.02  # the wait after the first poll that finds nothing; it doubles from here
 LAST_S = 1.0
 
 
 class Pace:
-    """When to look at one partition again. It outlives a single poll.
+    """Decides when to poll one partition again. It outlives a single ``poll`` call.
 
-    A look is due at first, after a look that found events, and when this process has committed
-    something new; else after a wait that doubles up to a second. So a quiet partition costs one
-    read a second, whatever the time-outs of polls are.
+    A poll is due at first, after one that found events, and when this process has committed
+    something new. Otherwise it is due after a wait that doubles up to a second. So a quiet
+    partition costs one read a second, whatever the timeouts of ``poll`` are.
     """
 
     def __init__(self) -> None:
-        self._due_s: float | None = None  # None: at once
+        self._due_s: float | None = None  # None: now
         self._wait_s = FIRST_S
-        self._told = -1  # the newest end of this process's commits when we last looked
+        self._committed = -1  # the newest end of this process's commits at the last poll
 
-    def is_due(self, now_s: float, told: int) -> bool:
-        """Whether to look now. ``told`` is the end of what this process has committed."""
-        return self._due_s is None or now_s >= self._due_s or told > self._told
+    def is_due(self, now_s: float, committed: int) -> bool:
+        """Returns whether to poll now. ``committed`` is the end of what this process has committed."""
+        return self._due_s is None or now_s >= self._due_s or committed > self._committed
 
-    def looked(self, told: int) -> None:
-        """Note what was known to be committed when a look began."""
-        self._told = max(self._told, told)
+    def looked(self, committed: int) -> None:
+        """Notes which commits were known when a poll started."""
+        self._committed = max(self._committed, committed)
 
     def found(self) -> None:
-        """There was something: look again at once."""
+        """Notes that a poll found events: the next one is due now."""
         self._due_s, self._wait_s = None, FIRST_S
 
     def missed(self, now_s: float) -> None:
-        """There was nothing: wait longer than the last time."""
+        """Notes that a poll found nothing: the next wait is longer."""
         self._due_s = now_s + self._wait_s
         self._wait_s = min(LAST_S, 2 * self._wait_s)
 
     def hurry(self) -> None:
-        """There is something, as another read has shown: look at once."""
+        """Makes a poll due now, since another read has found events."""
         self._due_s = None
 
     def wait_s(self, now_s: float) -> float:
-        """How long until the next look is due."""
+        """Returns the seconds until the next poll is due."""
         return 0.0 if self._due_s is None else max(0.0, self._due_s - now_s)

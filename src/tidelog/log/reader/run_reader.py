@@ -1,7 +1,7 @@
-"""The events of a run, be it a piece of a segment or a journal, with amendments applied.
+"""Reads the events of a run, which is a piece of a segment or a journal, and applies amendments.
 
-A segment's piece is fetched as a whole and checked before anything of it is given out. Of a journal
-the footer and those row groups and columns are fetched that are wanted, each checked.
+It fetches a segment's piece as a whole and checks it before it returns anything. Of a journal it
+fetches the footer, and only the row groups and columns that the caller wants, and checks each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidelog.store.cache import reread
 
 __all__ = ["WHOLE", "Cut", "EventRows", "describe_run", "fetch_run", "in_turn", "read_run"]
 
-_WHOLE_BYTES = 1 << 20  # a journal up to this size is fetched at once
+_WHOLE_BYTES = 1 << 20  # a journal up to this size is fetched in one request
 _GROUPS_AHEAD = 2
 
 T = TypeVar("T")
@@ -35,20 +35,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which part of a run is wanted, and who may fetch row groups before they are asked for."""
+    """The part of a run that the caller wants, and the threads that may fetch it in advance."""
 
     start: int | None = None  # offsets; None: from its first, to its last
     end: int | None = None
     columns: Sequence[str] | None = None  # stored columns, one at least; None: all
-    pool: Executor | None = None  # None: no threads; never one whose threads call this
-    skip: Callable[[RowGroup], bool] | None = None  # row groups of a journal that nobody wants
+    pool: Executor | None = None  # None: no threads; never a pool whose threads call this
+    skip: Callable[[RowGroup], bool] | None = None  # row groups of a journal to leave out
 
 
 WHOLE = Cut()
 
 
 def describe_run(topic: str, partition: int | str, run: Run) -> str:
-    """Where a run is, for messages."""
+    """Returns where a run is, for messages."""
     return (
         f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
         f"`{topic}/{partition}`, offsets {run.base} to {run.end}"
@@ -56,7 +56,7 @@ def describe_run(topic: str, partition: int | str, run: Run) -> str:
 
 
 def fetch_run(store: Store, run: Run) -> bytes | None:
-    """What is worth fetching at once: all of a run, or None for a journal that is large."""
+    """Returns all bytes of a run; None for a journal that is too large to fetch whole."""
     if run.journal is not None and run.byte_end > _WHOLE_BYTES:
         return None
     return store.get(run.object, run.byte_start, run.byte_end)
@@ -70,10 +70,10 @@ def read_run(
     amendments: Amendments = NO_AMENDMENTS,
     data: bytes | None = None,
 ) -> Iterator[EventRows]:
-    """The events that are wanted, as amendments leave them; the rows tile what is asked for.
+    """Yields the wanted events with amendments applied, in consecutive parts without gaps.
 
-    ``data`` is what ``fetch_run`` gave. ``NotFoundError``: the run's object, or a new value, is
-    gone, so the catalog is to be read again. ``CorruptError``: a check failed.
+    ``data`` is the result of ``fetch_run``. Raises ``NotFoundError`` if the run's object or a new
+    value is missing: read the catalog again. Raises ``CorruptError`` if a check fails.
     """
     start = run.base if cut.start is None else max(run.base, cut.start)
     end = run.end if cut.end is None else min(run.end, cut.end)
@@ -90,7 +90,7 @@ def read_run(
 def in_turn(
     pool: Executor | None, call: Callable[[T], R], wanted: Iterable[T], ahead: int
 ) -> Iterator[tuple[T, R]]:
-    """Each thing with what ``call`` makes of it; with a pool, some before they are asked for."""
+    """Yields each item with the result of ``call``; with a pool, it computes some in advance."""
     if pool is None:
         yield from ((each, call(each)) for each in wanted)
         return
@@ -162,7 +162,7 @@ def _read_group(file: JournalFile, columns: list[str], group: RowGroup) -> pa.Re
 
 
 def _group_rows(group: RowGroup, batch: pa.RecordBatch, at: int) -> EventRows:
-    """A row group with what is gone before it, from ``at`` on."""
+    """Returns a row group from ``at`` on, including the erased offsets before it."""
     base, end = min(at, group.first), group.last + 1
     if not _is_dense(group):
         return EventRows(
@@ -173,5 +173,5 @@ def _group_rows(group: RowGroup, batch: pa.RecordBatch, at: int) -> EventRows:
 
 
 def _is_dense(group: RowGroup) -> bool:
-    """Whether an event stands at each of its offsets, so that these need not be read."""
+    """Returns whether a row group has an event at every offset, so that offsets need no read."""
     return group.rows == group.last + 1 - group.first
