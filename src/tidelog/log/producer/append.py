@@ -1,41 +1,41 @@
-"""Committing a segment to the partitions of a topic. No threads here; see ``producer``.
+"""Commits a segment to the partitions of a topic. Starts no threads; see ``producer``.
 
-Append, in five steps; what a crash after each leaves behind:
+An append has five steps. What a crash after each one leaves:
 
-1. collect events                                  → nothing
-2. encode one segment for all partitions touched   → nothing
-3. upload it, under a fresh id, in the topic's
-   current generation, with what the heads say     → a stray, kept for a week; never a hole
-4. for each partition one conditional write: the
-   ``head`` from n to n+k, which names the run,
-   the ``run``, its ``slot`` rows, and the
-   ``producer`` row                                → the events, where it was written
-5. acknowledge with positions                      → the same
+    1. collect events                                 → nothing
+    2. encode one segment for all partitions touched  → nothing
+    3. upload it under a new id, in the topic's
+       current generation, with what the heads say    → a stray, kept for a week; never a hole
+    4. one conditional write for each partition:
+       ``head`` from n to n+k, which names the run;
+       the ``run``; its ``slot`` rows; and the
+       ``producer`` row                               → the events, in the partitions written
+    5. acknowledge with positions                     → the same
 
-On a conflict the write is planned again from the rows that the conflict returned, without a read,
-and repeated at once. Only a second conflict in a row is followed by a wait, since rows are old
-after one. The segment stays the same, unless a sweep has raised the floor above its generation:
-then the segment is uploaded again.
+After a conflict, the appender plans the write again from the rows that the conflict returned,
+without a read, and retries at once. It waits only after a second conflict in a row: after a wait
+the rows it knows are stale, so the conflict that follows is expected. The segment stays the same
+unless a sweep has raised the floor above its generation. Then the appender uploads it again.
 
-A segment that is stored more than once (uploaded again, or copied from where it was staged) may be
-committed by another process as well: a recovery appends the events of an object that no row names
-(``journal.recover``). So such a commit also creates the row of the producer by which a recovery
-would append them, and expects that there is none. Where there is one, the events are in the topic:
-the commit only notes their sequences.
+A segment that is stored more than once (uploaded again, or copied from staging) could be committed
+by another process too: a recovery appends the events of an object that no row names
+(``journal.recover``). So the commit of such a copy also creates the producer row that a recovery
+would use, and expects that it does not exist. If it exists, the events are already in the topic,
+and the commit only records their sequences.
 
-A segment that this process will no longer commit to a partition is listed there as unused, by
-the next commit or by a write of its own, so that a sweep need not keep it as a possible loss.
+A segment that this process will never commit to a partition is listed there as unused, by the next
+commit or by a separate write, so that a sweep need not keep it as a possible loss.
 
 A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
-with the batch, and the run that names its segment. Sequence and offset prove nothing, since another
-process under the same name may have stored its own events under the same sequence at the same
-offset. If neither the row nor the run shows the write, and the head or the row has changed, it can
-never land: it expects versions that never recur. Where reading back fails too, or the run was
-trimmed or compiled since, the outcome is unknown, and ``UnknownOutcomeError`` is raised.
-``UnavailableError`` always means that nothing of the commit was stored, a failed upload included.
+with the batch, and the run that names its segment. Sequence and offset prove nothing: another
+process with the same name may have stored its own events under the same sequence at the same
+offset. If neither the row nor the run shows the write, and the head or the row has changed, the
+write can never land, since it expects versions that never recur. If reading back fails too, or the
+run was trimmed or compiled since, the appender raises ``UnknownOutcomeError``. ``UnavailableError``
+always means that nothing was committed, even if an upload failed.
 
-Every commit checks the epoch of the producer's row that it expects. A row with a newer epoch fences
-the appender, and it stays fenced for every partition.
+Every commit checks the epoch of the producer row that it expects. A newer epoch fences the
+appender, for every partition and for good.
 """
 
 from __future__ import annotations
@@ -101,22 +101,25 @@ class Appender:
         self._context = context
         self._topic = topic
         self._producer = producer
-        self.writer = writer_name(producer)  # as segments carry it
+        self.writer = writer_name(producer)  # the name in segments
         self._epoch = epoch
-        self._once = once  # one commit for each partition, whoever makes it
+        self._once = once  # one commit for each partition, by any process
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
         self._abandoned: dict[int, tuple[str, ...]] = {}  # segments that a partition never gets
         self._noted: set[int] = set()  # rows put without the head: a late repeat may put them again
-        self._fenced_by = -1  # the newest epoch of another process that was seen
+        self._fenced_by = -1  # the newest epoch seen of another process
 
     @property
     def topic(self) -> Topic:
-        """The topic as it was last seen."""
+        """Returns the topic as last read."""
         return self._topic
 
     def open_named(self) -> dict[int, ProducerState]:
-        """Raise the epoch in every partition, which fences older processes; what they had sent."""
+        """Raises the epoch in every partition, which fences older processes.
+
+        Returns what the older processes had sent, by partition.
+        """
         found = [self._read_state(p)[0].epoch for p in range(self._topic.partitions)]
         self._epoch = max(found) + 1
         partition = 0
@@ -124,22 +127,22 @@ class Appender:
             taken = self._raise_epoch(partition)
             if taken is None:
                 partition += 1
-            else:  # somebody opens it at the same time: go above them, everywhere
+            else:  # another process opens it too: use a higher epoch everywhere
                 self._epoch, partition = taken + 1, 0
         return {partition: state for partition, (state, _) in self._states.items()}
 
     def last_sequence(self, partition: int) -> int:
-        """The highest sequence that this producer has stored in a partition; -1 for none."""
+        """Returns the highest sequence that this producer has stored in a partition; -1 if none."""
         return self._state(partition)[0].last
 
     def known(self, partitions: Sequence[int]) -> dict[int, AppenderView]:
-        """What we know of partitions that a segment is for, which it then carries.
+        """Returns what this process knows about partitions, to store with a segment for them.
 
-        Heads that we do not know yet are read, which commits then need not do.
+        Reads heads that it does not know yet, which saves the commits that read.
         """
         found = {}
         for partition in partitions:
-            at = self._heads.get(partition)  # a commit of another thread may forget it
+            at = self._heads.get(partition)  # a commit in another thread may drop it
             if at is None:
                 at = read_head(self._context, self._topic, partition)
                 self._heads.setdefault(partition, at)  # a commit may know a newer one by now
@@ -150,13 +153,13 @@ class Appender:
         return found
 
     def upload(self, segment: Segment) -> StoredSegment:
-        """Step 3. ``UnavailableError`` when it fails in any way: nothing names the object."""
+        """Step 3. Raises ``UnavailableError`` for any failure: no row names the object yet."""
         return self._upload(segment, self._context.ids.new(), "")
 
     def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> StoredSegment:
-        """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``.
+        """Step 3 for a segment in staging: copies it. Raises ``NotFoundError`` if it is missing.
 
-        All copies of one staged segment have one id, in every process.
+        All copies of one staged segment have the same id, in every process.
         """
         origin = staged_origin(staged)
         key, generation = self._key(origin, len(pieces), self._context.ids.new())
@@ -169,17 +172,17 @@ class Appender:
         return StoredSegment(segment, key, generation)
 
     def abandon(self, partition: int, stored: StoredSegment) -> None:
-        """Note that a partition never gets this segment: the next commit there lists it as unused.
+        """Notes that a partition never gets this segment; the next commit there lists it as unused.
 
-        Only after a commit that stored nothing, or none at all.
+        Call it only if no commit was tried or the commit stored nothing.
         """
-        known = self._abandoned.get(partition, ())  # as many as one row can list
+        known = self._abandoned.get(partition, ())  # up to the limit of one row
         self._abandoned[partition] = (*known, stored.key)[: limits.STRAYS_AT_ONCE]
 
     def list_abandoned(self) -> None:
-        """List as unused what no commit has listed so far.
+        """Lists as unused what no commit has listed yet.
 
-        Best effort: what is not listed, a sweep keeps for a week.
+        Best effort: a sweep keeps an unlisted object for a week.
         """
         for partition, keys in list(self._abandoned.items()):
             if list_apart(self._context, self._topic, partition, keys):
@@ -194,21 +197,22 @@ class Appender:
         *,
         mark: bytes = b"",
     ) -> tuple[int, StoredSegment]:
-        """Step 4 for one partition: the first offset, and the segment, if it had to move.
+        """Step 4 for one partition: returns the first offset, and the segment, which may have
+        moved.
 
         The producer's row keeps ``mark`` with the last of the sequences.
 
-        ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
-        process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
-        ``AlreadyExistsError`` when another process has stored these sequences meanwhile. Nothing
-        is stored then, nor with ``UnavailableError``. ``UnknownOutcomeError`` when a reply was lost
-        and reading back could not settle it.
+        Raises ``ConflictError`` if ``expected_offset`` is not the next one, ``FencedError`` if a
+        newer process uses this producer's name, ``NotFoundError`` if the topic was deleted, and
+        ``AlreadyExistsError`` if another process has stored these sequences. With these errors and
+        with ``UnavailableError``, nothing was stored. Raises ``UnknownOutcomeError`` if a reply was
+        lost and reading back did not settle it.
         """
         if expected_offset is not None:
             at = self._heads.get(piece.partition)
             if at is not None and at[0].next != expected_offset:
                 self._heads.pop(piece.partition, None)  # others may have appended since
-        is_stale = True  # what we know of the partition, which others may have changed since
+        is_stale = True  # our copy of the rows, which others may have changed
         for delay_s in self._delays():
             self._check_fence(piece.partition)
             head, head_version = self._head(piece.partition)
@@ -244,22 +248,22 @@ class Appender:
         )
 
     def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
-        """Wait after a conflict, or not; whether what the conflict returned is old by then.
+        """Waits after every second conflict; returns whether our copy of the rows is stale now.
 
-        What a conflict returns after a wait is used at once. To wait first would let a busy writer
-        change it again, each time, until all attempts are used up.
+        The rows that a conflict returns after a wait are used at once. Waiting first would let a
+        busy writer change them again, each time, until all attempts are used up.
         """
         if not was_stale:
             self._context.clock.sleep(delay_s)
         return not was_stale
 
     def check_head(self, partition: int, head: Head) -> None:
-        """Refuse to commit where a head says so. ``NotFoundError`` when the topic was deleted."""
+        """Raises if the head does not allow commits: ``NotFoundError`` if the topic was deleted."""
         if head.closed:
             raise self._deleted()
 
     def close(self) -> None:
-        """Remove the rows of an unnamed producer; best effort, as sweeps remove old ones too."""
+        """Deletes the rows of an unnamed producer. Best effort: sweeps delete old ones too."""
         for partition, (_, version) in self._states.items():
             if version is not None and partition not in self._noted:
                 self._remove_state(partition, version)
@@ -283,7 +287,7 @@ class Appender:
         return claim_copy(stored, partition, now_ms)
 
     def _unused(self, partition: int) -> Sequence[str]:
-        """The objects that the next commit to a partition lists as unused."""
+        """Returns the objects that the next commit to a partition lists as unused."""
         return self._abandoned.get(partition, ())
 
     def _recovered_at(
@@ -294,11 +298,12 @@ class Appender:
         head_version: str,
         mark: bytes,
     ) -> int | None:
-        """The first offset of a piece that a recovery has appended; None where none has.
+        """Returns the first offset of a piece that a recovery has appended; None if none has.
 
-        Then the producer's row notes the sequences, so that a repeat finds them stored.
-        ``AlreadyExistsError`` where another copy is committed. ``UnknownOutcomeError`` where the
-        recovery left out events, so that offsets of the others are not known.
+        In the first case it also records the sequences in the producer's row, so that a retry finds
+        them stored. Raises ``AlreadyExistsError`` if another copy is committed, and
+        ``UnknownOutcomeError`` if the recovery left out events, so that the offsets of the others
+        are unknown.
         """
         where = layout.topic_partition(self._topic.incarnation, piece.partition)
         name = layout.producer_row(recovery_of(stored, piece.partition))
@@ -340,9 +345,9 @@ class Appender:
         raise self._unknown(piece.partition, "a recovery has appended it")
 
     def _write(self, partition: int, plan: AppendPlan) -> bool:
-        """Whether the plan became true; False when it never will, so that a new one is needed."""
+        """Returns whether the plan was written; False if it never will be: plan again."""
         where = layout.topic_partition(self._topic.incarnation, partition)
-        lost = False  # once a reply was lost, any other answer may be to our own write
+        lost = False  # after a lost reply, a later answer may be about our own write
         for delay_s in self._delays():
             try:
                 self._context.catalog.write(where, *plan.changes, write_id=plan.write_id)
@@ -367,15 +372,16 @@ class Appender:
         raise self._unknown(partition, "replies keep getting lost")
 
     def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
-        """Take over the head and the producer's row as a conflict returned them.
+        """Adopts the head and the producer's row that a conflict returned.
 
-        A row that it left out was as we know it. What a conflict says of neither is read again.
+        A row that the conflict does not mention is as we know it. If it mentions neither, both are
+        read again.
         """
         ours = layout.producer_row(self._producer)
         if "head" not in rows and ours not in rows:
             self._forget(partition)
         if "head" in rows:
-            self._heads.pop(partition, None)  # without a row, reading it tells why
+            self._heads.pop(partition, None)  # if there is no row, reading it raises the reason
             head = rows["head"]
             if head is not None:
                 self._heads[partition] = head_of(self._topic, partition, head)
@@ -383,7 +389,7 @@ class Appender:
             self._states[partition] = self._state_of(rows[ours])
 
     def _settled(self, partition: int, plan: AppendPlan) -> bool | None:
-        """What :meth:`_landed` says; ``UnknownOutcomeError`` when it cannot be read."""
+        """Returns :meth:`_landed`; raises ``UnknownOutcomeError`` if it cannot read the rows."""
         try:
             return self._landed(partition, plan)
         except (FencedError, NotFoundError, UnknownOutcomeError):
@@ -392,9 +398,10 @@ class Appender:
             raise self._unknown(partition, str(exc)) from exc
 
     def _landed(self, partition: int, plan: AppendPlan) -> bool | None:
-        """After a lost reply: it landed, it never will, or None where it may be sent again.
+        """After a lost reply: True if the write landed, False if it never will, None to send it
+        again.
 
-        ``FencedError`` when it never will because a newer process has the name.
+        Raises ``FencedError`` if it never will because a newer process uses the name.
         """
         self._forget(partition)
         head, head_version = self._head(partition)  # before the producer's row, on purpose
@@ -404,7 +411,7 @@ class Appender:
         same_state = state_version == plan.state_version
         if head_version == plan.head_version and same_state and not head.closed:
             return None
-        # An unchanged row of ours proves that it did not land: it would have changed that row too.
+        # If our row is unchanged, the write did not land: it would have changed that row too.
         unchanged = same_state and state_version is not None
         if not unchanged and self._is_ours(partition, plan.run, head):
             return True
@@ -412,9 +419,10 @@ class Appender:
         return False
 
     def _is_ours(self, partition: int, run: Run, head: Head) -> bool:
-        """Whether a run names our segment, though the producer's row does not show the write.
+        """Returns whether a run names our segment, although the producer's row does not show the
+        write.
 
-        The row may have been swept as old, or have had more batches since than it keeps.
+        A sweep may have deleted the row, or later batches may have pushed ours out of it.
         """
         if run.base < max(head.start, head.journaled):
             how = "trimmed" if run.base < head.start else "compiled"
@@ -450,7 +458,7 @@ class Appender:
         self._states.pop(partition, None)
 
     def _check_fence(self, partition: int) -> None:
-        """Raise ``FencedError`` when a newer process has the name, here or where we met it."""
+        """Raises ``FencedError`` if a newer process uses the name, here or in another partition."""
         state, _ = self._state(partition)
         self._fenced_by = max(self._fenced_by, state.epoch)
         if self._fenced_by > self._epoch:
@@ -462,7 +470,10 @@ class Appender:
             )
 
     def _raise_epoch(self, partition: int) -> int | None:
-        """Put our epoch into a partition; the epoch of another who is as high, or None if done."""
+        """Writes our epoch into a partition; returns None.
+
+        If another process has an epoch at least as high, returns that instead.
+        """
         where = layout.topic_partition(self._topic.incarnation, partition)
         row = layout.producer_row(self._producer)
         ours: set[str] = set()
@@ -480,7 +491,7 @@ class Appender:
             write_id = self._context.ids.new()
             ours.add(write_id)
             try:
-                # A new row also expects the head: ABSENT alone could come true again later.
+                # A new row also expects the head, since ABSENT alone could become true again later.
                 guard = () if version else (Check("head", head_version),)
                 self._context.catalog.write(where, change, *guard, write_id=write_id)
             except (ConflictError, UnknownOutcomeError):
@@ -494,7 +505,7 @@ class Appender:
         )
 
     def _upload_anew(self, stored: StoredSegment, floor: int) -> StoredSegment:
-        """A sweep has passed this segment's generation: store it again under the present one."""
+        """Stores a segment again, since a sweep has raised the floor above its generation."""
         topic = find_topic(self._context, self._topic.name)
         if topic.incarnation != self._topic.incarnation:
             raise self._deleted()
@@ -521,7 +532,7 @@ class Appender:
         try:
             self._context.catalog.write(where, change, write_id=self._context.ids.new())
         except (ConflictError, UnknownOutcomeError, UnavailableError):
-            return  # the row is a few bytes, and a sweep removes it when it is old
+            return  # the row is a few bytes, and a sweep deletes old ones
 
     def _unknown(self, partition: int, why: str) -> UnknownOutcomeError:
         return UnknownOutcomeError(
@@ -534,7 +545,7 @@ class Appender:
         return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
 
     def _delays(self) -> Iterator[float]:
-        """Short waits first: a conflict means that somebody else got on. Drawn as they are used."""
+        """Yields short waits first: a conflict means that another writer made progress."""
         return (
             self._context.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
             for attempt in range(limits.COMMIT_ATTEMPTS)

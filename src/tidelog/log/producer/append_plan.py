@@ -1,12 +1,11 @@
-"""What one commit of a segment to a partition writes, and what is true after it.
+"""Plans one commit of a segment to a partition: what it writes and what is true after it.
 
-Step 4 of an append (``append``) as plain values: nothing here reads or writes.
+This is step 4 of an append (``append``) as plain values: nothing here reads or writes.
 
-Which sequences of a producer got which offsets, and the mark of the last, as its row keeps them.
-
-A sequence alone does not prove that a repeat brings the same event: under one name a process may
-send another input. So the row of a named producer also keeps a mark of its last sequence, and a
-repeat of that sequence with another mark is refused.
+A producer's row records which sequences got which offsets. A sequence alone does not prove that a
+retry sends the same event: a process with the same name may send other input. So the row of a named
+producer also keeps a mark of its last sequence, and a retry of that sequence with another mark is
+refused.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ __all__ = [
     "sent_batch",
 ]
 
-ALL_SEQUENCES = limits.SEGMENT_EVENTS_MAX  # above the place of every event in a segment
+ALL_SEQUENCES = limits.SEGMENT_EVENTS_MAX  # above the index of every event in a segment
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment in the store, not yet part of anything."""
+    """A segment in the store that is not part of a topic yet."""
 
     segment: Segment
     key: str
     generation: int
     staged: str | None = None  # the key it was copied from; its bytes are there, not in memory
-    is_copy: bool = False  # there may be other copies, which a recovery may find
+    is_copy: bool = False  # other copies may exist, which a recovery may find
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionWrite:
-    """What is to be committed to one partition."""
+    """What to commit to one partition."""
 
     stored: StoredSegment
     piece: Piece
-    sequences: Sequence[int] | None  # the next ones for None
-    mark: bytes = b""  # kept in the producer's row with the last of the sequences
+    sequences: Sequence[int] | None  # None: the next ones
+    mark: bytes = b""  # stored in the producer's row with the last sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +75,18 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Who commits, when, and under which id."""
+    """The producer that commits, the time, and the id of the write."""
 
     producer: str
     epoch: int
-    slot_ms: int  # of the topic
+    slot_ms: int  # from the topic
     now_ms: int
     write_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """One commit: what is expected, and what will be true after it."""
+    """One commit: what it expects, and what will be true after it."""
 
     changes: tuple[Change, ...]
     head_version: str
@@ -99,14 +98,14 @@ class AppendPlan:
 
     @property
     def write_id(self) -> str:
-        """The id of its write, which nothing else carries."""
+        """Returns the id of its write, which is unique."""
         return self.batch.write
 
 
 def plan_append(
     wanted: PartitionWrite, seen: Seen, by: Committer, also: Sequence[Change]
 ) -> AppendPlan:
-    """Returns what one commit writes: the events, and what is ``also`` to become true."""
+    """Returns the plan that commits the events, together with the changes in ``also``."""
     piece, head = wanted.piece, seen.head
     batch = sent_batch(head.next, piece.count, wanted.sequences, seen.state.last + 1, by.write_id)
     run = Run(
@@ -155,25 +154,25 @@ def plan_append(
 
 
 def recovery_of(stored: StoredSegment, partition: int) -> str:
-    """The producer by which a recovery appends the events of a segment to a partition."""
+    """Returns the producer name that a recovery uses for a segment's events in a partition."""
     return recovery_producer(layout.segment_origin(stored.key)[0], partition)
 
 
 def claim_copy(stored: StoredSegment, partition: int, now_ms: int) -> list[Put]:
-    """The change by which one copy of a segment excludes all others, and a recovery."""
+    """Returns the change by which one copy of a segment excludes other copies and a recovery."""
     if not stored.is_copy:
         return []
     row = layout.producer_row(recovery_of(stored, partition))
     return [Put(row, encode_row(ProducerState(0, ALL_SEQUENCES, (), now_ms)), expect=ABSENT)]
 
 
-_MARK_BYTES = 16  # of the digest of an event
+_MARK_BYTES = 16  # of an event's digest
 
 
 def event_mark(value: bytes | None, key: bytes | None, id: str | None, type: str | None) -> bytes:
-    """The mark of an event whose sender gives none: a digest of what identifies it.
+    """Returns the default mark of an event: a digest of what identifies it.
 
-    Times and headers are left out: a process that repeats an event may give it new ones.
+    Times and headers are left out, since a process that retries an event may give it new ones.
     """
     parts = msgspec.msgpack.encode((value, key, id, type))
     return hashlib.sha256(parts).digest()[:_MARK_BYTES]
@@ -182,7 +181,7 @@ def event_mark(value: bytes | None, key: bytes | None, id: str | None, type: str
 def sent_batch(
     base: int, count: int, given: Sequence[int] | None, following: int, write_id: str
 ) -> SentBatch:
-    """What a commit notes: the sequences that were given, or those that follow, and its id."""
+    """Returns what a commit records: the given or the following sequences, and its id."""
     if given is None or isinstance(given, range):
         first = following if given is None else given.start
         return SentBatch(first, base, count, (), write_id)
@@ -193,7 +192,7 @@ def sent_batch(
 
 
 def recent_batches(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
-    """The newest batches, as many as a producer's row can hold."""
+    """Returns the newest batches, as many as fit into a producer's row."""
     kept = list(reversed(_small(new)))
     room = limits.PRODUCER_ROW_BYTES - _row_bytes(kept)
     for batch in reversed(batches):
@@ -205,7 +204,7 @@ def recent_batches(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[Sent
 
 
 def _small(batch: SentBatch) -> list[SentBatch]:
-    """The batch; of one too large for a row only its first and its last sequence."""
+    """Returns the batch; for one too large for a row, only its first and last sequence."""
     if _row_bytes([batch]) <= limits.PRODUCER_ROW_BYTES:
         return [batch]
     last = batch.first + sum(batch.steps)

@@ -1,7 +1,7 @@
-"""Events that wait in a producer's buffer, and how they become Arrow.
+"""The buffer of a producer: events that wait, and how they become Arrow.
 
-Most events have a value and a time and nothing else, so those two are lists of their own, which
-cost next to nothing to extend; what only some events have stands aside, with its row.
+Most events have only a value and a time, so these have lists of their own, which are cheap to
+extend. What only some events have is kept apart, with the row number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["EventBuffer", "Rest"]
 
 
 class Rest(NamedTuple):
-    """What an event has beside its value and time; -1 for "as the flush says" and for "none"."""
+    """What an event has besides value and time; -1 means "the flush decides" or "none"."""
 
     id: str | None
     key: bytes | None
@@ -36,7 +36,7 @@ _PLAIN = Rest(None, None, None, (), -1, -1)
 
 
 class EventBuffer:
-    """A buffer of events, in the order in which they were sent."""
+    """Events in the order in which they were sent."""
 
     __slots__ = ("rests", "rows", "times", "values")
 
@@ -44,13 +44,13 @@ class EventBuffer:
         self.values: list[bytes | None] = []
         self.times: list[int] = []
         self.rests: list[Rest] = []
-        self.rows: list[int] = []  # to which event each rest belongs
+        self.rows: list[int] = []  # the event that each rest belongs to
 
     def __len__(self) -> int:
         return len(self.values)
 
     def add(self, value: bytes | None, time_ms: int, rest: Rest) -> None:
-        """One more event."""
+        """Adds one event."""
         if rest != _PLAIN:
             self.rows.append(len(self.values))
             self.rests.append(rest)
@@ -58,15 +58,15 @@ class EventBuffer:
         self.values.append(value)
 
     def table(self) -> pa.Table:
-        """The events in stored columns."""
+        """Returns the events in stored columns."""
         ids, keys, types, headers = self._columns()
         columns = [self.times, ids, keys, self.values, types, headers]
         return pa.Table.from_batches([batch_of(columns)])
 
     def places(self, keyless: Callable[[int], int]) -> npt.NDArray[np.int32]:
-        """The partition of each event.
+        """Returns the partition of each event.
 
-        ``keyless`` is asked for that of events that may go anywhere, with their number, if any.
+        Calls ``keyless`` with the number of events that may go anywhere, if there are any.
         """
         places = np.full(len(self), -1, np.int32)
         if self.rests:
@@ -78,18 +78,18 @@ class EventBuffer:
         return places
 
     def sequences(self) -> list[int]:
-        """The sequence of each event of a named producer, all of whose events have one."""
+        """Returns the sequences of a named producer's events; each has one."""
         return [rest.sequence for rest in self.rests]
 
     def mark(self, row: int) -> bytes:
-        """The mark of one event of a named producer."""
+        """Returns the mark of one event of a named producer."""
         rest = self.rests[row]
         if rest.mark is not None:
             return rest.mark
         return event_mark(self.values[row], rest.key, rest.id, rest.type)
 
     def _columns(self) -> Sequence[tuple[Any, ...] | None]:
-        """Ids, keys, types, headers; None for those that no event has."""
+        """Returns ids, keys, types, headers; None for a column that no event has."""
         if not self.rests:
             return [None] * 4
         rests = self.rests

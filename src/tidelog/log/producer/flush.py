@@ -1,12 +1,11 @@
-"""One flush: events that travel together, from the buffer to their offsets.
+"""A flush: events that travel together, from the buffer to their offsets.
 
-Failed flushes that ``flush`` and ``close`` of a producer have yet to raise.
-
-A call that promises durability looks at everything that was sent before it. Whose events a flush
-carries is not noted, as that would cost time for each of them: so each thread that lived when a
-flush failed gets the failure from its own next ``flush`` or ``close``, and a failure that no call
-has raised yet goes to the next call of any thread. What the futures of all failed events have
-raised is not raised again.
+It also tracks failed flushes that a producer's ``flush`` and ``close`` have yet to raise. A call
+that promises durability covers everything that was sent before it. A flush does not record which
+thread sent which event, since that would cost time for each of them. So each thread that was alive
+when a flush failed gets the failure from its own next ``flush`` or ``close``. A failure that no
+call has raised yet goes to the next call of any thread. If the futures of all failed events have
+raised, the failure is not raised again.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FlushPart:
-    """What one partition gets of a flush."""
+    """The part of a flush that goes to one partition."""
 
     partition: int
     table: pa.Table
-    rows: npt.NDArray[np.int64]  # where its events stood in the flush
+    rows: npt.NDArray[np.int64]  # the row numbers of its events in the flush
     sequences: Sequence[int] | None
-    mark: bytes = b""  # of the last of them
+    mark: bytes = b""  # of its last event
 
 
 class Flush:
-    """Events on their way; done when all are stored, or when one of them could not be."""
+    """Events on their way; done when all are stored or one of them failed."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.pending = EventBuffer()
-        self.limit = 0  # bytes up to which events may be put into it without asking anybody
+        self.limit = 0  # events fit without further checks up to this many bytes
         self.table: pa.Table | None = None
         self.places: npt.NDArray[np.int32] | None = None
         self.size = 0
@@ -62,18 +61,18 @@ class Flush:
         self.expected_offset: int | None = None
         self.error: BaseException | None = None
         self.failure: FlushFailure | None = None  # of events that were sent
-        self.links: list[object] = []  # to the spans of the requests that it carries
+        self.links: list[object] = []  # the spans of the requests that it carries
         self._done = threading.Event()
         self._calls: list[Callable[[], None]] = []
-        self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # rows and their first offset
-        self._unknown: list[tuple[npt.NDArray[np.int64], BaseException]] = []  # rows, and why
+        self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # and their first offset
+        self._unknown: list[tuple[npt.NDArray[np.int64], BaseException]] = []  # and why
         self._positions: Positions | None = None
 
     @classmethod
     def of_table(
         cls, topic: str, table: pa.Table, places: npt.NDArray[np.int32], size: int
     ) -> Flush:
-        """A flush of events that are Arrow already."""
+        """Returns a flush of events that are already Arrow."""
         flush = cls(topic)
         flush.table, flush.places, flush.size = table, places, size
         return flush
@@ -82,7 +81,7 @@ class Flush:
         return int(self.table.num_rows) if self.table is not None else len(self.pending)
 
     def parts(self, keyless: Callable[[int], int], named: bool) -> list[FlushPart]:
-        """The events of each partition; ``keyless`` is asked for that of events without a place."""
+        """Returns the events of each partition; ``keyless`` chooses that of keyless events."""
         sequences: list[int] | None = None
         pending = self.pending
         if self.table is None:
@@ -102,52 +101,52 @@ class Flush:
         return parts
 
     def stored(self, part: FlushPart, base: int) -> None:
-        """Note that a part has its offsets."""
+        """Notes that a part has its offsets."""
         self._bases.append((part.rows, base))
 
     def unknown(self, part: FlushPart, error: BaseException) -> None:
-        """Note that a part may or may not be stored."""
+        """Notes that a part may or may not be stored."""
         self._unknown.append((part.rows, error))
 
     def failed(self, error: BaseException) -> FlushFailure:
-        """Begin to note who knows of a failure; before :meth:`finish`."""
+        """Starts to track which callers know about a failure; call it before :meth:`finish`."""
         offsets = self.positions().offsets
         stored = int((offsets >= 0).sum()) if isinstance(error, TidelogError) else 0
         self.failure = FlushFailure(error, len(self) - stored)
         return self.failure
 
     def tell(self, index: int) -> None:
-        """Note that the sender of one failed event gets its error now."""
+        """Notes that the sender of one failed event gets its error now."""
         if self.failure is not None:
             self.failure.tell(index)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Let those who wait go on."""
+        """Wakes everything that waits for the flush."""
         self.error = error
         self.pending = EventBuffer()
-        self.table = None  # the bytes are stored, or are the caller's again
+        self.table = None  # the bytes are stored, or the caller still has them
         self._done.set()
         self._call_back()
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """Call this once when it has ended, in the thread that ends it; or now, if it has.
+        """Calls ``call`` once, in the thread that ends the flush; at once if it has ended.
 
-        It must return at once and raise nothing, since other flushes wait behind it.
+        ``call`` must return quickly and must not raise, since other flushes wait behind it.
         """
         self._calls.append(call)
         if self._done.is_set():
             self._call_back()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns whether it has ended, successfully or not."""
         return self._done.is_set()
 
     def settled(self, timeout_s: float | None) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Waits until it has ended; returns whether it has."""
         return self._done.wait(timeout_s)
 
     def positions(self) -> Positions:
-        """Where each event stands; -1 as offset of one that is not stored."""
+        """Returns the position of each event; offset -1 for one that is not stored."""
         if self._positions is None:
             count = len(self.places) if self.places is not None else 0
             offsets = np.full(count, -1, np.int64)
@@ -158,18 +157,18 @@ class Flush:
         return self._positions
 
     def unknown_rows(self) -> npt.NDArray[np.bool_]:
-        """Which events may or may not be stored."""
+        """Returns which events may or may not be stored."""
         unknown = np.zeros(len(self.positions()), np.bool_)
         for rows, _ in self._unknown:
             unknown[rows] = True
         return unknown
 
     def unknown_error(self) -> BaseException | None:
-        """Why the fate of some events is unknown; None when there are none."""
+        """Returns why the outcome of some events is unknown; None if there are none."""
         return self._unknown[0][1] if self._unknown else None
 
     def error_of(self, index: int) -> BaseException:
-        """Why one event of a failed flush has no position; says whether it may be stored."""
+        """Returns why one event of a failed flush has no position, and whether it may be stored."""
         for rows, error in self._unknown:
             if index in rows:
                 return error
@@ -183,12 +182,12 @@ class Flush:
         return known
 
     def is_stored(self, index: int) -> bool:
-        """Whether this one event has its offset, whatever became of the others."""
+        """Returns whether this event has its offset, whatever happened to the others."""
         offsets = self.positions().offsets
         return index < len(offsets) and bool(offsets[index] >= 0)
 
     def _call_back(self) -> None:
-        """Two threads may come here at once: what one has taken, the other does not find."""
+        """Runs the callbacks. Two threads may do so at once: each callback runs in only one."""
         while self._calls:
             try:
                 call = self._calls.pop()
@@ -201,13 +200,13 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A light handle on one event of a flush."""
 
     flush: Flush
-    index: int  # of the event in it
+    index: int  # of the event in the flush
 
     def result(self, timeout_s: float | None = None) -> Position:
-        """The event's position, once it is durable; raises why it is not.
+        """Returns the event's position once it is durable; raises the error if it failed.
 
-        ``UnknownOutcomeError`` when it may be stored all the same: its reply was lost, or
-        ``timeout_s`` has passed and it is still under way.
+        Raises ``UnknownOutcomeError`` if it may be stored anyway: the reply was lost, or
+        ``timeout_s`` passed and the event is still on its way.
         """
         flush = self.flush
         if not flush.settled(timeout_s):
@@ -223,44 +222,44 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         return flush.positions()[self.index]
 
     def done(self) -> bool:
-        """Whether :meth:`result` would return at once."""
+        """Returns whether :meth:`result` would return at once."""
         return self.flush.done()
 
 
 class FlushFailure:
-    """Why events of one flush are not stored, and who knows that."""
+    """Why events of a flush are not stored, and which callers know it."""
 
     def __init__(self, error: BaseException, events: int) -> None:
         self.error = error
         self._events: int | None = events  # how many failed; None: of several flushes
-        self._told: set[int] = set()  # those whose futures have raised it
-        self._is_raised = False  # by a call for the producer as a whole
-        self._threads: set[Thread] = set()  # that may have sent some, and do not know yet
+        self._told: set[int] = set()  # events whose futures have raised it
+        self._is_raised = False  # by ``flush`` or ``close``
+        self._threads: set[Thread] = set()  # may have sent some, and do not know yet
 
     def tell(self, index: int) -> None:
-        """Note that the future of a failed event has raised its error."""
+        """Notes that the future of a failed event has raised its error."""
         self._told.add(index)
 
     def met_by(self, threads: set[Thread]) -> None:
-        """Note which threads live at the time of the failure."""
+        """Notes which threads are alive at the time of the failure."""
         self._threads = threads
 
     def is_over(self, living: set[Thread]) -> bool:
-        """Whether no call is left that has to raise it."""
+        """Returns whether every call that must raise it has done so."""
         self._threads &= living
         return self._is_told() or (self._is_raised and not self._threads)
 
     def is_due(self, thread: Thread) -> bool:
-        """Whether a call in this thread has to raise it."""
+        """Returns whether a call in this thread must raise it."""
         return not self._is_told() and (not self._is_raised or thread in self._threads)
 
     def raised_in(self, thread: Thread) -> None:
-        """Note that a call in this thread raises it, or an earlier one."""
+        """Notes that a call in this thread raises it, or an earlier one."""
         self._is_raised = True
         self._threads.discard(thread)
 
     def absorb(self, later: FlushFailure) -> None:
-        """Count for another one too, so that fewer have to be kept."""
+        """Merges a later failure into this one, so that fewer have to be kept."""
         self._events = None
         self._is_raised = self._is_raised and later._is_raised
         self._threads |= later._threads
@@ -270,7 +269,7 @@ class FlushFailure:
 
 
 class FlushFailures:
-    """Those of one producer, oldest first. Its lock is the caller's."""
+    """The failures of one producer, oldest first. The caller holds its lock."""
 
     def __init__(self) -> None:
         self._kept: list[FlushFailure] = []
@@ -279,7 +278,7 @@ class FlushFailures:
         return len(self._kept)
 
     def add(self, failure: FlushFailure) -> None:
-        """Keep one more, for all threads that live now."""
+        """Adds a failure, for all threads that are alive now."""
         living = set(threading.enumerate())
         failure.met_by(set(living))
         self._kept = [each for each in self._kept if not each.is_over(living)]
@@ -288,7 +287,7 @@ class FlushFailures:
             self._kept[0].absorb(self._kept.pop(1))
 
     def due(self) -> BaseException | None:
-        """The first error that the calling thread must raise, which then knows of all of them."""
+        """Returns the first error that this thread must raise; counts all of them as raised in it."""
         thread = threading.current_thread()
         due = [failure for failure in self._kept if failure.is_due(thread)]
         for failure in due:

@@ -1,17 +1,17 @@
-"""Append a request's events once, however often and wherever it is repeated.
+"""Stores a request's events once, however often and in whichever process it is retried.
 
-Whoever repeats a request gives it the same key. The key names a producer, ``~once-<hash>``, which
-all processes share: it has no epoch, and its sequences begin at a number that the events give. Its
-rows are those of unnamed producers, which a sweep removes when they are a week old.
+A client that retries a request sends the same key. The key gives the name of a producer,
+``~once-<hash>``, which all processes share: it has no epoch, and its sequences start at a number
+that depends on the events. A sweep deletes its rows after a week, like those of unnamed producers.
 
-1. read the producer's row in each partition that the events go to     → nothing
-2. upload one segment with those of the partitions that have none yet  → an orphan, swept later
-3. for each of these partitions one commit, which also makes the row   → the events of it, and how
-                                                                         a repeat finds them
+    1. read the producer's row in each partition of the events   → nothing
+    2. upload one segment for the partitions without a row       → an orphan, swept later
+    3. one commit for each of these partitions, which also       → its events, and the row by
+       creates the row                                             which a retry finds them
 
-Of two who do this at once, one finds in step 3 that the row is there by now, and takes its offsets.
-A repeat after a crash within step 3 commits what is missing. Keyless events all go to the partition
-that the key gives, so that every repeat places each event alike.
+If two processes do this at once, one of them finds the row in step 3 and returns its offsets. A
+retry after a crash within step 3 commits what is missing. All keyless events go to the partition
+that the key gives, so that every retry places each event in the same partition.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from tidelog.model.topic import Topic
 
 __all__ = ["append_once"]
 
-_EVENTS_BITS = 20  # of a sequence; above them stands what the events give
+_EVENTS_BITS = 20  # of a sequence; the bits above depend on the events
 _DIGEST_BYTES = 5
 _ADVICE = "repeat it with the same key, which stores only what is missing"
 _ADVICE_OTHER = "append the remainder with another key"
 
 
 def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
-    """Where the events stand, stored now or by an earlier call with the same key.
+    """Returns the positions of the events, stored now or by an earlier call with the same key.
 
-    ``AlreadyExistsError`` when the key was used for other events, as far as these share a
-    partition, and nothing was stored by this call. ``PartialAppendError`` when any error leaves
-    some of the events stored: a repeat with the same key completes them, or, where the error is
-    that the key was used for other events meanwhile, an append with another key.
+    Raises ``AlreadyExistsError`` if the key was used for other events in one of these partitions
+    and this call stored nothing. Raises ``PartialAppendError`` if an error leaves only some of the
+    events stored. A retry with the same key completes them; if the key was used for other events in
+    the meantime, append with another key.
     """
     if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
         raise InvalidError(
@@ -106,7 +106,7 @@ class _Request:
         self._appender = Appender(context, topic, self._producer, once=True)
 
     def stored(self, part: FlushPart) -> int | None:
-        """The first offset of a part that is stored; None for one that is not."""
+        """Returns the first offset of a part that is stored; None if it is not."""
         where = layout.topic_partition(self._topic.incarnation, part.partition)
         row = self._context.catalog.get(where, layout.producer_row(self._producer))
         if row is None:
@@ -121,7 +121,7 @@ class _Request:
         return base
 
     def store(self, parts: Sequence[FlushPart]) -> Iterator[tuple[FlushPart, int]]:
-        """Steps 2 and 3: each part with its first offset, as soon as it is stored."""
+        """Steps 2 and 3: yields each part with its first offset, as soon as it is stored."""
         if not parts:
             return
         known = self._appender.known([part.partition for part in parts])
@@ -144,7 +144,7 @@ class _Request:
                 f"append to `{self._topic.name}` with a key: another request has stored events "
                 f"under it, and where cannot be read ({exc}): repeat it with the same key"
             ) from exc
-        if found is None:  # its row went with the topic, or with the time that keys are kept
+        if found is None:  # its row was deleted with the topic, or after a week
             self._appender.check_head(part.partition, self._head(part.partition))
             raise UnknownOutcomeError(
                 f"append to `{self._topic.name}` with a key: another request has stored events "

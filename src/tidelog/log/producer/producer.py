@@ -1,8 +1,8 @@
 """Producers: collect events into flushes.
 
-``send`` puts an event into the open flush, which is sealed when it is large or old enough and
-handed to the carrier; ``append`` makes flushes of many events at once. What is buffered and under
-way is bounded; a full buffer blocks.
+``send`` puts an event into the open flush. When the flush is large or old enough, the producer
+closes it and hands it to the uploader. ``append`` makes flushes of many events at once. The bytes
+in the buffer and on their way are limited; a full buffer blocks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tidelog.model.topic import Topic, partition_for
 
 __all__ = ["Producer"]
 
-_OVERHEAD_BYTES = 100  # of an event in the buffer, beside its own bytes
+_OVERHEAD_BYTES = 100  # per event in the buffer, besides its own bytes
 _EVENTS_LAST = limits.SEGMENT_EVENTS_MAX - 1
-_PLAIN_BYTES_MAX = _EVENTS_LAST * _OVERHEAD_BYTES  # cannot be more events than a segment may hold
+_PLAIN_BYTES_MAX = _EVENTS_LAST * _OVERHEAD_BYTES  # never more events than fit into a segment
 
 
 class Producer:
-    """Appends events to one topic. Safe to share between threads; close it, or use a ``with``."""
+    """Appends events to one topic. Thread-safe. Close it, or use a ``with`` statement."""
 
     def __init__(self, context: Context, topic: Topic, name: str | None = None) -> None:
         if name is not None:
@@ -51,8 +51,8 @@ class Producer:
         self._named = name is not None
         self._appender = Appender(context, topic, name or unnamed_producer(context.ids.new()))
         self._before: dict[int, ProducerState] = {}
-        self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before, when asked for
-        self._sequence = -1  # the highest that was given out
+        self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before; read on demand
+        self._sequence = -1  # the highest sequence used
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
         self._carrier = Carrier(context, topic, self._appender, self._named)
         self._now_ms = context.clock.now_ms
@@ -71,28 +71,28 @@ class Producer:
 
     @property
     def incarnation(self) -> str:
-        """Which one of the topics of this name it appends to."""
+        """Returns the incarnation of the topic that it appends to."""
         return self._topic.incarnation
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence of a named producer so far, over restarts; -1 for none."""
+        """Returns the highest sequence of a named producer so far, across restarts; -1 if none."""
         return self._sequence
 
     @property
     def room(self) -> int:
-        """How many bytes can be sent now without waiting for earlier ones; a close guess."""
+        """Returns about how many bytes can be sent now without waiting."""
         return self._context.settings.buffer_bytes - self._carrier.held_bytes - self._open.size
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
-        """Whether an earlier process has stored this sequence under this producer's name."""
+        """Returns whether an earlier process stored this sequence under this producer's name."""
         before = self._before.get(self._place(key, sequence)[0])
         return before is not None and sequence <= before.last
 
     def marks(self) -> dict[int, bytes]:
-        """The marks that earlier processes under this name stored, by their sequences.
+        """Returns the marks that earlier processes with this name stored, by sequence.
 
-        Each partition has that of its last sequence.
+        Each partition keeps the mark of its last sequence.
         """
         return {state.last: state.mark for state in self._before.values() if state.last >= 0}
 
@@ -108,14 +108,15 @@ class Producer:
         sequence: int | None = None,
         mark: bytes | None = None,
     ) -> SendFuture:
-        """Put one event into the buffer; the future tells its position once it is durable.
+        """Puts one event into the buffer; returns a future for its position once it is durable.
 
-        A named producer may give each event a ``sequence``, which must grow: one that an earlier
-        process has stored is not stored again, and gets its first position. The last sequence of
-        each partition is stored with a ``mark``: a digest of the event's value, key, id and type,
-        unless you give one. ``AlreadyExistsError`` if it comes again with another mark.
+        A named producer may give each event a ``sequence``, which must increase. A sequence that an
+        earlier process has stored is not stored again: the future returns its first position. The
+        last sequence of each partition is stored with a ``mark``, by default a digest of the
+        event's value, key, id and type. Raises ``AlreadyExistsError`` if that sequence comes again
+        with another mark.
         """
-        if (  # the common case: all that it needs is that the open flush has room
+        if (  # the common case: the open flush has room
             value.__class__ is bytes
             and key is None
             and timestamp is None
@@ -147,7 +148,7 @@ class Producer:
                 if known is not None:
                     self._check_mark(event, partition, number, mark)
                     return known
-            self._make_room(size)  # which waits without the lock: numbers are given after it
+            self._make_room(size)  # waits without the lock, so sequences come after it
             partition, number = self._place(key, sequence)
             rest = Rest(id, key, type, event.headers, partition, number, mark)
             return self._enter(value, time_ms, rest, size)
@@ -159,12 +160,11 @@ class Producer:
         partition: int | None = None,
         expected_offset: int | None = None,
     ) -> Positions:
-        """Store many events; durable on return. Events of one call may land in several commits.
+        """Stores many events; they are durable on return. They may land in several commits.
 
-        ``PartialAppendError`` says which are stored, which are not, and of which that is unknown,
-        when some are stored. With
-        ``expected_offset`` they go to one partition in one commit, and only if its next offset is
-        that one: ``ConflictError`` otherwise.
+        With ``expected_offset``, they go to one partition in one commit, and only if that is its
+        next offset: raises ``ConflictError`` otherwise. Raises ``PartialAppendError`` if only some
+        events are stored; the error lists which are stored, which are not, and which are unknown.
         """
         self._carrier.guard.check()
         if self._named:
@@ -172,16 +172,16 @@ class Producer:
         return self._append(self.checked(events), partition, expected_offset)
 
     def checked(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
-        """Returns events in stored columns. ``InvalidError`` unless all of them can be stored."""
+        """Returns events in stored columns. Raises ``InvalidError`` if one cannot be stored."""
         table = self._table_of(events)
         check_events(table, self._event_bytes_max)
         return table
 
     def append_own(self, events: Iterable[Event]) -> Positions:
-        """Store events of this home to which Tidelog has added something, as a dead letter has.
+        """Stores events of this home to which Tidelog has added something, such as dead letters.
 
-        They were checked when they came in: so neither what was added, nor a lower
-        ``event_bytes_max`` since, makes them illegal.
+        They were checked when they arrived. So neither the addition nor a lower ``event_bytes_max``
+        makes them invalid.
         """
         self._carrier.guard.check()
         table = self._table_of(events)
@@ -211,11 +211,11 @@ class Producer:
         return self._wait_for(flushes)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when everything that was sent is durable; raises the first failure.
+        """Returns when everything that was sent is durable; raises the first failure.
 
-        Threads may share the producer: each of them gets each failure once, since its own events
-        may be among those that failed. Failures that the futures of all failed events have raised
-        are not raised again.
+        Threads may share the producer: each gets each failure once, since its own events may be
+        among those that failed. A failure is not raised again if the futures of all its events have
+        raised it.
         """
         with self._carrier.state:
             self._seal()
@@ -231,7 +231,7 @@ class Producer:
         self._carrier.raise_unreported()
 
     def close(self) -> None:
-        """Flush, and release threads; raises what :meth:`flush` would."""
+        """Flushes and ends the threads; raises what :meth:`flush` would."""
         with self._carrier.state:
             if self._carrier.closed:
                 return
@@ -252,13 +252,13 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._carrier.guard.is_foreign:  # a forked child that ends leaves it to the parent
+        if not self._carrier.guard.is_foreign:  # a forked child leaves it to the parent
             self.close()
 
-    # Into the buffer.
+    # The buffer.
 
     def _place(self, key: bytes | None, sequence: int | None) -> tuple[int, int]:
-        """The partition and the sequence of an event; -1 for "as the flush says" and "none"."""
+        """Returns the partition and sequence of an event; -1 for "the flush decides" and "none"."""
         partitions = self._topic.partitions
         if not self._named:
             if sequence is not None:
@@ -271,7 +271,7 @@ class Producer:
         return (sequence % partitions if key is None else partition_for(key, partitions)), sequence
 
     def _repeated(self, partition: int, sequence: int) -> SendFuture | None:
-        """The answer for a sequence that an earlier process stored, or None for a new one."""
+        """Returns the future for a sequence that an earlier process stored; None for a new one."""
         before = self._before.get(partition)
         if before is None or sequence > before.last:
             return None
@@ -301,7 +301,7 @@ class Producer:
             raise InvalidError(f"send: mark: give 1 to {limits.PRODUCER_MARK_BYTES} bytes")
 
     def _check_mark(self, event: Event, partition: int, sequence: int, mark: bytes | None) -> None:
-        """Refuse to take another event for the one that was stored under its sequence."""
+        """Raises ``AlreadyExistsError`` if another event was stored under this sequence."""
         before = self._before[partition]
         if sequence != before.last or not before.mark:
             return
@@ -315,7 +315,7 @@ class Producer:
             )
 
     def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
-        """With the lock held since there is room for it: put one event into the open flush."""
+        """Puts one event into the open flush. The lock must be held since there was room."""
         if self._named:
             self._check_sequence(rest)
         flush = self._open
@@ -342,7 +342,7 @@ class Producer:
         self._sequence = max(self._sequence, sequence)
 
     def _make_room(self, size: int) -> None:
-        """With the lock held: until the buffer can hold this much more."""
+        """Waits until the buffer has room for this much more. The lock must be held."""
         self._carrier.wait_for_room(0)
         while (
             self._carrier.held_bytes + self._open.size + size > self._context.settings.buffer_bytes
@@ -350,16 +350,16 @@ class Producer:
             self._seal()
             self._carrier.wait_for_room(size)
             if self._carrier.held_bytes + self._open.size == 0:
-                return  # alone it may be as large as it is
+                return  # a single event may be larger than the buffer
 
     def _seal(self) -> None:
-        """With the lock held: send the open flush on its way."""
+        """Starts the open flush on its way. The lock must be held."""
         if self._open.pending:
             flush, self._open = self._open, Flush(self._topic.name)
             self._carrier.start(flush)
 
     def _seal_by_time(self) -> None:
-        """The timer's thread: seal what has lingered, unless all uploads are busy anyway."""
+        """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
             self._wake.wait()
             self._wake.clear()
@@ -412,9 +412,9 @@ class Producer:
 
     def _submit(self, flush: Flush) -> None:
         with self._carrier.state:
-            self._seal()  # what was sent before goes before
+            self._seal()  # earlier events go first
             self._make_room(flush.size)
-            self._seal()  # what came in meanwhile counts on the room that this one takes now
+            self._seal()  # events that arrived in the meantime need the room that this one takes
             self._carrier.start(flush)
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:

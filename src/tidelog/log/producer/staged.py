@@ -1,25 +1,23 @@
-"""Staged segments: put into the store by any process, made part of a topic by a driver, once.
+"""Staged segments: any process puts them into the store, and a driver appends each to a topic,
+once.
 
-Events are collected until they are worth a segment. Nothing of a staged segment belongs to a topic
-before a driver copies it to where segments are, in the topic's present generation, and commits its
-pieces under sequences that follow from what was staged. A piece whose sequences the producer's row
-of its partition shows is in the topic already; so the same segments may be appended again after a
-crash anywhere, or by two drivers at once, and nobody has to be fenced.
+Nothing of a staged segment belongs to a topic until a driver copies it to the topic's current
+generation and commits its pieces. The sequences of a piece follow from what was staged. If the
+producer's row of a partition shows them, the piece is already in the topic. So the same segments
+can be appended again after a crash at any point, or by two drivers at once, without any fencing.
 
-Objects that say which staged segments were committed, so that their loss proves itself.
+A segment of a plain append carries what its appender knew about the partitions (``AppenderView``).
+A staged segment is written by a process without a catalog, which does not know the offsets. So the
+driver puts a **witness** object after it commits a staged segment, and before it acknowledges it.
+The witness lists the partitions that have committed the segment or a copy of it.
 
-A segment of a plain append carries what its appender knew of the partitions (``Known``). A staged
-one is made before a driver knows where its events will stand, by a process that has no catalog, and
-is copied as it is. So the driver puts a **witness** after the commits of a staged segment, and
-before anything of them is acknowledged: which partitions have committed it, or a copy of it.
+The witness is in the store, so restoring an old catalog does not undo it. Suppose a partition
+neither names nor lists a stray that a witness says it has committed. That proves that the catalog
+was restored to an earlier state, even if this is the only lost commit. The first commit of a copy
+creates the producer row that a recovery would use (``append``). If that row exists, the catalog
+knows the commit, however late the witness is read.
 
-A witness is in the store, which a restored catalog does not take back. A stray that a witness says
-a partition has committed, and that this partition neither names nor lists, proves that the catalog
-went back, also where it is the only commit that was lost. One commit of a copy creates the row of
-the producer by which a recovery would append it (``append``): where that row is there, the catalog
-knows the commit, however late the witness was read.
-
-A witness counts only for a stray, and is deleted by a sweep when no copy of its segment is left.
+A witness counts only for a stray. A sweep deletes it when no copy of its segment is left.
 """
 
 from __future__ import annotations
@@ -58,35 +56,36 @@ __all__ = [
     "staged_origin",
 ]
 
-# Larger than a producer's: nobody waits for its linger, and fewer segments are fewer commits.
+# Larger than a producer's, since nothing waits for it, and fewer segments mean fewer commits.
 _SEGMENT_BYTES = 32 << 20
 
-Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and partitions if they are given
+Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and their partitions if given
 
 
 class StagedSegment(Persisted, frozen=True):
-    """A staged segment, and what is where in it."""
+    """A staged segment and its pieces."""
 
     key: str
     pieces: tuple[Piece, ...]
-    # Of each partition, which events of its piece were left out since: these keep their sequences.
+    # For each partition, the events of its piece that were left out later. They keep their
+    # sequences.
     left_out: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
-    ledger: str = ""  # begins with the mark of the ledger by which its writer left events out
+    ledger: str = ""  # starts with the mark of the ledger that its writer applied
 
     def sequences(self, piece: Piece, first: int) -> Sequence[int]:
-        """Those of a piece's events, which began at ``first`` when it was staged."""
+        """Returns the sequences of a piece's events; the piece began at ``first`` when staged."""
         out = frozenset(self.left_out.get(piece.partition, ()))
         numbers = range(first, first + piece.count + len(out))
         return [each for each in numbers if each - first not in out] if out else numbers
 
 
 def staged_origin(key: str) -> str:
-    """The id that all copies of a staged segment have, in every process."""
+    """Returns the id that all copies of a staged segment have, in every process."""
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 class Collector:
-    """Joins tables until they are worth a segment."""
+    """Joins tables until they are large enough for a segment."""
 
     def __init__(self, segment_bytes: int = _SEGMENT_BYTES) -> None:
         self._segment_bytes = segment_bytes
@@ -94,7 +93,7 @@ class Collector:
         self._bytes = self._events = 0
 
     def add(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> Iterator[Located]:
-        """Take events, all with their partitions or all without; what is enough for a segment."""
+        """Adds events, all with partitions or all without; yields what is enough for a segment."""
         for first in range(0, table.num_rows, SEGMENT_EVENTS_MAX):
             part = table.slice(first, SEGMENT_EVENTS_MAX)
             if self._events + part.num_rows > SEGMENT_EVENTS_MAX:
@@ -107,7 +106,7 @@ class Collector:
                 yield from self.rest()
 
     def rest(self) -> Iterator[Located]:
-        """What waits, as one table."""
+        """Yields the rest as one table."""
         if self._waiting:
             table = pa.concat_tables([table for table, _ in self._waiting]).combine_chunks()
             given = [places for _, places in self._waiting if places is not None]
@@ -116,29 +115,29 @@ class Collector:
 
 
 class Witness(Persisted, frozen=True):
-    """What an object of this kind says."""
+    """The content of a witness object."""
 
-    partitions: tuple[int, ...]  # that have committed a copy of the segment
+    partitions: tuple[int, ...]  # have committed a copy of the segment
     format: int = layout.FORMAT
 
 
 def put_witness(context: Context, topic: Topic, origin: str, partitions: Sequence[int]) -> None:
-    """Say that partitions have committed a segment. ``UnavailableError`` if that fails."""
+    """Records that partitions have committed a segment. Raises ``UnavailableError`` on failure."""
     key = layout.witness(topic.incarnation, origin, context.ids.new())
     put_fresh(context.store, key, seal_json(Witness(tuple(partitions))))
 
 
 def is_claimed(context: Context, topic: Topic, origin: str, partition: int) -> bool:
-    """Whether a partition has the row that a commit of a copy creates."""
+    """Returns whether a partition has the row that the commit of a copy creates."""
     where = layout.topic_partition(topic.incarnation, partition)
     row = layout.producer_row(recovery_producer(origin, partition))
     return context.catalog.get(where, row) is not None
 
 
 def lost_partition(context: Context, topic: Topic, stray: ObjectInfo) -> int | None:
-    """A partition that has committed a stray, and has forgotten it; None for none.
+    """Returns a partition that committed a stray and lost the commit; None if there is none.
 
-    ``CorruptError`` for a witness that does not decode.
+    Raises ``CorruptError`` for a witness that does not decode.
     """
     if "_" not in stray.key.rpartition("/")[2]:
         return None  # not a copy
@@ -146,18 +145,18 @@ def lost_partition(context: Context, topic: Topic, stray: ObjectInfo) -> int | N
     for partition in _partitions(context, topic, origin):
         if not 0 <= partition < topic.partitions or is_claimed(context, topic, origin, partition):
             continue
-        if not _is_mentioned(context, topic, origin, partition):  # that row goes after some weeks
+        if not _is_mentioned(context, topic, origin, partition):  # a sweep deletes the row
             return partition
     return None
 
 
 def list_witnesses(context: Context, topic: Topic) -> list[ObjectInfo]:
-    """All witnesses of a topic: to be listed before its segments are, see :func:`is_over`."""
+    """Returns all witnesses of a topic. List them before its segments, see :func:`is_over`."""
     return list(context.store.list(layout.witnesses(topic.incarnation)))
 
 
 def is_over(info: ObjectInfo, origins: Collection[str]) -> bool:
-    """Whether no object of its segment is left; a name that is not ours never is."""
+    """Returns whether no copy of its segment is left; False for a name that is not ours."""
     try:
         return layout.witness_origin(info.key) not in origins
     except ValueError:
@@ -169,12 +168,12 @@ def _partitions(context: Context, topic: Topic, origin: str) -> Iterator[int]:
         try:
             data = context.store.get(info.key)
         except NotFoundError:
-            continue  # a sweep has deleted it meanwhile
+            continue  # a sweep has deleted it in the meantime
         yield from open_json(data, Witness, f"witness `{info.key}`").partitions
 
 
 def _is_mentioned(context: Context, topic: Topic, origin: str, partition: int) -> bool:
-    """Whether rows of a partition name or list a copy of a segment."""
+    """Returns whether rows of a partition name or list a copy of a segment."""
     keys: Iterable[str] = (
         key for row in read_unused(context, topic, partition) for key in row.objects
     )

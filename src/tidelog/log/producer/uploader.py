@@ -1,9 +1,9 @@
-"""Carry flushes to the log, side by side and in order.
+"""Uploads flushes in parallel and commits them in order.
 
-A flush is encoded and uploaded by a pool of threads and committed in the order in which it was
-started: each waits for its turn. What is under way is bounded in bytes. A flush that fails also
-fails those behind it, so that order within a partition holds; a named producer's carrier then stays
-failed, as later sequences must not overtake lost ones.
+A pool of threads encodes and uploads flushes. Each flush commits after the ones that started before
+it. The bytes on their way are limited. A flush that fails also fails those behind it, so that
+events stay in order within a partition. For a named producer the uploader then stays failed, since
+later sequences must not overtake lost ones.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tidelog.process import ProcessGuard, RefusingLock
 
 __all__ = ["UPLOADS", "Carrier"]
 
-UPLOADS = 4  # flushes under way at once
+UPLOADS = 4  # flushes on their way at a time
 _FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
 
 
 class Carrier:
-    """The way of one producer's flushes. Its lock is that of the producer's buffer too."""
+    """Uploads one producer's flushes. Its lock also guards the producer's buffer."""
 
     def __init__(self, context: Context, topic: Topic, appender: Appender, named: bool) -> None:
         self._context = context
@@ -48,25 +48,25 @@ class Carrier:
         self.guard = ProcessGuard(f"producer of `{topic.name}`", self._leave_to_parent)
         self.closed = False
         self.under_way: dict[int, Flush] = {}
-        self.held_bytes = 0  # under way
+        self.held_bytes = 0  # on their way
         self.keyless = KeylessTurns(topic.partitions, context.random.randrange(topic.partitions))
         self._numbers = itertools.count()
         self._turn = 0
-        self._failed_until = 0  # flushes numbered below this fail with their forerunner
+        self._failed_until = 0  # flushes with a lower number fail with the one before them
         self._cause: BaseException | None = None
         self._failures = FlushFailures()
         self._pool = Pool(UPLOADS, "tidelog-upload")
         self._committers: Pool | None = None
 
     def start(self, flush: Flush) -> None:
-        """With the lock held: send a flush on its way."""
+        """Starts a flush on its way. The lock must be held."""
         self.held_bytes += flush.size
         flush.number = next(self._numbers)
         self.under_way[flush.number] = flush
         self._pool.submit(self._run, flush)
 
     def wait_for_room(self, size: int) -> None:
-        """With the lock held: until there is room for more. ``UnavailableError``."""
+        """Waits for room, with the lock held; raises ``UnavailableError`` after a timeout."""
 
         def usable() -> bool:
             room = self._context.settings.buffer_bytes - self.held_bytes
@@ -84,7 +84,7 @@ class Carrier:
             raise self._behind(self._cause)
 
     def close(self) -> None:
-        """End the threads, after all that is under way."""
+        """Ends the threads after everything on its way."""
         self._pool.shutdown(wait=True)
         if self._committers is not None:
             self._committers.shutdown(wait=True)
@@ -92,26 +92,26 @@ class Carrier:
             self._appender.list_abandoned()
 
     def raise_unreported(self) -> None:
-        """Raise the first failure of which the calling thread may not know (``failures``)."""
+        """Raises the first failure that this thread may not know about (``FlushFailures``)."""
         with self.state:
             error = self._failures.due()
         if error is not None:
             raise error
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: what is buffered and under way is the parent's to write."""
+        """In a forked child: leaves what is buffered and on its way to the parent."""
         refusing = RefusingLock(self.guard)
         self.lock = self.state = refusing  # type: ignore[assignment]
 
     def _run(self, flush: Flush) -> None:
-        """One flush, in a thread of the pool."""
+        """Runs one flush, in a thread of the pool."""
         with self._context.spans.span(
             "tidelog.append", flush.links, topic=self._topic.name, events=len(flush)
         ):
             self._carry(flush)
 
     def _carry(self, flush: Flush) -> None:
-        """Prepare, wait for its turn, commit."""
+        """Prepares a flush, waits for its turn, and commits it."""
         spans = self._context.spans
         error: BaseException | None = None
         parts: list[FlushPart] = []
@@ -122,7 +122,7 @@ class Carrier:
             segment = encode_segment([(part.partition, part.table) for part in parts], known)
             with spans.span("tidelog.upload", bytes=len(segment.data)):
                 stored = self._appender.upload(segment)
-        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+        except BaseException as exc:  # noqa: BLE001 - raised in the callers that wait
             error = exc
         with self.state:
             self.state.wait_for(lambda: self._turn == flush.number)
@@ -131,14 +131,14 @@ class Carrier:
             if error is None and behind is None and stored is not None:
                 with spans.span("tidelog.commit", partitions=len(parts)):
                     self._commit(flush, parts, stored)
-        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+        except BaseException as exc:  # noqa: BLE001 - raised in the callers that wait
             error = exc
         if stored is not None and (error is not None or behind is not None):
             self._abandon(flush, parts, stored)
         self._finish(flush, error, behind)
 
     def _abandon(self, flush: Flush, parts: list[FlushPart], stored: StoredSegment) -> None:
-        """Note which parts of a failed flush will never be committed, so that they get listed."""
+        """Notes which parts of a failed flush will never be committed, so that they get listed."""
         placed = flush.positions().offsets
         unknown = flush.unknown_rows()
         for part in parts:
@@ -154,7 +154,7 @@ class Carrier:
                 )
             except BaseException as exc:
                 known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
-                if not known:  # an error of another kind may have cut in anywhere
+                if not known:  # an error of another kind may have occurred anywhere
                     flush.unknown(part, exc)
                 raise
             flush.stored(part, base)
@@ -167,7 +167,7 @@ class Carrier:
             return
         if self._committers is None:
             self._committers = Pool(self._context.commits_at_once, "tidelog-commit")
-        # All parts end before the flush does: the next one must not overtake a part of this.
+        # Wait for all parts before the flush ends: the next flush must not overtake one of them.
         commits = [self._committers.submit(commit, *pair, stored) for pair in pairs]
         wait(commits)
         failures = [exc for done in commits if (exc := done.exception()) is not None]
@@ -177,7 +177,7 @@ class Carrier:
     def _finish(
         self, flush: Flush, error: BaseException | None, behind: BaseException | None
     ) -> None:
-        """Let those who wait go on. Only a failure of its own takes those behind it along."""
+        """Wakes the callers that wait. Only a flush's own failure fails those behind it."""
         with self.state:
             self._turn += 1
             self.held_bytes -= flush.size
@@ -194,7 +194,7 @@ class Carrier:
             self.state.notify_all()
 
     def _keep_failure(self, flush: Flush, error: BaseException | None) -> None:
-        """Before those who wait go on. A failed ``append`` raises its error itself."""
+        """Records a failure before callers wake up. A failed ``append`` raises its own error."""
         if error is not None and flush.pending:
             self._failures.add(flush.failed(error))
 

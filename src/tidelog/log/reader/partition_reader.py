@@ -371,7 +371,7 @@ class Pace:
         self._committed = -1  # the newest end of this process's commits at the last poll
 
     def is_due(self, now_s: float, committed: int) -> bool:
-        """Returns whether to poll now. ``committed`` is the end of what this process has committed."""
+        """Returns whether to poll now. ``committed`` is the end of its own commits."""
         return self._due_s is None or now_s >= self._due_s or committed > self._committed
 
     def looked(self, committed: int) -> None:
