@@ -1,7 +1,4 @@
-"""What each partition of a topic holds, for people who look at it.
-
-Who reads a topic, and how far behind.
-"""
+"""The state of each partition of a topic, and the lag of its consumers, for people."""
 
 from __future__ import annotations
 
@@ -31,28 +28,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """One partition as it was when somebody looked. Runs and bytes are None when not counted."""
+    """One partition at one point in time. Runs and bytes are None if they were not counted."""
 
     partition: int
-    start: int  # the first offset that can be read
-    next: int  # the offset that the next event gets
-    runs: int | None = None  # journals included
+    start: int  # the first readable offset
+    next: int  # the offset of the next event
+    runs: int | None = None  # including journals
     bytes: int | None = None  # in the store, after compression
     last_ms: int | None = None  # the latest event time
-    erased: int = 0  # offsets whose event is gone; 0 where runs were not counted
+    erased: int = 0  # offsets without an event; 0 if runs were not counted
 
     @property
     def events(self) -> int:
-        """How many events can be read; where runs were not counted, at most so many."""
+        """Returns how many events are readable; an upper limit if runs were not counted."""
         return self.next - self.start - self.erased
 
 
 def partition_states(
     context: Context, topic: Topic, pool: Executor, runs: bool
 ) -> list[PartitionState]:
-    """All partitions in order; ``runs`` reads every run's row, else only the heads are read.
+    """Returns all partitions in order; reads every run's row if ``runs``, otherwise only the heads.
 
-    ``NotFoundError`` once the topic is deleted.
+    Raises ``NotFoundError`` if the topic was deleted.
     """
     look = _with_runs if runs else _head_only
     return list(
@@ -81,9 +78,9 @@ def _with_runs(context: Context, topic: Topic, partition: int) -> PartitionState
 
 
 def _erased(context: Context, topic: Topic, partition: int, run: Run, start: int) -> int:
-    """How many offsets from the start on have no event in a run.
+    """Returns how many offsets from the start on have no event in a run.
 
-    Of a journal that reaches below the start, some may lack because they were trimmed: it is read.
+    Reads a journal that reaches below the start, since some of its offsets may have been trimmed.
     """
     if run.base >= start or run.count == run.events:
         return run.count - run.events
@@ -91,12 +88,15 @@ def _erased(context: Context, topic: Topic, partition: int, run: Run, start: int
     try:
         parts = read_run(context.store, run, what, Cut(start, columns=["timestamp"]))
         return run.end - start - sum(len(part.offsets) for part in parts)
-    except NotFoundError:  # another journal has its place by now
+    except NotFoundError:  # another journal has replaced it
         return max(0, run.count - run.events - (start - run.base))
 
 
 def _runs(context: Context, topic: Topic, partition: int, head: Head) -> Iterator[Run]:
-    """Journals and runs from the start on; what is compiled meanwhile counts once at most."""
+    """Yields journals and runs from the start on.
+
+    Counts what is compiled meanwhile at most once.
+    """
     where = layout.topic_partition(topic.incarnation, partition)
     first, last = layout.run_row(head.journaled), layout.run_row(head.next)
     at = head.start
@@ -112,24 +112,24 @@ def _runs(context: Context, topic: Topic, partition: int, head: Head) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a consumer is behind, in one partition."""
+    """How far a consumer is behind in one partition."""
 
     topic: str
     consumer: str
     partition: int
-    cursor: int | None  # None: nobody has read it yet
+    cursor: int | None  # None: no member has read it yet
     start: int
     end: int
     owner: str
 
     @property
     def events(self) -> int:
-        """How many events are not handled yet; those that were erased are counted too."""
+        """Returns how many offsets are not handled yet, including erased events."""
         return self.end - (self.start if self.cursor is None else self.cursor)
 
 
 def consumer_names(context: Context, topic: Topic) -> list[str]:
-    """All consumers that a topic has, also those whose delete did not finish."""
+    """Returns all consumers of a topic, including those whose delete did not finish."""
     where, prefix = layout.consumers_partition(topic.incarnation), layout.consumer_row("")
     rows = context.catalog.scan(where, prefix, prefix + "\U0010ffff")
     found = [decode_registered(row) for row in rows]
@@ -137,7 +137,7 @@ def consumer_names(context: Context, topic: Topic) -> list[str]:
 
 
 def consumer_lag(context: Context, topic: Topic, name: str) -> list[Lag]:
-    """How far a consumer is behind, in every partition of a topic."""
+    """Returns how far a consumer is behind in every partition of a topic."""
     lags = []
     for partition in range(topic.partitions):
         head, _ = read_head(context, topic, partition)

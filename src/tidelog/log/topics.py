@@ -1,41 +1,43 @@
-"""Topics: created, found, and deleted for good.
+"""Creates, finds and deletes topics.
 
-Creating, in three steps; whoever comes next finishes what a crash left:
+Creating a topic takes three steps. The next caller finishes what a crash left:
 
-1. registry row ``topic/<name>`` as ``creating``, with a fresh incarnation → a name, not usable yet
-2. a ``head`` for each partition, so that commits always expect a version → the same
-   (a partition that has other rows and no head is refused: it has lost it)
-3. registry row as ``ready``                                              → a topic
+    1. registry row ``topic/<name>`` as ``creating``, with
+       a new incarnation                                   → a name, not usable yet
+    2. a ``head`` for each partition, so that commits
+       always expect a version. A partition with other
+       rows and no head has lost it, and is refused        → the same
+    3. registry row as ``ready``                           → a topic
 
-A delete of a topic that has events which a reader has not read (a consumer, an archive, a pump, a
-playback) is refused before step 1 unless the caller accepts that (``readers``). Events that a
-producer appends while the topic is deleted are not looked at: stop producers first.
+A delete is refused before step 1 if a reader (a consumer, an archive, a pump, a playback) has not
+read all events, unless the caller accepts that (``readers``). It does not check for events that a
+producer appends during the delete: stop producers first.
 
-Deleting, in five:
+Deleting a topic takes five steps:
 
-1. registry row as ``deleting``         → not usable; the name is taken until step 5
-2. close every ``head``, also one that
-   is not there yet                     → no commit can land any more, and readers stop: a closed
-                                          head is a deleted topic (:func:`read_head`)
-3. erase from archives what was deleted
-   from the topic (``closed``)          → archives without those events; deleting again resumes
-4. remove its objects and rows, not
-   the heads                            → some are gone; deleting again goes on
-5. remove the registry row, and in the
-   same write put a ``deleted`` row     → the name is free; late uploads are swept as orphans
+    1. registry row as ``deleting``         → not usable; the name is taken until step 5
+    2. close every ``head``, and create a
+       closed one if it is missing          → no commit can land, and readers stop: a closed
+                                              head means a deleted topic (:func:`read_head`)
+    3. erase from archives what was deleted
+       from the topic (``closed``)          → archives without those events; delete again
+    4. delete its objects and rows, except
+       the heads                            → some are deleted; delete again
+    5. delete the registry row, and put a
+       ``deleted`` row in the same write    → the name is free; late uploads are swept
 
-A delete of events is a commit to its heads, after its audit record. So all that ever return are in
-the audit when the heads are closed, and step 3 misses none; before that, one may still come.
+A delete of events commits to the heads after it has written its audit record. So once the heads are
+closed, the audit contains every delete of events that succeeds, and step 3 misses none.
 
-Rows go in this order: consumers, the ledger of erased ids, the audit records, then each partition.
-What was done to the events of a topic is forgotten with them: keep a copy of the audit first where
-it must outlive the topic. The audit goes after the ledger, as an empty one says that there is none.
+Step 4 deletes rows in this order: consumers, the ledger of erased ids, the audit records, then each
+partition. The audit follows the ledger because an empty audit means that there is no ledger. The
+audit is deleted with the topic: save a copy first if you need it longer.
 
-The registry's ``changes`` row is expected and raised whenever a name is made or removed: a delayed
-repeat of an old creation can therefore never bring a deleted topic back. Closed heads, and the
-``closed`` row among consumers, stay for good, for the same reason: a head is made where there is
-none, and a delayed repeat of that would make an open one, to which a producer that slept could
-append what no one reads.
+Every write that adds or removes a name expects the registry's ``changes`` row and raises it. So a
+delayed repeat of an old creation can never bring a deleted topic back. Closed heads and the
+``closed`` row among consumers stay for good, for the same reason. A creation puts a head where
+there is none, and a delayed repeat of it would create an open head in a deleted topic, to which a
+stalled producer could append.
 """
 
 from __future__ import annotations
@@ -74,16 +76,16 @@ __all__ = [
     "read_head",
 ]
 
-_NAMES = 1_000  # of topics that are compared with one that is not found
-_CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
+_NAMES = 1_000  # topics to compare with a name that does not exist
+_CREATORS = 8  # heads written in parallel; each is a round trip on a remote catalog
 
 
 def create_topic(
     context: Context, wanted: Topic, check: Callable[[], None] = lambda: None
 ) -> Topic:
-    """Make a topic. ``AlreadyExistsError`` where there is one of this name.
+    """Creates a topic. Raises ``AlreadyExistsError`` if one of this name exists.
 
-    ``check`` may refuse it by what the registry has when the name is added (``add_name``).
+    ``check`` may refuse it, given what the registry holds when the name is added (``add_name``).
     """
     check_topic_name(wanted.name)
     _check_settings(wanted)
@@ -105,7 +107,7 @@ def create_topic(
     ready = msgspec.structs.replace(topic, state="ready")
     try:
         _put_topic(context, ready, row.version)
-    except ConflictError:  # somebody else finished it first, or deleted it
+    except ConflictError:  # another process finished or deleted it
         found = find_topic(context, wanted.name)
         if found.incarnation != topic.incarnation:
             raise
@@ -113,7 +115,7 @@ def create_topic(
 
 
 def find_topic(context: Context, name: str) -> Topic:
-    """The topic of a name. ``NotFoundError``."""
+    """Returns the topic of a name. Raises ``NotFoundError``."""
     check_topic_name(name)
     row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
     if row is None:
@@ -130,18 +132,18 @@ def find_topic(context: Context, name: str) -> Topic:
 
 
 def find_target(context: Context, name: str) -> Topic:
-    """The topic of a name, to write to it. ``NotFoundError`` that says how to make it."""
+    """Returns the topic to write to. Raises ``NotFoundError`` that says how to create it."""
     try:
         return find_topic(context, name)
     except NotFoundError as exc:
-        if "topic" not in exc.context:  # it is there, half made or half deleted
+        if "topic" not in exc.context:  # it exists, but a create or a delete of it did not finish
             raise
         hint = f"or create it with `tidelog topic create {name}`"
         raise NotFoundError(f"{exc.message}, {hint}", topic=name) from exc
 
 
 def list_topics(context: Context) -> Iterator[Topic]:
-    """All topics, by name, also those whose creation or deletion did not finish."""
+    """Yields all topics by name, including those whose creation or deletion did not finish."""
     for row in context.catalog.scan(layout.REGISTRY, layout.topic_row(""), "topic0"):
         yield _decode(row)
 
@@ -153,12 +155,12 @@ def delete_topic(
     closed: Callable[[Topic], None] | None = None,
     shown: str = "",
 ) -> None:
-    """Remove a topic with all its events, consumers and audit records. ``NotFoundError``.
+    """Deletes a topic with all its events, consumers and audit records. Raises ``NotFoundError``.
 
-    ``check`` gets the topic before anything is written, and refuses the delete by an error, such
-    as ``readers.check_all_read``. A delete that has begun is finished without it. ``closed`` is
-    step 3: it gets the topic once nothing more can be committed to it; its error leaves the topic
-    half deleted, and a repeated delete calls it again. ``shown``: as in ``check_shown``.
+    ``check`` gets the topic before anything is written, and may raise to refuse the delete, such as
+    ``readers.check_all_read``. A delete that has already started skips it. ``closed`` is step 3: it
+    gets the topic once no commit can land any more. If it raises, the topic is half deleted, and
+    the next delete calls it again. ``shown``: as in ``check_shown``.
     """
     check_topic_name(name)
     while True:
@@ -190,10 +192,10 @@ def delete_topic(
 
 
 def check_exists(context: Context, topic: Topic) -> Row:
-    """The registry row of a topic that can still be used.
+    """Returns the registry row of a topic that is still usable.
 
-    ``NotFoundError`` when it was deleted or is being deleted, also when another topic has its name
-    now. What a reader of it misses then is not damage.
+    Raises ``NotFoundError`` if it was deleted or is being deleted, even if another topic has its
+    name now. Rows and objects that a reader then misses are not damage.
     """
     row = context.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
     found = None if row is None else _decode(row)
@@ -208,11 +210,12 @@ def check_exists(context: Context, topic: Topic) -> Row:
 
 
 def read_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str]:
-    """A partition's head and its version. ``NotFoundError`` once the topic is deleted.
+    """Returns a partition's head and its version.
 
-    Also for a closed head: a delete closes all heads before it removes anything. So a reader that
-    misses a row or an object, and looks at the head again, learns that the topic is being deleted.
-    ``CorruptError`` where the registry has the topic, and no delete has begun: the row was lost.
+    Raises ``NotFoundError`` if the topic was deleted, which a closed head shows too: a delete
+    closes all heads before it removes anything. So a reader that misses a row or an object reads
+    the head again to find out. Raises ``CorruptError`` if the registry has the topic and no delete
+    has started: then the row was lost.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     row = context.catalog.get(where, "head")
@@ -227,7 +230,7 @@ def read_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str
 
 
 def find_head(context: Context, topic: Topic, partition: int) -> Head:
-    """A partition's head, also a closed one. Errors as for :func:`read_head`, where it has none."""
+    """Returns a partition's head, even a closed one. Raises as :func:`read_head` if it has none."""
     row = context.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
     if row is None:
         raise _without_head(context, topic, partition)
@@ -235,7 +238,7 @@ def find_head(context: Context, topic: Topic, partition: int) -> Head:
 
 
 def _without_head(context: Context, topic: Topic, partition: int) -> NotFoundError | CorruptError:
-    """Why a partition has no head: a delete marks the registry row before it removes any."""
+    """Returns why a head is missing: a delete marks the registry row before it removes heads."""
     row = context.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
     found = None if row is None else _decode(row)
     if found is None or found.incarnation != topic.incarnation or found.state != "ready":
@@ -251,12 +254,12 @@ def _lost_head(topic: Topic, partition: int) -> CorruptError:
 
 
 def head_of(topic: Topic, partition: int, row: Row) -> tuple[Head, str]:
-    """A partition's head and its version, from its row."""
+    """Returns a partition's head and its version, from its row."""
     return decode_row(row.value, Head, f"head of `{topic.name}/{partition}`"), row.version
 
 
 def _names(context: Context) -> list[str]:
-    """The first topics by name, for an error that names the nearest one."""
+    """Returns the first topics by name, for an error that suggests the nearest one."""
     first = layout.topic_row("")
     rows = context.catalog.scan(layout.REGISTRY, first, "topic0", limit=_NAMES)
     return [row.row.removeprefix(first) for row in rows]
@@ -297,9 +300,9 @@ def _create_head(context: Context, topic: Topic, partition: int) -> None:
 
 
 def find_partition(context: Context, topic: Topic, partition: int) -> Head | None:
-    """A partition's head, also a closed one; None where the catalog has no row of the partition.
+    """Returns a partition's head, even a closed one; None if the partition has no rows at all.
 
-    ``CorruptError`` where it has rows and no head: a new one would give their offsets again.
+    Raises ``CorruptError`` if it has rows and no head: a new head would reuse their offsets.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     if next(iter(context.catalog.scan(where, limit=1)), None) is None:
@@ -311,7 +314,7 @@ def find_partition(context: Context, topic: Topic, partition: int) -> Head | Non
 
 
 def _close_head(context: Context, topic: Topic, partition: int) -> None:
-    """Close the head, whatever is committed meanwhile; where there is none, put a closed one."""
+    """Closes the head against concurrent commits; puts a closed one if there is none."""
     where = layout.topic_partition(topic.incarnation, partition)
     while True:
         row = context.catalog.get(where, "head")
@@ -335,7 +338,7 @@ def _remove_objects(context: Context, topic: Topic) -> None:
 
 
 def _remove_consumers(context: Context, topic: Topic) -> None:
-    """First close the list of consumers: from then on none is added."""
+    """Closes the list of consumers, so that none is added, and deletes them."""
     where, prefix = layout.consumers_partition(topic.incarnation), layout.consumer_row("")
     context.catalog.write(where, Put(layout.CLOSED_ROW, b""), write_id=context.ids.new())
     names = [row.row.removeprefix(prefix) for row in _scan(context, where, prefix)]
@@ -348,7 +351,7 @@ def _remove_consumers(context: Context, topic: Topic) -> None:
 
 
 def _remove_audit(context: Context, topic: Topic) -> None:
-    """The ledger of erased ids and the audit records; every amendment begins with one of these."""
+    """Deletes the ledger of erased ids, then the audit records."""
     audit = layout.audit_partition(topic.incarnation)
     if next(iter(context.catalog.scan(audit, limit=1)), None) is None:
         return
@@ -364,7 +367,7 @@ def _remove_rows(context: Context, topic: Topic, partition: int) -> None:
 
 
 def remove_partition(context: Context, partition: str) -> None:
-    """Delete all rows of a catalog partition; a closed head stays, and keeps commits out."""
+    """Deletes all rows of a catalog partition except a closed head, which keeps commits out."""
     rows = (row.row for row in context.catalog.scan(partition))
     pending: list[Change] = [Delete(row) for row in rows if row != "head"]
     for first in range(0, len(pending), limits.CHANGES_MAX):
@@ -378,7 +381,7 @@ def _scan(context: Context, partition: str, prefix: str) -> list[Row]:
 
 
 def _each_partition(topic: Topic, call: Callable[[int], None]) -> None:
-    """Do it for every partition; side by side where there are many."""
+    """Calls ``call`` for every partition, in parallel if there are many."""
     if topic.partitions < _CREATORS:
         for partition in range(topic.partitions):
             call(partition)

@@ -1,16 +1,16 @@
 """Consumers: named readers whose members share a topic's partitions.
 
 A member joins at its first poll. A thread of its own sends heartbeats and takes leases, so that a
-slow handler keeps them (up to the maximum poll interval); it gives none back: a lease that the
-member should release is released in ``poll``, when what it delivered has been committed. Exactly
-the events after the last commit come again after a crash.
+slow handler keeps them, up to the maximum poll interval. That thread releases no lease: ``poll``
+releases a lease that the member should give up, after it has committed what it delivered. After a
+crash, exactly the events after the last commit are delivered again.
 
-What was read belongs to the lease under which it was read (its epoch). When a lease is lost and
-taken again, reading resumes at the lease's cursor; positions, seeks and errors of the old epoch are
-dropped, and ``commit`` or ``poll`` raises ``FencedError`` for a commit or a seek that went with it.
+Events belong to the lease under which they were read (its epoch). If the member loses a lease and
+takes it again, reading resumes at the lease's cursor. It drops the positions, seeks and errors of
+the old epoch, and ``commit`` or ``poll`` raises ``FencedError`` for a commit or seek that was lost.
 
-A quiet partition is read about once a second, whatever the time-outs of polls are (``pace``).
-Events that this process commits are seen at once.
+A quiet partition is read about once a second, whatever the timeouts of polls are (``Pace``). Events
+that this process commits are delivered at once.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from tidelog.process import ProcessGuard, RefusingLock
 __all__ = ["Consumer"]
 
 Append = Callable[[str, list[Event]], object]
-"""Appends events to a topic: where dead letters go."""
+"""Appends events to a topic: used for dead letters."""
 
-_LOOK_S = 0.4  # how soon a member sees that another has come or gone
-_LOOK_SETTLED_S = 1.0  # the same, while it holds its share and no member comes or goes
-_WAIT_MIN_S = 0.005  # between looks for a look that became due meanwhile
+_LOOK_S = 0.4  # how soon a member notices that another has joined or left
+_LOOK_SETTLED_S = 1.0  # the same, while it holds its share and members do not change
+_WAIT_MIN_S = 0.005  # the shortest wait between polls of the catalog
 
 
 class Consumer:
-    """One member. Its calls come from one thread at a time; close it, or use a ``with``."""
+    """One member. Call it from one thread at a time. Close it, or use a ``with`` statement."""
 
     def __init__(
         self,
@@ -77,37 +77,40 @@ class Consumer:
         self._append = append
         self._membership = Membership(context, topic, name, start)
         self._intakes: dict[int, Intake] = {}
-        self._next = 0  # the partition to look at first in the next poll
-        self._excess = 0  # how many leases to give back
-        self._lock = threading.RLock()  # guards the membership; intakes are the poller's own
+        self._next = 0  # the partition to read first in the next poll
+        self._excess = 0  # how many leases to release
+        # Guards the membership; only the polling thread uses intakes.
+        self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
-        self._trouble: tuple[BaseException, Intake | None] | None = None  # and where it was met
-        self._living: list[str] = []  # the members when we last looked
-        self._is_settled = False  # they were the same as at the look before
+        # The error, and where it occurred.
+        self._trouble: tuple[BaseException, Intake | None] | None = None
+        self._living: list[str] = []  # the members at the last look
+        self._is_settled = False  # they were the same at the look before
         self._guard = ProcessGuard(f"consumer `{name}`", self._leave_to_parent)
 
     # Reading.
 
     def poll(self, max_events: int = 500, timeout_s: float = 1.0) -> list[Event]:
-        """Events, in order within each partition; none after ``timeout_s`` without any."""
+        """Returns events, in order within each partition; empty after ``timeout_s`` without any."""
         with self._all_or_nothing():
             stretches = self._poll(max_events, timeout_s)
             return [event for stretch in stretches for event in stretch.events()]
 
     def poll_arrow(self, max_events: int = 50_000, timeout_s: float = 1.0) -> pa.Table:
-        """The same as an Arrow table in event columns."""
+        """Returns the same as an Arrow table in event columns."""
         with self._all_or_nothing():
             stretches = self._poll(max_events, timeout_s)
             return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
 
     def commit(self) -> None:
-        """Store how far everything was delivered. ``FencedError`` for leases that were lost.
+        """Stores how far everything was delivered.
 
-        Cursors move back only where :meth:`seek` asked for it. ``UnavailableError`` when none has
-        moved, ``UnknownOutcomeError`` when some have or may have.
+        Cursors move back only after a :meth:`seek`. Raises ``FencedError`` for leases that were
+        lost, ``UnavailableError`` if no cursor has moved, and ``UnknownOutcomeError`` if some have
+        or may have.
         """
         lost: FencedError | None = None
         sent = Sent()
@@ -123,7 +126,7 @@ class Consumer:
             raise lost
 
     def seek(self, partition: int, to: int | datetime) -> None:
-        """Go on from an offset, or from a time, in one partition; forward or back."""
+        """Continues from an offset or a time in one partition, forward or back."""
         self._topic.check_partition(partition)
         if isinstance(to, datetime):
             to = find_offset(self.context, self._topic, partition, check_timestamp(to))
@@ -134,14 +137,14 @@ class Consumer:
                 f"[{head.start}, {head.next}]: give one inside"
             )
         self._ensure_joined()
-        self._trouble = None  # of the old place; a poll raises anything else
+        self._trouble = None  # it belongs to the old position; a poll raises any other
         before = self._intakes.get(partition)
         if before is not None and not self._is_current(partition, before):
             del self._intakes[partition]
         self._intake_of(partition).seek(to)
 
     def skip_to_end(self) -> None:
-        """Leave out all that is there now, in the partitions that this member holds, and commit."""
+        """Skips everything that is there now, in the partitions of this member, and commits."""
         self._ensure_joined()
         for partition in self.partitions():
             head, _ = read_head(self.context, self._topic, partition)
@@ -149,35 +152,36 @@ class Consumer:
         self.commit()
 
     def lag(self) -> list[Lag]:
-        """How far this consumer is behind, in every partition, whichever member holds it."""
+        """Returns how far this consumer is behind, in every partition, for all members."""
         lags = consumer_lag(self.context, self._topic, self.name)
         for lag in lags:
             intake = self._intakes.get(lag.partition)
             if intake is not None and lag.end > intake.position:
-                intake.pace.hurry()  # the next poll need not wait to find out
+                intake.pace.hurry()  # the next poll reads this partition at once
         return lags
 
     def partitions(self) -> list[int]:
-        """The partitions that this member holds now."""
+        """Returns the partitions that this member holds now."""
         with self._lock:
             return sorted(self._membership.held)
 
     def uncommitted(self) -> bool:
-        """Whether something was delivered since the last commit."""
+        """Returns whether something was delivered since the last commit."""
         return any(self._is_ahead(partition) for partition in self._intakes)
 
     def rewind(self, partition: int, offset: int) -> None:
-        """Deliver again from ``offset`` on; the cursor stays. For a handler that failed.
+        """Delivers again from ``offset`` on, without moving the cursor. For a handler that failed.
 
-        Does nothing for a partition whose lease was lost since: its next owner begins at the
-        cursor.
+        Does nothing if the lease was lost since: the next owner starts at the cursor.
         """
         intake = self._intakes.get(partition)
         if intake is not None and self._is_current(partition, intake):
             intake.rewind(offset)
 
     def caught_up(self) -> bool:
-        """Whether all that the topic holds now was delivered here, or handled by other members."""
+        """Returns whether everything in the topic now was delivered here or handled by other
+        members.
+        """
         self._ensure_joined()
         for lag in self.lag():
             intake = self._intakes.get(lag.partition)
@@ -189,17 +193,17 @@ class Consumer:
         return True
 
     def touch(self) -> None:
-        """Say that the handler is alive, as each poll does."""
+        """Reports that the handler is alive, as each poll does."""
         self._polled_s = self.context.clock.monotonic_s()
 
     def run(
         self, handler: Callable[[Any], object], *, dead_letter: str | None = None, **how: Any
     ) -> int:
-        """Poll, handle, commit, again and again; how many events were handled.
+        """Polls, handles and commits in a loop; returns how many events were handled.
 
         ``how`` are the fields of :class:`HandlerOptions`: ``on_error``, ``retries``, ``types``,
-        ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"`` events that a handler
-        could not take go to the topic ``dead_letter``, with the reason.
+        ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"``, events that the handler
+        failed on go to the topic ``dead_letter``, with the reason.
         """
         if dead_letter is not None:
             how["dead_letter"] = functools.partial(self._bury, dead_letter)
@@ -213,21 +217,21 @@ class Consumer:
         *,
         wait_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Read a bounded number of events from one partition, for functions that were woken.
+        """Reads a limited number of events from one partition, for functions that were woken.
 
-        ``{"events_read": n, "done": …}``: not done means that more is there, or that another reader
-        has the partition (``busy``); call again. The cursor moves after each handled event.
+        Returns ``{"events_read": n, "done": …}``. If not done, there is more, or another reader has
+        the partition (``busy``): call again. The cursor moves after each handled event.
 
-        A reader that died on another machine is replaced once this consumer has seen no sign of it
-        for 1.5 times ``lease_ttl_ms``. Keep the consumer between calls, or let a process that makes
-        one call only wait that long: ``wait_s``.
+        A reader that died on another machine is replaced after this consumer has seen no sign of it
+        for 1.5 times ``lease_ttl_ms``. Keep the consumer between calls, or pass that time as
+        ``wait_s`` in a process that makes only one call.
         """
         self._topic.check_partition(partition)
         if not self._take_once(partition, wait_s):
             return {"events_read": 0, "done": False, "busy": True}
         intake = self._intake_of(partition)
         read = 0
-        sent = Sent()  # the handler's own errors stay what they are
+        sent = Sent()  # the handler's own errors pass unchanged
         told = functools.partial(
             sent.told, f"read of `{self._topic.name}/{partition}`", "read again"
         )
@@ -246,7 +250,7 @@ class Consumer:
                     read += 1
             held = self._membership.held.get(partition)
             if held and held.lease.cursor != intake.position:
-                with told():  # over erased ones
+                with told():  # over erased events
                     self._membership.commit(partition, intake.position, intake.epoch)
         finally:
             self._intakes.pop(partition, None)
@@ -258,7 +262,7 @@ class Consumer:
         return {"events_read": read, "done": cursor >= head.next, "busy": False}
 
     def close(self) -> None:
-        """Release all leases at their cursors, so that others can go on at once."""
+        """Releases all leases at their cursors, so that others can continue at once."""
         self._guard.check()
         self._stop.set()
         self._wake.set()
@@ -279,13 +283,13 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._guard.is_foreign:  # a forked child that ends leaves its leases to the parent
+        if not self._guard.is_foreign:  # a forked child leaves its leases to the parent
             self.close()
 
-    # Inside.
+    # Internals.
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: leases and cursors are the parent's to write."""
+        """In a forked child: leaves leases and cursors to the parent."""
         self._lock = RefusingLock(self._guard)  # type: ignore[assignment]
 
     def _bury(self, topic: str, events: list[Event], error: BaseException) -> None:
@@ -312,12 +316,12 @@ class Consumer:
             self._wait(min(end_s - now_s, self._quiet_s(now_s)))
 
     def _wait(self, seconds: float) -> None:
-        """Until something may be new, by the pace or by a commit of this process."""
+        """Waits until a poll is due, or this process commits something."""
         self._wake.wait(max(_WAIT_MIN_S, seconds))
         self._wake.clear()
 
     def _quiet_s(self, now_s: float) -> float:
-        """How long until a partition is looked at again, or a new one may be ours."""
+        """Returns how long until a partition is read again, or a lease may become ours."""
         waits = [LAST_S]
         for partition in self.partitions():
             intake = self._intakes.get(partition)
@@ -325,7 +329,7 @@ class Consumer:
         return min(waits)
 
     def _collect(self, max_events: int) -> list[OffsetEvents]:
-        """What the held partitions have, each getting its turn to be first."""
+        """Returns what the partitions of this member have; each takes its turn to be first."""
         held = self.partitions()
         found: list[OffsetEvents] = []
         trouble: tuple[Exception, Intake | None] | None = None
@@ -347,11 +351,11 @@ class Consumer:
         if trouble is not None and not found:
             raise trouble[0]
         if trouble is not None and not isinstance(trouble[0], UnavailableError):
-            self._trouble = self._trouble or trouble  # it will not pass: the next poll raises it
+            self._trouble = self._trouble or trouble  # it will not go away: the next poll raises it
         return found
 
     def _take(self, partition: int, intake: Intake, room: int) -> Iterator[OffsetEvents]:
-        """What one partition has, up to ``room`` events, if a look is due."""
+        """Yields what one partition has, up to ``room`` events, if a poll of it is due."""
         told = self.context.wakeups.newest(self._topic.incarnation, partition)
         clock, pace = self.context.clock, intake.pace
         if not intake.is_reading() and not pace.is_due(clock.monotonic_s(), told):
@@ -382,7 +386,7 @@ class Consumer:
             pace.missed(clock.monotonic_s())
 
     def _raise_trouble(self) -> None:
-        """Raise what went wrong since the last poll, unless its lease was lost since."""
+        """Raises an error that occurred since the last poll, unless its lease was lost since."""
         trouble, self._trouble = self._trouble, None
         if trouble is None:
             return
@@ -394,10 +398,10 @@ class Consumer:
             raise error
 
     def _current(self, partition: int) -> Intake | None:
-        """The intake of the lease that we hold now, or None where we hold none.
+        """Returns the intake of the lease that we hold now; None if we hold none.
 
-        One of an earlier epoch is dropped: reading resumes at the lease's cursor. ``FencedError``
-        where a seek goes with it.
+        Drops an intake of an earlier epoch: reading resumes at the lease's cursor. Raises
+        ``FencedError`` if a seek is dropped with it.
         """
         held = self._membership.held.get(partition)
         if held is None:
@@ -425,12 +429,12 @@ class Consumer:
         return intake
 
     def _is_current(self, partition: int, intake: Intake) -> bool:
-        """Whether we still hold the lease under which an intake reads."""
+        """Returns whether we still hold the lease under which an intake reads."""
         held = self._membership.held.get(partition)
         return held is not None and held.lease.epoch == intake.epoch
 
     def _is_ahead(self, partition: int) -> bool:
-        """Whether something that was read under the lease that we hold waits for a commit."""
+        """Returns whether events that were read under our current lease wait for a commit."""
         held = self._membership.held.get(partition)
         intake = self._intakes.get(partition)
         if held is None or intake is None or held.lease.epoch != intake.epoch:
@@ -438,9 +442,9 @@ class Consumer:
         return intake.moved or intake.delivered > held.lease.cursor
 
     def _commit(self, partition: int, intake: Intake) -> bool:
-        """Move one cursor to what was delivered; whether it had to move.
+        """Moves one cursor to what was delivered; returns whether it had to move.
 
-        ``FencedError`` when the lease is another one.
+        Raises ``FencedError`` if the lease is another one.
         """
         held = self._membership.held.get(partition)
         if held is not None and held.lease.epoch == intake.epoch:
@@ -448,14 +452,14 @@ class Consumer:
             if intake.position < cursor and not intake.moved:
                 return False  # events before the cursor are delivered again: it stays
             if intake.position == cursor and held.is_known and not intake.moved:
-                intake.committed()  # a seek is stored even so: the lease may be another's by now
+                intake.committed()  # a seek is stored anyway: the lease may be another's by now
                 return False
         self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
         intake.committed()
         return True
 
     def _take_once(self, partition: int, wait_s: float) -> bool:
-        """Take a partition for a one-shot read, watching its owner for up to ``wait_s``."""
+        """Takes a partition for a one-shot read; watches its owner for up to ``wait_s``."""
         clock = self.context.clock
         end_s = clock.monotonic_s() + wait_s
         while True:
@@ -468,7 +472,7 @@ class Consumer:
             clock.sleep(min(_LOOK_S, max(0.0, end_s - clock.monotonic_s())))
 
     def _release_excess(self) -> None:
-        """Give back what is more than our share, where nothing is waiting for a commit."""
+        """Releases what exceeds our share, where nothing waits for a commit."""
         for partition in reversed(self.partitions()):
             with self._lock:
                 if self._excess <= 0:
@@ -480,7 +484,7 @@ class Consumer:
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """What a poll has taken but could not give out, for whatever reason, comes again."""
+        """Delivers again what a poll has read but could not return, for whatever reason."""
         before = {partition: (each, each.mark()) for partition, each in self._intakes.items()}
         try:
             yield
@@ -489,7 +493,7 @@ class Consumer:
                 known, mark = before.get(partition, (None, (0, 0, False)))
                 if known is intake:
                     intake.restore(mark)
-                else:  # of another epoch, or new: begins at its lease's cursor again
+                else:  # of another epoch, or new: it starts at its lease's cursor again
                     del self._intakes[partition]
             raise
 
@@ -507,7 +511,7 @@ class Consumer:
             self._keeper.start()
 
     def _keep(self) -> None:
-        """The keeper's thread: heartbeats, and a look around more often than that."""
+        """Sends heartbeats, and looks around more often than that. Runs in its own thread."""
         beat_s = self.context.settings.lease_ttl_ms / 3000
         beaten_s = self.context.clock.monotonic_s()
         while not self._stop.wait(min(beat_s, self._look_s())):
@@ -523,17 +527,17 @@ class Consumer:
                     if self._look_around():
                         self._wake.set()
             except UnavailableError:
-                continue  # nothing is lost: commits are fenced, and the next beat may come through
+                continue  # nothing is lost: commits are fenced, and the next heartbeat may succeed
             except Exception as exc:  # noqa: BLE001 - raised by the next poll
                 self._trouble = exc, None
 
     def _look_s(self) -> float:
-        """How long until the next look around: less while members come and go."""
+        """Returns the wait until the next look around: shorter while members change."""
         held, share = len(self._membership.held), self._membership.fair_share(self._living)
         return _LOOK_SETTLED_S if self._is_settled and held == share else _LOOK_S
 
     def _look_around(self) -> bool:
-        """Take what we should have; whether something is new."""
+        """Takes the leases that we should have; returns whether something is new."""
         living = self._membership.alive()
         self._is_settled = living == self._living
         self._living = living

@@ -1,42 +1,48 @@
-"""Deleting a consumer: its cursors and members, so that trims need not wait for it any more.
+"""Deletes a consumer: its cursors and members, so that trims no longer wait for it.
 
-1. check that no member is alive, unless forced; one
-   puts ``ready`` back, where a call that died has left
-   ``deleting``                                         → nothing
-2. consumer row as ``deleting``, by its version, also
-   over that of another call: the version is ours alone.
-   Not that of a consumer which has got the name since 1 → takes no new member; delete it again
-3. check again, without waiting: a member that joined
-   since 1 puts the row back to ``ready``               → the same
-4. consumer row as ``ending``, by the version of 2: from
-   here on the delete never goes back, and later calls
-   go on with 5 without a look                          → delete it again
-5. write every lease as ``deleted``, also one that is
-   not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
-6. change the ``fence`` of the members                  → no heartbeat of theirs comes; the same
-7. delete the ``member`` rows, by their versions        → the same
-8. consumer row as ``deleted``, by the version of 4     → the name is free, trims do not wait
+The steps, and what a crash after each one leaves:
 
-Every write of 5 to 7 is bound to the decision of 4: the row is read, then the consumer row must
-still have the version of 4, then the row is written by the version that was read. A call that finds
-another version there stops. So one that stalls, however long, changes no row that was written since
-another call took over: that call writes every lease, and then this one's version is over.
+    1. check that no member is alive, unless forced. If one
+       is, put ``ready`` back where a call that died has left
+       ``deleting``                                          → nothing
+    2. consumer row as ``deleting``, by its version, even if
+       another call wrote ``deleting``: the new version is
+       ours alone. Not if another consumer got the name
+       since step 1                                          → no member can join; delete again
+    3. check again, without waiting. If a member joined since
+       step 1, put ``ready`` back                            → the same
+    4. consumer row as ``ending``, by the version of step 2.
+       From here on the delete never goes back, and later
+       calls continue with step 5 without a check            → delete again
+    5. write every lease as ``deleted``, with no owner and a
+       higher epoch, even a lease that is missing or is
+       already deleted                                       → its member is fenced; the same
+    6. change the ``fence`` of the members                   → heartbeats fail; the same
+    7. delete the ``member`` rows, by their versions         → the same
+    8. consumer row as ``deleted``, by the version of step 4 → the name is free
 
-Any call may put ``ready`` back in 1 or 3, also over another's ``deleting``: that one's version is
-over then, so it has not come to 4 and never will. After 4 no call looks for members: the first one
-has, and cursors may be gone. So a consumer stays in ``deleting`` or ``ending`` only until the next
-call has ended, with or without living members.
+Every write of steps 5 to 7 depends on the decision of step 4: read the row, check that the consumer
+row still has the version of step 4, then write the row by the version that was read. A call that
+finds another version stops. So a call that stalls, however long, changes no row that was written
+after another call took over: that call writes every lease, and its write of the consumer row ended
+our version.
 
-Which consumer has the name is told by the fence, which counts: 6 comes before the name is free, and
-after the decision. A question reads the fence before the consumer row, so that it never names a
-later consumer. Step 2 reads the row, then the fence, and writes the row by its version: so it never
-marks a consumer that began after the question, or after the call.
+Any call may put ``ready`` back in step 1 or 3, even over another call's ``deleting``. That ends the
+other call's version, so it has not reached step 4 and never will. After step 4 no call checks for
+members: the first one did, and cursors may be deleted already. So a consumer stays in ``deleting``
+or ``ending`` only until the next call ends, with or without living members.
 
-Rows of consumers, leases and fences stay, some bytes each, until the topic is deleted. So a
-delayed repeat of an old write, which expects no row or an older version, brings nothing back, and
-epochs only grow: what a member read before the delete is never committed after it. A member reads
-the lease, or the fence, before it looks at the consumer row. So one that saw ``ready`` there fails
-at its take after 5, and at its heartbeat after 6: no row of it is left when the name is free.
+The fence is a counter that tells which consumer has the name. Step 6 raises it after the decision
+and before the name is free. A prompt reads the fence before the consumer row, so it never names a
+later consumer. Step 2 reads the row, then the fence, and writes the row by its version. So it never
+marks a consumer that was created after the prompt or after the call.
+
+The rows of consumers, leases and fences stay, a few bytes each, until the topic is deleted. So a
+delayed repeat of an old write, which expects no row or an older version, brings nothing back.
+Epochs only grow, so what a member read before the delete is never committed after it. A member
+reads the lease or the fence before it reads the consumer row. So a member that saw ``ready`` fails
+to take a lease after step 5, and fails its heartbeat after step 6. None of its rows is left when
+the name is free.
 """
 
 from __future__ import annotations
@@ -75,37 +81,42 @@ from tidelog.model.topic import Topic
 __all__ = ["consumer_version", "delete_consumer"]
 
 _State = Literal["ready", "deleting", "ending", "deleted"]
-_LOOK_S = 0.2  # between two looks for a heartbeat
-_PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-shot reader
+_LOOK_S = 0.2  # between two checks for a heartbeat
+_PATIENCE = 1.5  # times ``lease_ttl_ms`` without a sign, as for a takeover from a one-shot reader
 
 
 def consumer_version(context: Context, topic: Topic, name: str) -> str:
-    """Returns what tells a consumer from a later one of its name. ``NotFoundError``."""
+    """Returns a version that differs from that of a later consumer of the same name.
+
+    Raises ``NotFoundError``.
+    """
     return _Deletion(context, topic, name).look()[0]
 
 
 def delete_consumer(
     context: Context, topic: Topic, name: str, *, force: bool = False, shown: str = ""
 ) -> None:
-    """Delete a consumer with its cursors. ``NotFoundError``, also for one that was deleted.
+    """Deletes a consumer with its cursors. Raises ``NotFoundError``, also if it was already
+    deleted.
 
-    ``InvalidError`` while a member is alive, unless ``force``. That is known at once of members
-    that were closed and of processes of this machine; else it takes 1.5 times ``lease_ttl_ms``.
-    ``shown`` is the ``consumer_version`` that a person was asked about (``check_shown``).
+    Raises ``InvalidError`` while a member is alive, unless ``force``. That is known at once for
+    members that were closed and for processes of this machine; otherwise it takes 1.5 times
+    ``lease_ttl_ms``. ``shown`` is the ``consumer_version`` that a person confirmed
+    (``check_shown``).
     """
     _Deletion(context, topic, name).run(force, shown)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """A row that a living reader changes again and again."""
+    """A row that a living reader keeps changing."""
 
     version: str
     who: str
 
 
 class _OvertakenError(Exception):
-    """The consumer row is no longer as step 4 wrote it."""
+    """Another call has changed the consumer row since step 4."""
 
 
 class _Deletion:
@@ -121,17 +132,16 @@ class _Deletion:
         self._members = layout.consumer_members(topic.incarnation, name)
 
     def look(self) -> tuple[str, RegisteredConsumer, Row]:
-        """Which consumer has the name, and its row.
+        """Returns which consumer has the name, and its row.
 
-        The fence is read first: it may be that of an earlier consumer then, never of a later one.
-        What is decided to end is none that a later one could be taken for.
+        Reads the fence first: it may be that of an earlier consumer, but never of a later one.
         """
         which = self._which()
         found, row = self._found()
         return (f"{which}/ending" if found.state == "ending" else which), found, row
 
     def run(self, force: bool, shown: str) -> None:
-        """Steps 1 to 8."""
+        """Runs steps 1 to 8."""
         wanted, found, row = self.look()
         silent: Mapping[str, _Sign] = {}
         if found.state != "ending":
@@ -169,20 +179,21 @@ class _Deletion:
         return found, row
 
     def _which(self) -> str:
-        """How often the name was free, or nearly so: a delete raises the fence before it is."""
+        """Returns the fence: how often the name became free, since each delete raises it before."""
         row = self._context.catalog.get(self._members, layout.FENCE_ROW)
         what = f"fence of {self._what}"
         deletes = 0 if row is None else decode_row(row.value, Fence, what).deletes
         return f"{self._topic.incarnation}/{deletes}"
 
     def _begin(self, wanted: str) -> tuple[_State, str]:
-        """Step 2: ``deleting``, or ``ending`` where that is decided; and the row's version.
+        """Step 2: returns ``deleting``, or ``ending`` if that was already decided, and the version.
 
-        ``NotFoundError`` where another consumer than the one that is wanted has the name by now.
-        What is decided is finished, no matter which one it is.
+        Raises ``NotFoundError`` if another consumer than ``wanted`` has the name by now. A decided
+        delete is finished, whichever consumer it is for.
         """
         for delay_s in RACE.delays_s(self._context.random):
-            found, row = self._found()  # perhaps ``deleting``, by one that died or is beside us
+            # May be ``deleting``, by a call that died or one that runs now.
+            found, row = self._found()
             state: _State = "ending" if found.state == "ending" else "deleting"
             if state == "deleting" and self._which() != wanted:  # the fence is read last here
                 raise NotFoundError(
@@ -197,7 +208,7 @@ class _Deletion:
 
     @contextlib.contextmanager
     def _ready_if_alive(self, version: str, is_deleting: bool = True) -> Iterator[None]:
-        """Put ``ready`` back where a member is found to be alive: then nothing is deleted."""
+        """Puts ``ready`` back and deletes nothing if a member is found to be alive."""
         try:
             yield
         except InvalidError:
@@ -206,37 +217,40 @@ class _Deletion:
             raise
 
     def _put(self, state: _State, version: str) -> str | None:
-        """Change the consumer row by its version; the new one, or None if another was first."""
+        """Changes the consumer row by its version.
+
+        Returns the new version, or None after a conflict.
+        """
         wanted = encode_row(RegisteredConsumer(self._name, state))
         return put_held(self._context, self._where, self._row, wanted, version, self._what)
 
     def _check_deleted(self, *unfinished: _State) -> None:
-        """Return if another call has finished the delete, or a delete of the topic has.
+        """Returns if another call, or a delete of the topic, has finished the delete.
 
-        Not where the row is in one of the ``unfinished`` states. After step 4 that is ``ending``
-        alone: it changes to ``deleted``, after which the name may be in use again.
+        Raises if the row is in one of the ``unfinished`` states. After step 4 that is only
+        ``ending``: the row changes to ``deleted``, after which the name may be in use again.
         """
         row = self._context.catalog.get(self._where, self._row)
         if row is not None and decode_registered(row).state in unfinished:
             raise UnavailableError(f"{self._what}: another call deletes it too: delete it again")
 
     def _check_ours(self, version: str) -> None:
-        """Raise when another call has changed the consumer row since step 4.
+        """Raises if another call has changed the consumer row since step 4.
 
-        What is written after this must expect a version that was read before it.
+        A write after this check must expect a version that was read before it.
         """
         row = self._context.catalog.get(self._where, self._row)
         if row is None or row.version != version:
             raise _OvertakenError
 
     def _wait_for_silence(self) -> Mapping[str, _Sign]:
-        """Step 1: the rows that have not changed for long enough."""
+        """Step 1: returns the rows that have not changed for long enough."""
         clock = self._context.clock
         first = self._signs()
         began_s = clock.monotonic_s()
         patience_s = _PATIENCE * self._context.settings.lease_ttl_ms / 1000
         while True:
-            looked_s = clock.monotonic_s()  # before the look: a slow one does not count as silence
+            looked_s = clock.monotonic_s()  # before the check: a slow one must not count as silence
             signs = self._signs()
             self._refuse_new(first, signs)
             if not signs or looked_s - began_s > patience_s:
@@ -252,7 +266,7 @@ class _Deletion:
                 )
 
     def _signs(self) -> dict[str, _Sign]:
-        """What a living reader would change: members' rows, and leases of one-shot readers."""
+        """Returns what living readers change: member rows, and leases of one-shot readers."""
         signs = {}
         for row in self._context.catalog.scan(self._members, "member/", "member0"):
             member = decode_row(row.value, Member, f"member row `{row.row}`")
@@ -271,8 +285,8 @@ class _Deletion:
     def _end_lease(self, partition: int, version: str) -> None:
         """Step 5 for one partition.
 
-        Also one that an earlier delete has ended: a member may have seen it so, and the consumer
-        as ``ready``, before this delete began.
+        Also writes a lease that an earlier delete has ended: a member may have read it, and the
+        consumer as ``ready``, before this delete started.
         """
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         what = f"lease on `{self._topic.name}/{partition}`"
@@ -287,7 +301,7 @@ class _Deletion:
         raise self._busy()
 
     def _raise_fence(self, version: str) -> None:
-        """Step 6: heartbeats of all members that have joined so far fail from now on."""
+        """Step 6: makes the heartbeats of all current members fail."""
         for delay_s in RACE.delays_s(self._context.random):
             row = self._context.catalog.get(self._members, layout.FENCE_ROW)
             self._check_ours(version)
@@ -304,7 +318,7 @@ class _Deletion:
         raise self._busy()
 
     def _remove_members(self, version: str) -> None:
-        """Step 7; a row that a member removes meanwhile is read again."""
+        """Step 7. Reads a row again if its member removes it in the meantime."""
         for delay_s in RACE.delays_s(self._context.random):
             rows = list(self._context.catalog.scan(self._members, "member/", "member0"))
             self._check_ours(version)
@@ -326,6 +340,6 @@ class _Deletion:
 
 
 def _shown(member_id: str, mark: str) -> str:
-    """Who a member is, and where, if its process is known."""
+    """Returns a member's id, and its process if known."""
     host, process = mark.partition("/")[0], mark.partition("|")[2].partition("|")[0]
     return f"`{member_id}` ({host}, process {process})" if process else f"`{member_id}`"

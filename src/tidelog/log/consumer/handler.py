@@ -1,14 +1,13 @@
-"""Running a handler over a consumer: retries, then stop, skip, or dead letters.
+"""Runs a handler over a consumer's events, with retries, filters and dead letters.
 
-A handler gets one event at a time, or lists of them; partitions may be handled side by side, each
-in its order. The cursor moves past an event only when it was handled, skipped, or stored as a dead
-letter; a handler that fails under ``stop`` leaves it where it was.
+A handler gets one event at a time, or lists of them. Partitions may be handled in parallel, each in
+order. The cursor moves past an event only when it was handled, skipped, or stored as a dead letter.
+A handler that fails under ``stop`` leaves it where it was.
 
-Which events a handler gets, and when: by type, by share, and not before they are old enough.
-
-A share is one of n consumers that each take a part of the events, with a cursor of its own: for
-handlers that must run side by side on keys of one partition. Members of one consumer share
-partitions instead, and need nothing of this.
+Options choose which events the handler gets, by type and by share, and delay events until they are
+old enough. A share is one of n consumers that each handle a part of the events, with a cursor of
+its own, for handlers that must run in parallel on keys of one partition. Members of one consumer
+share partitions instead, and need no share.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ __all__ = [
 ]
 
 _WAIT_S = 1.0  # of a poll
-_CAUGHT_UP_FIRST_S = 0.05  # of the first poll before a look whether all is handled; it doubles
-_REASON_BYTES = 4_000  # of an error that a dead letter carries
+_CAUGHT_UP_FIRST_S = 0.05  # the first poll before it checks whether all is handled; doubles
+_REASON_BYTES = 4_000  # limit of the error text in a dead letter
 _HEADERS = ("tidelog-position", "tidelog-consumer", "tidelog-error")  # of a dead letter
 
 
 class _HandlerStopped(BaseException):
-    """The run was told to stop while an event was being retried."""
+    """The run was stopped while an event was being retried."""
 
 
 @dataclass
@@ -55,12 +54,12 @@ class HandlerOptions:
     retries: int = 3  # after the first failure, with growing waits
     retry_base_ms: int = 100
     batch: bool = False  # whether the handler takes lists
-    max_events: int = 500  # in one poll, and so in one list
-    workers: int = 1  # partitions handled side by side
-    until_caught_up: bool = False  # end when all that is there was handled
-    types: Collection[str] | None = None  # only events of these; the others are passed over
-    share: Share | None = None  # only events that fall to it
-    lag_ms: int = 0  # an event is not handed over before it is so old
+    max_events: int = 500  # per poll, and so per list
+    workers: int = 1  # partitions handled in parallel
+    until_caught_up: bool = False  # end when everything in the topic was handled
+    types: Collection[str] | None = None  # only events of these types; others are skipped
+    share: Share | None = None  # only events of this share
+    lag_ms: int = 0  # events younger than this wait
     dead_letter: Callable[[list[Event], BaseException], object] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -75,13 +74,13 @@ class HandlerOptions:
             raise InvalidError("types must be a list of types, and lag_ms 0 or more")
 
     def wants(self, event: Event) -> bool:
-        """Whether the handler gets an event."""
+        """Returns whether the handler gets an event."""
         of_type = self.types is None or event.type in self.types
         return of_type and (self.share is None or self.share.has(event))
 
 
 def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions) -> int:
-    """Poll, handle, commit, until told to stop; how many events were handled."""
+    """Polls, handles and commits until stopped; returns how many events were handled."""
     handled = 0
     wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
     with Pool(how.workers, "tidelog-handler") as pool:
@@ -89,10 +88,10 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOption
             events = consumer.poll(how.max_events, wait_s)
             if not events:
                 with contextlib.suppress(FencedError):
-                    consumer.commit()  # what was erased is passed over
+                    consumer.commit()  # moves cursors past erased events
                 if how.until_caught_up and consumer.caught_up():
                     break
-                wait_s = min(_WAIT_S, 2 * wait_s)  # each look at the lag reads every partition
+                wait_s = min(_WAIT_S, 2 * wait_s)  # each check of the lag reads every partition
                 continue
             wait_s = first_s
             if how.lag_ms:
@@ -112,10 +111,11 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOption
 
 
 def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
-    """The event as it was, with headers that say where it stood, who could not take it, and why.
+    """Returns the event with headers that record its position, the consumer, and the error.
 
-    They fit into the room that Tidelog's own additions have, so an event at every limit becomes a
-    dead letter too. A dead letter of dead letters keeps their headers as long as there is room.
+    The headers fit into the room that is reserved for Tidelog's own additions, so an event at every
+    limit can become a dead letter too. A dead letter of a dead letter keeps earlier headers while
+    there is room.
     """
     reason = f"{type(error).__name__}: {error}"
     values = (str(event.position).encode(), consumer.encode(), _cut(reason))
@@ -127,7 +127,7 @@ def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
 
 
 def _cut(text: str) -> bytes:
-    """The first bytes of a text, as UTF-8 without a broken character at the end."""
+    """Returns the start of a text as UTF-8, without a broken character at the end."""
     data = text.encode("utf-8", "replace")[:_REASON_BYTES]
     return data.decode("utf-8", "ignore").encode()
 
@@ -135,7 +135,7 @@ def _cut(text: str) -> bytes:
 def _handle(
     consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions, events: list[Event]
 ) -> tuple[int, BaseException | None]:
-    """One partition's events, in order; how many went well, and what stopped it."""
+    """Handles one partition's events in order; returns how many succeeded, and what stopped it."""
     events = [event for event in events if how.wants(event)]
     if not events:
         return 0, None
@@ -170,7 +170,7 @@ def _try(
             if delay_s is None:
                 return exc
             if how.stop.wait(delay_s):
-                raise _HandlerStopped from exc  # not given up: it comes again
+                raise _HandlerStopped from exc  # not a failure: the event comes again
         else:
             return None
 
@@ -182,7 +182,7 @@ _WAIT_S_MAX = 1.0  # other partitions may have older ones by then
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share ``number`` of ``of``, counted from 0: events whose hash falls to it."""
+    """Share ``number`` of ``of``, from 0: the events whose hash falls into it."""
 
     number: int
     of: int
@@ -195,19 +195,22 @@ class Share:
             raise InvalidError(f"share by `{self.by}`: give key, id or type")
 
     def has(self, event: Event) -> bool:
-        """Whether an event falls to this share; one without a key, id or type to the first."""
+        """Returns whether an event is in this share.
+
+        One without key, id and type is in the first.
+        """
         value = getattr(event, self.by)
         if value is None:
             return self.number == 0
         return fnv1(value if isinstance(value, bytes) else value.encode()) % self.of == self.number
 
     def name(self, base: str) -> str:
-        """What this share's consumer is called, so that each has a cursor: ``base_1_of_3``."""
+        """Returns the name of this share's consumer, so that each has a cursor: ``base_1_of_3``."""
         return f"{base}_{self.number + 1}_of_{self.of}"
 
 
 def fnv1(data: bytes) -> int:
-    """The 32-bit hash by which reflex shares events out."""
+    """Returns the 32-bit FNV-1 hash, by which reflex divides events."""
     found = _FNV_BASE
     for byte in data:
         found = (found * _FNV_PRIME & 0xFFFFFFFF) ^ byte
@@ -217,9 +220,9 @@ def fnv1(data: bytes) -> int:
 def until_young(
     events: Sequence[Event], old_ms: int, rewind: Callable[[int, int], None]
 ) -> tuple[list[Event], float]:
-    """Those up to the first of each partition that is younger; the rest is rewound to.
+    """Returns the events up to the first of each partition that is too young; rewinds to the rest.
 
-    Where none is old enough, also for how many seconds to wait before looking again.
+    If none is old enough, also returns how many seconds to wait.
     """
     young: dict[int, int] = {}
     old: list[Event] = []

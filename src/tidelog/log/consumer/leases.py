@@ -1,38 +1,38 @@
-"""Leases: how the members of a consumer share a topic's partitions. No threads here.
+"""Leases: how the members of a consumer share a topic's partitions. Starts no threads.
 
-Each member keeps a ``member`` row alive by writing it again and again (its heartbeat). Each
-partition has one ``lease`` row with its owner, epoch and cursor. Liveness is the member's,
-ownership and progress are the lease's:
+Each member keeps its ``member`` row alive by rewriting it (its heartbeat). Each partition has one
+``lease`` row with its owner, epoch and cursor. Members have liveness; leases have ownership and
+progress. The steps, and what a crash after each one leaves:
 
-1. join: read the ``fence`` row of the members, then the
-   consumer's own; put the ``member`` row if the fence is the
-   same                                                 → dead: seen to be silent, and ignored
-2. take a lease that is free, or whose owner is dead:
-   owner and epoch + 1, by the version that was read    → dead: taken over after the time to live
-3. read, handle, and commit: the cursor, by the version
-   of the lease                                         → dead: events after the cursor come again
-4. release: owner empty, by the version                 → free, at the cursor
-5. leave: delete the ``member`` row                     → nothing
+    1. join: read the ``fence`` row of the members, then the
+       consumer's own row; put the ``member`` row if the
+       fence is unchanged                                  → silent, and ignored after a while
+    2. take a lease that is free or whose owner is dead:
+       owner and epoch + 1, by the version that was read   → taken over after the time to live
+    3. read, handle, and commit: the cursor, by the
+       version of the lease                                → events after the cursor come again
+    4. release: owner empty, by the version                → free, at the cursor
+    5. leave: delete the ``member`` row                    → nothing
 
 Every heartbeat expects the ``fence`` as it was when the member joined. A delete of the consumer
-changes it (``consumers``), so a member that has seen the consumer before, however long it stalls,
-leaves no row behind: it joins again, or finds that the consumer is being deleted.
+changes it (``delete``). So a member that joined before, however long it stalls, leaves no row
+behind: it joins again, or finds that the consumer is being deleted.
 
-A commit expects the lease exactly as this member last wrote it. A member that was taken for dead
+A commit expects the lease exactly as this member last wrote it. A member that was considered dead
 while it was only slow finds another version there, and gets ``FencedError``. What was read under
-one epoch is committed under that epoch or not at all, also by the same member. A commit moves the
-cursor forward; back only where the caller asks for it. After a commit whose outcome is unknown, the
-cursor that this member remembers may not be the stored one: until a write has landed or the row was
-read, no commit is left out for being the same.
+one epoch is committed under that epoch or not at all, even by the same member. A commit moves the
+cursor forward, and back only if the caller asks for it. After a commit with an unknown outcome, the
+cursor that this member remembers may differ from the stored one. Until a write has landed or the
+row was read, a commit of the same cursor is not skipped.
 
-Clocks decide only when to try a takeover, and only one clock counts: an owner is taken for dead
+Clocks decide only when to try a takeover, and only one clock counts. An owner is considered dead
 when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
-its process is known to have ended. No wall time of another host is compared with ours. The row of a
-member is its ``member`` row. A one-shot reader (:meth:`Membership.take_once`) has none: its lease
-row is watched itself, which each of its commits changes. A member that holds more than its fair
-share releases by itself; no lease is taken from a living owner.
+its process is known to have ended. No wall time of another host is compared with ours. For a
+member, the watched row is its ``member`` row. A one-shot reader (:meth:`Membership.take_once`) has
+none, so its lease row is watched, which each of its commits changes. A member that holds more than
+its fair share releases leases by itself; no lease is taken from a living owner.
 
-Where a consumer begins, the first time that anybody takes its lease.
+``start`` decides where a consumer begins the first time that a member takes a lease.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ __all__ = [
 
 
 class RegisteredConsumer(Persisted, frozen=True):
-    """A consumer of a topic. The row stays when the consumer is deleted (``delete``)."""
+    """A consumer of a topic. The row stays after the consumer is deleted (``delete``)."""
 
     name: str
-    # ``deleting``: a delete looks for members. ``ending``: it is decided, and does not go back.
+    # ``deleting``: a delete checks for members. ``ending``: decided, and never undone.
     state: Literal["ready", "deleting", "ending", "deleted"] = "ready"
 
 
 class Fence(Persisted, frozen=True):
-    """How often a consumer was deleted; heartbeats expect the row as it is."""
+    """How often a consumer was deleted; heartbeats expect an unchanged row."""
 
     deletes: int
 
@@ -100,18 +100,18 @@ class Member(Persisted, frozen=True):
 
     beat: int
     mark: str  # of its process
-    seen_ms: int  # by its own wall clock; only shown to people, never compared
+    seen_ms: int  # by its own wall clock; only shown, never compared
 
 
 class Lease(Persisted, frozen=True):
-    """Who works on a partition, under which epoch, and how far it has come."""
+    """The owner of a partition, its epoch, and its progress."""
 
-    owner: str  # a member's id, or empty
+    owner: str  # a member's id; empty if free
     epoch: int
     cursor: int  # the next offset to handle
     once: bool = False  # the owner is a one-shot reader, which has no heartbeat
     mark: str = ""  # of a one-shot owner's process
-    deleted: bool = False  # of a deleted consumer: the cursor does not count, the epoch does
+    deleted: bool = False  # of a deleted consumer: only the epoch counts, not the cursor
 
 
 @dataclass(slots=True)
@@ -121,11 +121,11 @@ class HeldLease:
     partition: int
     lease: Lease
     version: str
-    is_known: bool = True  # no write was sent since of which the outcome may be unknown
+    is_known: bool = True  # no later write has an unknown outcome
 
 
 class Membership:
-    """One member's view of a consumer: who is alive, and which leases it holds."""
+    """One member's view of a consumer: which members are alive, and which leases it holds."""
 
     def __init__(self, context: Context, topic: Topic, name: str, start: Start) -> None:
         self.id = context.ids.new()
@@ -137,36 +137,39 @@ class Membership:
         self._members = layout.consumer_members(topic.incarnation, name)
         self._beats = 0
         self._fence: str | Absent = ABSENT  # the version of that row when we joined
-        self._guard = ProcessGuard(f"consumer `{name}`")  # leases are its process's to write
+        # Only the process that made it writes leases.
+        self._guard = ProcessGuard(f"consumer `{name}`")
         self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
-        self._leases: dict[int, tuple[str, float]] = {}  # the same of one-shot readers' leases
+        self._leases: dict[int, tuple[str, float]] = {}  # the same for leases of one-shot readers
 
     def join(self) -> None:
-        """Step 1; also registers the consumer, so that it can be listed."""
+        """Step 1. Also registers the consumer, so that it is listed."""
         for delay_s in RACE.delays_s(self._context.random):
-            # The fence is read before the consumer's row: a delete that begins after the look at
-            # that row changes it, and then the heartbeat fails.
+            # Read the fence before the consumer's row: a delete that starts after we read that row
+            # changes the fence, and then the heartbeat fails.
             fence = self._context.catalog.get(self._members, layout.FENCE_ROW)
             self._register()
-            self._fence = ABSENT if fence is None else fence.version  # not if that failed
+            self._fence = ABSENT if fence is None else fence.version  # only if that succeeded
             if self._beat():
                 return
             self._context.clock.sleep(delay_s)
         raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
 
     def beat(self) -> None:
-        """Say that we are alive; join again after a delete. ``NotFoundError`` during one."""
+        """Sends a heartbeat; joins again after a delete. Raises ``NotFoundError`` during one."""
         if not self._beat():
             self.join()
 
     def _beat(self) -> bool:
-        """Whether the heartbeat was written: not if the consumer was deleted since we joined."""
+        """Returns whether the heartbeat was written: not if the consumer was deleted since we
+        joined.
+        """
         self._guard.check()
         self._beats += 1
         member = Member(self._beats, self._context.processes.mark(), self._context.clock.now_ms())
         change = Put(layout.member_row(self.id), encode_row(member))
         fence = Check(layout.FENCE_ROW, self._fence)
-        with contextlib.suppress(UnknownOutcomeError):  # the next beat tells
+        with contextlib.suppress(UnknownOutcomeError):  # the next heartbeat settles it
             try:
                 self._context.catalog.write(
                     self._members, change, fence, write_id=self._context.ids.new()
@@ -176,9 +179,10 @@ class Membership:
         return True
 
     def alive(self) -> list[str]:
-        """The ids of all living members, in order; rows of those long dead are removed."""
+        """Returns the ids of all living members, in order; deletes the rows of long dead ones."""
         clock = self._context.clock
-        began_s = clock.monotonic_s()  # and rows are seen after it: a slow scan is no silence
+        # Taken before the rows are read: a slow scan must not count as silence.
+        began_s = clock.monotonic_s()
         ttl_s = self._context.settings.lease_ttl_ms / 1000
         living: list[str] = []
         seen: dict[str, tuple[str, float]] = {}
@@ -197,7 +201,7 @@ class Membership:
         return living
 
     def check_held(self) -> None:
-        """Let go of leases that others have taken while we slept, or that were written twice."""
+        """Drops leases that others have taken while we slept, or that were written twice."""
         for partition, held in list(self.held.items()):
             found = read_lease(self._context, self._topic, self._name, partition)
             if found is not None and found[1] == held.version:
@@ -205,7 +209,7 @@ class Membership:
             del self.held[partition]
 
     def fair_share(self, living: list[str]) -> int:
-        """How many partitions this member should hold."""
+        """Returns how many partitions this member should hold."""
         if self.id not in living:
             return 0
         count = len(living)
@@ -213,28 +217,28 @@ class Membership:
         return self._topic.partitions // count + (living.index(self.id) < extra)
 
     def take_some(self, living: list[str]) -> list[int]:
-        """Step 2, until our share is full; the partitions that are new."""
+        """Step 2, until our share is full; returns the new partitions."""
         taken: list[int] = []
         share = self.fair_share(living)
         offset = living.index(self.id) if self.id in living else 0
         for step in range(self._topic.partitions):
             if len(self.held) >= share:
                 break
-            # Members begin at different places, so that they seldom want the same lease.
+            # Members start at different places, so that they seldom want the same lease.
             partition = (offset * share + step) % self._topic.partitions
             if partition not in self.held and self.take(partition, living):
                 taken.append(partition)
         return taken
 
     def take(self, partition: int, living: list[str]) -> bool:
-        """Step 2 for one partition; False when a living member has it."""
+        """Step 2 for one partition; returns False if a living member has it."""
         return self._take(partition, Lease(self.id, 1, 0), living)
 
     def take_once(self, partition: int) -> bool:
-        """Take a lease for a short while, without being a member.
+        """Takes a lease for a short while, without being a member; returns whether it did.
 
-        The lease of a silent owner is taken once this object has seen it unchanged for the time to
-        live and a half: call again, or keep the object.
+        A silent owner loses its lease once this object has seen it unchanged for 1.5 times the time
+        to live: call again, or keep the object.
         """
         return self._take(
             partition, Lease(self.id, 1, 0, once=True, mark=self._context.processes.mark()), []
@@ -243,12 +247,13 @@ class Membership:
     def commit(
         self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
     ) -> None:
-        """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours.
+        """Step 3: moves the cursor.
 
-        ``UnavailableError`` when it has not moved, ``UnknownOutcomeError`` when it may have.
-
-        With ``epoch``, also when it is ours again under another one: what was read under the old
-        one no longer counts. ``InvalidError`` for a cursor that would move back without ``back``.
+        Raises ``FencedError`` if the lease is no longer ours, ``UnavailableError`` if the cursor
+        has not moved, and ``UnknownOutcomeError`` if it may have. With ``epoch``, also raises
+        ``FencedError`` if the lease is ours again under another epoch: what was read under the old
+        one no longer counts. Raises ``InvalidError`` for a cursor that would move back without
+        ``back``.
         """
         held = self.held.get(partition)
         if held is None or epoch not in (None, held.lease.epoch):
@@ -264,8 +269,8 @@ class Membership:
             )
         if self._put(partition, msgspec.structs.replace(held.lease, cursor=cursor), held.version):
             return
-        # Only we write a lease that is ours, under our epoch: its version may be that of an earlier
-        # commit of which the outcome was not known.
+        # Only we write a lease that is ours, under our epoch. Its version may come from an earlier
+        # commit whose outcome was unknown.
         found = read_lease(self._context, self._topic, self._name, partition)
         if found is None or (found[0].owner, found[0].epoch) != (self.id, held.lease.epoch):
             self._lost(partition, held)
@@ -278,7 +283,7 @@ class Membership:
             self._lost(partition, held)
 
     def release(self, partition: int) -> None:
-        """Step 4. One that was lost meanwhile needs no release; a forked child has none."""
+        """Step 4. Skips a lease that was lost, and does nothing in a forked child."""
         if self._guard.is_foreign:
             return
         held = self.held.pop(partition, None)
@@ -291,7 +296,7 @@ class Membership:
             self._context.catalog.write(where, change, write_id=self._context.ids.new())
 
     def leave(self) -> None:
-        """Steps 4 and 5 for all."""
+        """Steps 4 and 5 for all leases."""
         self._guard.check()
         for partition in list(self.held):
             self.release(partition)
@@ -300,11 +305,11 @@ class Membership:
             self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
 
     def _register(self) -> None:
-        """Let the consumer be listed, in one write with a check that its topic is still there.
+        """Lists the consumer, in one write that also checks that its topic exists.
 
-        A delete of the topic puts the ``closed`` row before it lists consumers: one that is added
-        earlier is found, and later none is added. ``NotFoundError`` for a topic that was deleted:
-        else the row would stay behind. Also while the consumer is being deleted.
+        A delete of the topic puts the ``closed`` row before it lists consumers: it finds a consumer
+        that was added earlier, and none can be added later. Raises ``NotFoundError`` for a deleted
+        topic, where the row would stay behind, and while the consumer is being deleted.
         """
         where = layout.consumers_partition(self._topic.incarnation)
         row = layout.consumer_row(self._name)
@@ -331,12 +336,12 @@ class Membership:
         raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
 
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
-        """Write our lease by the version that we know; False when somebody else was first."""
+        """Writes our lease by the version that we know; returns False after a conflict."""
         self._guard.check()
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         what = f"lease on `{self._topic.name}/{partition}`"
         if partition in self.held:
-            self.held[partition].is_known = False  # until an answer tells what the row holds
+            self.held[partition].is_known = False  # until a reply says what the row holds
         mine = put_held(self._context, where, "lease", encode_row(lease), version, what)
         if mine is not None:
             self.held[partition] = HeldLease(partition, lease, mine)
@@ -355,12 +360,12 @@ class Membership:
         )
 
     def _take(self, partition: int, wanted: Lease, living: list[str]) -> bool:
-        """Step 2: ``wanted`` under the next epoch, at the cursor that the lease has."""
+        """Step 2: writes ``wanted`` with the next epoch, at the cursor that the lease has."""
         began_s = self._context.clock.monotonic_s()
         found = read_lease_row(self._context, self._topic, self._name, partition)
         if found is None or found[0].deleted:
-            # The lease is read before the consumer's row: a delete that begins after the look at
-            # that row writes the lease, and then this take fails.
+            # Read the lease before the consumer's row: a delete that starts after we read that row
+            # writes the lease, and then this take fails.
             self._leases.pop(partition, None)
             self._register()
             cursor = resolve_start(self._context, self._topic, partition, self._start)
@@ -368,7 +373,8 @@ class Membership:
             mine = msgspec.structs.replace(wanted, epoch=epoch, cursor=cursor)
             return self._took(partition, mine, version)
         lease, version = found
-        # A lease in our own name that we do not hold is one whose release or taking got lost.
+        # A lease in our own name that we do not hold comes from a take or release with a lost
+        # reply.
         if lease.owner not in ("", self.id):
             if lease.owner in living:
                 return False
@@ -379,14 +385,16 @@ class Membership:
         return self._took(partition, mine, version)
 
     def _took(self, partition: int, lease: Lease, version: str | None) -> bool:
-        """Whether a lease is known to be ours: where that is unknown, the next look takes it."""
+        """Records a lease that is certainly ours; if that is unknown, the next look takes it."""
         try:
             return self._put(partition, lease, version)
         except UnknownOutcomeError:
             return False
 
     def _once_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
-        """Whether a one-shot owner has ended, or its lease was the same for 1.5 times to live."""
+        """Returns whether a one-shot owner has ended, or kept its lease unchanged for 1.5 times to
+        live.
+        """
         if self._context.processes.is_dead(lease.mark):
             return True
         known, since_s = self._leases.get(partition, ("", 0.0))
@@ -396,7 +404,7 @@ class Membership:
         return began_s - since_s > 1.5 * self._context.settings.lease_ttl_ms / 1000
 
     def _member_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
-        """Whether a member is gone; one that joined a moment ago is not."""
+        """Returns whether a member is dead; one that joined a moment ago is not."""
         row = self._context.catalog.get(self._members, layout.member_row(lease.owner))
         if row is None:
             return True
@@ -425,7 +433,7 @@ class Membership:
 def read_lease(
     context: Context, topic: Topic, name: str, partition: int
 ) -> tuple[Lease, str] | None:
-    """The lease on a partition and its version, or None before anyone has had it."""
+    """Returns the lease on a partition and its version; None if no member has ever had it."""
     found = read_lease_row(context, topic, name, partition)
     return None if found is None or found[0].deleted else found
 
@@ -433,7 +441,7 @@ def read_lease(
 def read_lease_row(
     context: Context, topic: Topic, name: str, partition: int
 ) -> tuple[Lease, str] | None:
-    """The same, with what a delete of the consumer has left in its place."""
+    """Returns the same, including what a delete of the consumer has left."""
     row = context.catalog.get(layout.lease_partition(topic.incarnation, name, partition), "lease")
     if row is None:
         return None
@@ -442,7 +450,7 @@ def read_lease_row(
 
 
 def decode_registered(row: Row) -> RegisteredConsumer:
-    """A consumer's own row. ``CorruptError``."""
+    """Decodes a consumer's own row. Raises ``CorruptError``."""
     return decode_row(row.value, RegisteredConsumer, f"consumer row `{row.row}`")
 
 
@@ -451,7 +459,7 @@ Start = str | int | datetime
 
 
 def check_start(start: Start) -> None:
-    """Refuse what is no place to start from."""
+    """Raises ``InvalidError`` for an invalid start."""
     if isinstance(start, datetime):
         check_timestamp(start)
     elif isinstance(start, int):
@@ -462,7 +470,7 @@ def check_start(start: Start) -> None:
 
 
 def resolve_start(context: Context, topic: Topic, partition: int, start: Start) -> int:
-    """The offset to begin with; within what the partition holds now."""
+    """Returns the offset to begin with, within what the partition holds now."""
     if isinstance(start, datetime):
         return find_offset(context, topic, partition, check_timestamp(start))
     head, _ = read_head(context, topic, partition)

@@ -287,7 +287,7 @@ class FlushFailures:
             self._kept[0].absorb(self._kept.pop(1))
 
     def due(self) -> BaseException | None:
-        """Returns the first error that this thread must raise; counts all of them as raised in it."""
+        """Returns the first error that this thread must raise, which counts for all of them."""
         thread = threading.current_thread()
         due = [failure for failure in self._kept if failure.is_due(thread)]
         for failure in due:
