@@ -188,7 +188,7 @@ def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -
 
     def drive() -> None:
         driver = Driver(home.context, slow, DriverOptions())
-        driver._beating = silent  # type: ignore[method-assign,assignment]
+        driver._heartbeats = silent  # type: ignore[method-assign,assignment]
         try:
             driver.run()
         except FencedError as exc:

@@ -1,40 +1,41 @@
-"""Ranges that the catalog has forgotten: set aside, so that no event counts twice.
+"""Sets aside ranges that the catalog lost, so that no event counts twice.
 
-A catalog that was restored from a back-up is older than the store beside it. Ranges that were
-committed in between have published their files, but no row names them, and the pipeline will do
-them again: with other limits and other bytes, perhaps even with other events, since the source may
-be a topic of the same catalog. Such files must not stay where readers list them.
+A catalog restored from a backup is older than its store. Ranges committed in between have published
+their files, but no row names them. The pipeline will do them again: with other limits and other
+bytes, possibly with other events, since the source may be a topic of the same catalog. Such files
+must not stay where readers list them.
 
-Their manifests are still in the store. A head says under which epoch a driver has last looked for
-such ranges, and then written the head (``looked``): the forgotten ones are of that epoch or
-later, and no sweep deletes manifests that are. A driver lists these when it adopts a source
-partition. Once that is adopted and has no decided range:
+Their manifests are still in the store. ``looked`` in a head is the epoch under which a driver last
+looked for lost ranges and then wrote the head. Lost ranges have that epoch or a later one, and no
+sweep deletes such manifests. A driver lists them when it adopts a source partition. After adoption,
+if no range is decided:
 
-1. of the manifests that no commit names, take those from the head's ordinal on whose files are
-   there with the size and checksum that they say             → dead: nothing has changed
-2. decide, in one write that expects the head: a row
-   ``aside/<manifest>`` for each range, which is never changed
-   again, and fresh ``names`` into the head, which are part of
-   the name of every file from here on                         → dead: the next resumes with 3
-3. make date folders of these files that have a ``_SUCCESS``
-   ``reopening``, for the next finalize (``counting.reopen``)   → dead: the same
-4. copy each file below ``_aside`` of the archive's folder,
-   create-only                                                 → dead: files that are there twice,
-                                                                 once where no reader lists
-5. delete them                                                 → done
+1. Of the manifests that no commit names, choose those from the
+   head's ordinal on whose files have the right size and
+   checksum.                                                  → crash: nothing has changed
+2. Decide, in one write that expects the head: a row
+   ``aside/<manifest>`` for each range, which never changes,
+   and new ``names`` in the head, which become part of every
+   later file name.                                           → crash: the next driver does 3
+3. Set date folders of these files that have a ``_SUCCESS``
+   to ``reopening``, for the next finalize.                   → crash: the same
+4. Copy each file below ``_aside`` of the archive's folder,
+   create-only.                                               → crash: two copies, one of them
+                                                                where no reader lists
+5. Delete the files.                                          → done
 
-No range begins before all files that ``aside`` rows name are deleted where readers list them: the
-next driver that adopts the partition finds the rows, and resumes.
+No range begins until all files named by ``aside`` rows are deleted where readers list them. The
+next driver that adopts the partition finds the rows and resumes.
 
-No marker is touched here, as the row of a folder is the truth about it (``finalize``): finalize
-deletes one that was put after the copy of the catalog, and a new one lists the files as they are.
+This module touches no marker, because the row of a folder decides (``finalize``): finalize deletes
+a marker that is newer than the restored catalog, and a new one lists the current files.
 
-Step 5 deletes by name, and a driver may stall before it for any time, while others do
-the range again and commit it. So names that step 2 has decided on must never be used again: those
-of later ranges have other ``names`` in them. A driver that lost the partition before step 2 fails
-there, and has deleted nothing. An attempt that was never decided has published nothing; what is at
-its names is another one's, either committed, which the ordinal shows as long as the head is ours,
-or forgotten too. A file that no manifest explains is left alone: publishing refuses to replace it.
+Step 5 deletes by name, and a driver may stall before it while others do the range again and commit
+it. So names decided in step 2 are never reused: later ranges have other ``names``. A driver that
+lost the partition before step 2 fails there and has deleted nothing. An attempt that was never
+decided has published nothing; a file with its name belongs to another range, committed (its ordinal
+shows that while the head is ours) or lost too. A file that no manifest explains stays: publishing
+refuses to replace it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _ROWS = (layout.aside_row(""), "aside0")
 
 
 def late_manifests(context: Context, pipeline: str, epoch: int) -> dict[str, list[str]]:
-    """The keys of manifests that were recorded under an epoch or later, by ``manifest_folder``."""
+    """Returns the keys of manifests of an epoch or later, by ``manifest_folder``."""
     found: dict[str, list[str]] = {}
     folder = layout.manifests(pipeline)
     for info in context.store.list(folder, start_after=f"{folder}{epoch:010}"):
@@ -76,7 +77,7 @@ def late_manifests(context: Context, pipeline: str, epoch: int) -> dict[str, lis
 
 
 class SettingAside(NamedTuple):
-    """The steps for an adopted source partition that has no decided range."""
+    """The steps for an adopted source partition without a decided range."""
 
     context: Context
     pipeline: str
@@ -84,7 +85,7 @@ class SettingAside(NamedTuple):
     sink: AsideSink
 
     def look(self, keys: Iterable[str], known: set[str], head: Progress) -> list[ForgottenRange]:
-        """Step 1: what is to be decided, and what was decided and is not done yet."""
+        """Step 1: returns ranges to decide, and decided ranges that are not finished."""
         rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
         found: list[ForgottenRange] = []
         taken: set[str] = set()
@@ -100,14 +101,14 @@ class SettingAside(NamedTuple):
         return found
 
     def move(self, found: ForgottenRange) -> None:
-        """Steps 3 to 5 for a range that is decided."""
+        """Steps 3 to 5 for a decided range."""
         for span in self._spans(found.files):
             if self.sink.is_marked(span.folder):
                 reopen(self.context, generation_pipeline(self.pipeline), span)
         self.sink.set_aside(found.files, found.name)
 
     def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
-        """The dated folders of files."""
+        """Returns the dated folders of files."""
         folders = DateFolders(self.sink.layout())
         return sorted(
             {
@@ -136,27 +137,27 @@ class SettingAside(NamedTuple):
 
 
 class ForgottenRange(NamedTuple):
-    """A forgotten range."""
+    """A range that the catalog lost."""
 
     name: str
     record: Aside
-    files: tuple[FileEntry, ...]  # that are still where readers list them
-    is_decided: bool  # its row is there
+    files: tuple[FileEntry, ...]  # still where readers list them
+    is_decided: bool  # its row exists
 
     def row(self) -> Put:
-        """What step 2 puts."""
+        """Returns the row for step 2."""
         return Put(layout.aside_row(self.name), encode_row(self.record), expect=ABSENT)
 
 
 def decisions(found: Iterable[ForgottenRange]) -> Iterator[list[Put]]:
-    """The rows that step 2 is to put, as many at a time as fit beside the head."""
+    """Yields the rows for step 2, in groups that fit into one write with the head."""
     rows = [each.row() for each in found if not each.is_decided]
     for first in range(0, len(rows), limits.CHANGES_MAX - 1):
         yield rows[first : first + limits.CHANGES_MAX - 1]
 
 
 def committed_manifests(context: Context, pipeline: str, partition: str) -> set[str]:
-    """The keys of all manifests that commits name."""
+    """Returns the keys of all manifests that commits name."""
     found: set[str] = set()
     for row in read_commit_rows(context, pipeline, partition):
         found |= {row.committed.manifest, row.committed.rewrite, *row.committed.replaced}
@@ -164,7 +165,7 @@ def committed_manifests(context: Context, pipeline: str, partition: str) -> set[
 
 
 def read_aside(context: Context, pipeline: str) -> list[Aside]:
-    """The ranges of a pipeline that were set aside."""
+    """Returns the ranges of a pipeline that were set aside."""
     return [
         decode_row(row.value, Aside, f"row `{row.row}`")
         for partition in read_partitions(context, pipeline)
@@ -175,7 +176,7 @@ def read_aside(context: Context, pipeline: str) -> list[Aside]:
 def _forgotten(
     context: Context, keys: Iterable[str], head: Progress
 ) -> Iterator[tuple[str, Manifest]]:
-    """The manifests of ranges from the head's ordinal on, each with a name; also merged ones'."""
+    """Yields manifests from the head's ordinal on, each with a name; includes merged ones."""
     for key in sorted(keys):
         found = _read(context, key)
         name = key.rpartition("/")[2].removesuffix(".json")
@@ -187,7 +188,7 @@ def _forgotten(
 
 
 def _read(context: Context, key: str) -> Manifest | None:
-    """A manifest; None for one that a sweep has deleted, or that is damaged."""
+    """Reads a manifest; None if a sweep deleted it or it is damaged."""
     with contextlib.suppress(NotFoundError, CorruptError):
         return read_manifest(context.store.get(key), key)
     return None

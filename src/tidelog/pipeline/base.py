@@ -1,6 +1,6 @@
-"""What a pipeline is made of: a source, a sink, and workers that run tasks between them.
+"""The parts of a pipeline: a source, a sink, tasks, and workers that run them.
 
-Workers of this process: tasks in threads, or one after another.
+``LocalWorkers`` runs tasks in threads of this process, or one after another.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ __all__ = [
 class TaskOutput:
     """What a task made of its range, in staging."""
 
-    end: str  # the end that was reached
+    end: str  # the position that was reached
     read: int
     staged: Written
-    note: bytes = b""  # what the source wants to find again
+    note: bytes = b""  # for the source to read later
 
 
 @dataclass(frozen=True, eq=False)
 class ErasedRows:
-    """Events of a source partition that were erased from what a pipeline writes. Pickles."""
+    """Events of a source partition that were erased from a pipeline's output. Pickles."""
 
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     ids: ErasedIds = NOTHING_ERASED  # and keys, each up to a time
@@ -81,23 +81,23 @@ NO_ERASED_ROWS = ErasedRows()
 
 
 def with_left_out(staged: Written, events: int) -> Written:
-    """What was staged, and how many more events were left out of it as erased."""
+    """Returns what was staged, with this many more events counted as erased."""
     return replace(staged, left_out=staged.left_out + events) if events else staged
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedRange:
-    """What a pipeline must know of a range that is read from another generation's files."""
+    """What a pipeline must know about a range from another generation's files."""
 
     generation: int
-    as_is: bool  # they hold what a transform returned: no other one gets it
+    as_is: bool  # the files hold the output of a transform, so no other transform runs
     counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
-    note: bytes = b""  # what a source that tracks knows the source partition by
+    note: bytes = b""  # identifies the source partition, for a source that tracks
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedReader:
-    """A range of another generation's files; pickles."""
+    """Reads a range from another generation's files; pickles."""
 
     reader: RangeReader
     carried: CarriedRange
@@ -120,9 +120,10 @@ class CycleReport:
 
     committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
-    withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to plan again
-    decided: set[SourcePartition] = field(default_factory=set)  # ended or begun again by a person
-    aside: list[Aside] = field(default_factory=list)  # ranges that the catalog had forgotten
+    withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to be planned again
+    # Ended, or begun again, by a person's decision.
+    decided: set[SourcePartition] = field(default_factory=set)
+    aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
 
     @property
     def events(self) -> int:
@@ -131,7 +132,7 @@ class CycleReport:
 
 @dataclass
 class Track:
-    """A source partition as its rows were last seen or written."""
+    """A source partition, with its rows as last read or written."""
 
     partition: SourcePartition
     where: str
@@ -139,37 +140,37 @@ class Track:
     head_version: str
     intent: Intent | None = None
     intent_version: str = ""
-    late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
-    reader: RangeReader | None = None  # of the range under way
+    late: Sequence[str] = ()  # manifests that a restored catalog may have lost
+    reader: RangeReader | None = None  # of the current range
 
     @property
     def carried(self) -> CarriedRange | None:
-        """What to know of the range under way, where all of it is from another generation."""
+        """Returns what to know if the current range comes entirely from another generation."""
         return self.reader.carried if isinstance(self.reader, CarriedReader) else None
 
     @property
     def completed(self) -> int:
-        """The generation that completes the range under way; 0: none does."""
+        """Returns the generation that completes the current range; 0 if none does."""
         return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
 
 
 @dataclass(frozen=True)
 class Task:
-    """A range to do, with all that is needed to do it anywhere; picklable."""
+    """A range to process, with everything needed to do it anywhere; picklable."""
 
     reader: RangeReader
     sink: Sink
     staging: str
-    transform: str = ""  # module:function, from DataFrame to DataFrame; only Spark can do it
-    rate: float | None = None  # events a second that it may read
-    erased: ErasedRows = NO_ERASED_ROWS  # before the intent was put; not written
+    transform: str = ""  # module:function, from DataFrame to DataFrame; needs Spark
+    rate: float | None = None  # most events per second to read
+    erased: ErasedRows = NO_ERASED_ROWS  # erased before the intent; never written
 
     @property
     def range(self) -> SourceRange:
         return self.reader.range
 
     def run(self) -> TaskOutput:
-        """Read the range, and stage what comes of it. Nothing of it is visible yet."""
+        """Reads the range and stages the result, which is not visible yet."""
         writer = self.sink.writer(self.range.partition.text, self.staging)
         end, read, left_out, notes = self.range.start, 0, 0, []
         for chunk in self.chunks():
@@ -187,7 +188,7 @@ class Task:
         return TaskOutput(end, read, with_left_out(writer.close(), left_out), b"".join(notes))
 
     def chunks(self, clock: Clock | None = None) -> Iterator[Chunk]:
-        """The range, not faster than it may be read."""
+        """Yields the range, within its rate limit."""
         clock = clock or SystemClock()
         began_s, read = clock.monotonic_s(), 0
         for chunk in self.reader.read():
@@ -199,7 +200,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """How a task ended: with what it produced, or with an error of its partition."""
+    """The outcome of a task: its output, or an error of its partition."""
 
     partition: SourcePartition
     produced: TaskOutput | None = None
@@ -207,36 +208,36 @@ class TaskOutcome:
 
 
 class Workers(Protocol):
-    """Run tasks, here or on a cluster."""
+    """Runs tasks, here or on a cluster."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """Each task's outcome, as they come. An error of one does not stop the others."""
+        """Yields the outcome of each task as it ends. An error of one does not stop the others."""
         ...
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pipeline, ready to run."""
+    """A pipeline, ready to run."""
 
     name: str
-    id: str  # names its rows and manifests; no other pipeline ever has it
+    id: str  # part of its rows and manifests; never reused
     source: Source
     sink: Sink
     workers: Workers
     transform: str = ""
-    rate: float | None = None  # events a second over all tasks
-    gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now
-    start: str = "earliest"  # or latest: where partitions begin that its creation saw
-    lists: bool = True  # its first driver lists the ends that it sees; else its source knows begins
+    rate: float | None = None  # events per second over all tasks
+    gate: Callable[[], None] = lambda: None  # raises if no head may be created or thawed now
+    start: str = "earliest"  # or latest: where partitions begin that existed at creation
+    lists: bool = True  # its first driver records the ends it sees; else the source knows
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
 
 
 class FrozenError(UnavailableError):
-    """The partition's head is frozen while another generation is promoted; it may resume after."""
+    """The head is frozen while another generation is promoted. It may resume after that."""
 
 
 def frozen(pipeline: str, partition: str) -> FrozenError:
-    """The error for a partition whose generation another one is about to replace."""
+    """Returns the error for a partition whose generation is about to be replaced."""
     return FrozenError(
         f"source partition `{partition}` of pipeline `{pipeline}`: is frozen while another "
         "generation is promoted: wait, it resumes after that",
@@ -245,7 +246,7 @@ def frozen(pipeline: str, partition: str) -> FrozenError:
 
 
 class LocalWorkers:
-    """Runs tasks in threads of this process; with one, in the caller's own."""
+    """Runs tasks in threads of this process; with one thread, in the caller's."""
 
     def __init__(self, threads: int = 1) -> None:
         if threads < 1:
@@ -265,7 +266,7 @@ class LocalWorkers:
 
 
 def run_task(task: Task) -> TaskOutcome:
-    """Return a task's outcome; any failure in it is an error of its source partition."""
+    """Returns the outcome of a task. Any failure is an error of its source partition."""
     partition = task.range.partition
     try:
         return TaskOutcome(partition, task.run())

@@ -1,10 +1,9 @@
-"""A range of a source, completed from files: what the source no longer holds inside of it.
+"""Completes a range of a source with events from files that the source no longer has.
 
-Kafka's compaction deletes records inside of what a partition still holds. A backup may be a copy
-without its dead letters, or without some of its files. The generation that is live may have these
-events in its files. So a generation that is being built reads both, in the order of their offsets;
-of an offset that both have, the source's event counts. The files are opened at the first offset
-that the source lacks.
+Kafka's compaction deletes records inside the range that a partition still holds. A backup may be a
+copy without dead letters, or without some files. The live generation may have these events in its
+files. So a generation that is being built reads both, in offset order. For an offset in both, the
+source's event counts. The files are opened at the first offset that the source lacks.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ __all__ = ["CompletedReader"]
 
 @dataclass(frozen=True, slots=True)
 class CompletedReader:
-    """A range of a source whose positions are offsets, and the files that complete it; pickles."""
+    """A range of offsets from a source, and the files that complete it; pickles."""
 
     reader: RangeReader
     files: RangeReader  # of a part of the range
-    generation: int  # whose files they are
+    generation: int  # of the files
 
     @property
     def range(self) -> SourceRange:
@@ -43,7 +42,7 @@ class CompletedReader:
         )
 
     def read(self) -> Iterator[Chunk]:
-        """The chunks of the source, with the events that it lacks between its own."""
+        """Yields the chunks of the source, with the missing events in between."""
         rows, at = _FileRows(self.files), int(self.range.start)
         for chunk in self.reader.read():
             end = int(chunk.position)
@@ -55,7 +54,7 @@ class CompletedReader:
 
 
 def _completed(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
-    """A chunk that ends at an offset, in as many as it needs not to hold too much at once."""
+    """Yields a chunk that ends at an offset, in parts of bounded size."""
     left = chunk.batch
     for more in rows.between(start, end):
         offsets = _offsets(more)
@@ -70,15 +69,15 @@ def _completed(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[
 
 
 class _FileRows:
-    """The events of files, taken from the first offset on that is asked for."""
+    """The events of files, from the first requested offset on."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
         self._chunks: Iterator[Chunk] | None = None
-        self._left: pa.RecordBatch | None = None  # of the batch that was read last
+        self._left: pa.RecordBatch | None = None  # of the last batch
 
     def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Events of ``[start, end)``; none that lie before are asked for again."""
+        """Yields the events of ``[start, end)``. Calls must go forward."""
         if self._chunks is None:
             self._chunks = self._reader.read()
         while True:

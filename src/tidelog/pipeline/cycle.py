@@ -1,38 +1,38 @@
-"""The cycle that every pipeline is: from the source's ends to commits, exactly once.
+"""The cycle of every pipeline: from the ends of the source to commits, exactly once.
 
-Each source partition goes through these steps; every write expects its ``head``:
+Each source partition goes through these steps. Every write expects its ``head``:
 
-0. list: put a partition that is new into the pipeline's
-   list, before it has a ``head``; those that the
-   pipeline's creation saw are there, with their ends     → dead: a name without rows
-1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
-   a file's new name is put there too, with no range      → dead: the next driver finds it so too
-2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
+0. list: put a new partition into the pipeline's list before
+   it has a ``head``; those that existed at the pipeline's
+   creation are there, with their ends                    → crash: a name without rows
+1. adopt: put this driver's epoch into the ``head``       → crash: the next driver adopts it
+   a file's new name is put there too, without a range     → crash: the next driver finds it too
+2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
-   catalog has forgotten are set aside (``forgotten``)
-3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
+   catalog lost are set aside (``aside``)
+3. intend: put an ``intent`` with start and limit          → crash: the next driver does the range
 4. do: a task reads the range and stages its files; it
-   reads no other incarnation than the one that the
-   intent names, which it checks after reading, and it
-   leaves out what was erased (``erased_before``)         → dead: staged files that nothing names
-   (a range that is gone, or holds nothing and ends where
-   it began, is withdrawn: the ``intent`` is deleted, and
-   the driver plans again; if the sink refuses a record,
-   the ``intent`` ends before it, and that range is done)   → dead: the next driver does that range
+   reads only the incarnation in the intent, which it
+   checks after reading, and skips what was erased
+   (``erased_before``)                                     → crash: staged files without a name
+   (a range that is deleted, or is empty and ends where it
+   began, is withdrawn: the ``intent`` is deleted and the
+   driver plans again; if the sink refuses a record, the
+   ``intent`` ends before it, and that range is done)      → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
-   ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
-6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
+   ``intent``: now the content is decided                  → crash: the next driver does step 6
+6. publish: copy each staged file to its final name        → crash: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
-   end reached, the ``intent`` goes; then staging goes    → dead: staged files that nothing names
+   end, no ``intent``; then delete the staged files        → crash: staged files without a name
 
-A source partition that was deleted and made again is another sequence of events. Its range is
+A source partition that was deleted and created again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
 ``ended`` and a gap into the ``head``, and deletes the ``intent``. Other partitions continue.
 
-A driver that lost its partitions to another one fails at its next write, since the head has
-another version. Its late copies are those that the manifest decided, so they do no harm. Staged
-files that it misses are damage only while the head is still its own: else another driver has
-published them, or left out erased events, and removed them. After a lost reply the rows tell.
+A driver that lost its partitions fails at its next write, because the head has another version. Its
+late copies are those that the manifest decided, so they do no harm. A missing staged file is damage
+only while the head is still its own: otherwise another driver published it, or skipped erased
+events, and deleted it. After a lost reply the rows show what happened.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ from tidelog.store.create import put_same
 
 __all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
 
-ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in all, of a source partition
+ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in total, per source partition
 
-_NAMES_CHARS = 16  # of an id: as many as no two of them ever share
+_NAMES_CHARS = 16  # of an id: enough to be unique
 
 
 class Cycle:
-    """A driver's work on some source partitions, under one epoch."""
+    """The work of a driver on some source partitions, under one epoch."""
 
     def __init__(
         self, context: Context, pipeline: Pipeline, epoch: int, accept_loss: bool = False
@@ -116,19 +116,18 @@ class Cycle:
         self._accept_loss = accept_loss
         self._tracks: dict[SourcePartition, Track] = {}
         self._stale: set[SourcePartition] = set()
-        self._looked: set[SourcePartition] = set()  # for ranges that the catalog has forgotten
+        self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
         self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
 
     def adopt(
         self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
     ) -> bool:
-        """Steps 0 and 1; returns whether it was new. ``begin`` is where one that is new begins.
+        """Steps 0 and 1. Returns whether the partition is new; a new one begins at ``begin``.
 
-        ``note`` is what its source knows it by, where it begins after its first event.
-        ``incarnation`` is the source partition's, which is kept unless one is known already: what
-        was made anew is another sequence of events, and no range of it is read.
-        ``FencedError`` when a driver with a later epoch has it; ``UnavailableError`` when replies
-        stay lost, or others keep changing it.
+        ``note`` identifies the partition for its source if it begins after its first event.
+        ``incarnation`` is stored unless one is known: a partition that was created again is another
+        sequence of events, and no range of it is read. Raises ``FencedError`` if a driver with a
+        later epoch has it. Raises ``UnavailableError`` if replies stay lost or conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
         for delay_s in ADOPTION.delays_s(self._context.random):
@@ -169,33 +168,33 @@ class Cycle:
         )
 
     def adopted(self, partition: SourcePartition) -> bool:
-        """Whether this driver has it, and knows its rows."""
+        """Returns whether this driver has it and knows its rows."""
         return partition in self._tracks and partition not in self._stale
 
     def is_ended(self, partition: SourcePartition) -> bool:
-        """Whether a person decided that nothing more is read of an adopted partition."""
+        """Returns whether a person ended an adopted partition."""
         return bool(self._tracks[partition].head.ended)
 
     def partitions(self) -> list[SourcePartition]:
-        """All partitions that this driver has adopted, as :meth:`has` means it."""
+        """Returns all partitions that this driver has adopted, as defined by :meth:`has`."""
         return list(self._tracks)
 
     def has(self, partition: SourcePartition) -> bool:
-        """Whether this driver has adopted it, be it that its rows must be read again."""
+        """Returns whether this driver has adopted it, even if its rows must be read again."""
         return partition in self._tracks
 
     def heads(self) -> dict[SourcePartition, Progress]:
-        """The heads of the partitions that this driver has, as it knows them."""
+        """Returns the heads of this driver's partitions, as it knows them."""
         return {each: track.head for each, track in self._tracks.items() if self.adopted(each)}
 
     def position(self, partition: SourcePartition) -> str:
-        """How far an adopted partition is committed."""
+        """Returns the committed position of an adopted partition."""
         return self._tracks[partition].head.position
 
     def run(
         self, limits: Mapping[SourcePartition, str], bounds: Mapping[SourcePartition, Bounds]
     ) -> CycleReport:
-        """Steps 2 to 7 for all adopted partitions that have an intent or a limit to read to."""
+        """Steps 2 to 7 for all adopted partitions with an intent or a limit to read to."""
         report = CycleReport()
         tasks: list[Task] = []
         self._listed.clear()
@@ -222,7 +221,7 @@ class Cycle:
     # The steps.
 
     def _do(self, tasks: Sequence[Task], report: CycleReport) -> list[Task]:
-        """Steps 4 to 7; returns tasks for what lies before records that the sink refused."""
+        """Steps 4 to 7. Returns tasks for the part before records that the sink refused."""
         shorter: list[Task] = []
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
@@ -238,7 +237,7 @@ class Cycle:
         return shorter
 
     def _late(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
-        """In step 1: manifests that a restored catalog may have forgotten; once a partition."""
+        """In step 1: returns manifests that a restored catalog may have lost, once each."""
         if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
             return ()
         if epoch not in self._listed:
@@ -246,7 +245,7 @@ class Cycle:
         return self._listed[epoch].get(layout.manifest_folder(partition.text), ())
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
-        """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
+        """Before step 3: sets aside files of ranges that the catalog lost (``aside``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
@@ -262,19 +261,19 @@ class Cycle:
         self._looked.add(track.partition)
 
     def _decide(self, track: Track, rows: Sequence[Put]) -> None:
-        """Decide to set ranges aside: no file that begins after this has the name of theirs."""
+        """Decides to set ranges aside: no later file can have one of their names."""
         head = msgspec.structs.replace(track.head, names=self._context.ids.new()[:_NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
         track.head_version = self._write(track, change, *rows)
         track.head = head
 
     def _list(self, partition: SourcePartition) -> None:
-        """Step 0, so that the partition is known also when its source no longer has it."""
+        """Step 0, so that the partition stays known after its source deletes it."""
         listed = ListedPartition(partition.text, seen_ms=self._context.clock.now_ms())
         list_partitions(self._context, self._pipeline.id, [listed])
 
     def _is_ended(self, track: Track, held: Bounds) -> bool:
-        """Whether a source partition was made again, and ends or begins again, as was accepted."""
+        """Returns whether a recreated source partition ends or begins again, as accepted."""
         source, now_ms = self._pipeline.source, self._context.clock.now_ms()
         now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
         if now is not None:
@@ -282,23 +281,23 @@ class Cycle:
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:
-        """Keep what the source now knows an adopted partition by, without another range."""
+        """Stores what now identifies an adopted partition for its source, without a range."""
         track = self._tracks[partition]
         head = msgspec.structs.replace(track.head, note=note)
         try:
             change = Put("head", encode_row(head), expect=track.head_version)
             track.head_version, track.head = self._write(track, change), head
-        except FencedError:  # adopting it again says who has it
+        except FencedError:  # the next adoption shows which driver has it
             self._stale.add(partition)
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
-        """Record that an adopted partition vanished before its end; a decided range comes first."""
+        """Records that an adopted partition vanished early, after finishing a decided range."""
         track = self._tracks[partition]
         if track.intent is None or not track.intent.manifest:
             self._accept(track, vanished_head(track.head, end, self._context.clock.now_ms()))
 
     def _accept(self, track: Track, head: Progress) -> None:
-        """Put the head that says what a person accepted; an undecided intent is deleted."""
+        """Puts the head with what a person accepted, and deletes an undecided intent."""
         check_gaps(track.partition, head, ())
         changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
         if track.intent is not None:
@@ -355,13 +354,13 @@ class Cycle:
             sink = sink.named(head.names)
         track.reader = reader
         transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
-        erased = self._pipeline.erased(track.partition.text)  # since the intent: later ones wait
+        erased = self._pipeline.erased(track.partition.text)  # since the intent; later ones wait
         return Task(reader, sink, staging, transform, erased=erased)
 
     def _before(
         self, track: Track, task: Task, error: TidelogError, report: CycleReport
     ) -> list[Task]:
-        """In step 4: end a range before a record that the sink refused, if anything is there."""
+        """In step 4: ends a range before a record that the sink refused, if anything is there."""
         limit = end_before(self._pipeline.source, task.range, error)
         if limit is None or track.intent is None:
             return []
@@ -372,7 +371,7 @@ class Cycle:
         return [self._task(track, intent, report)]
 
     def _fail(self, track: Track, task: Task, error: TidelogError, report: CycleReport) -> NoReturn:
-        """Raise the error of a range that could not be read."""
+        """Raises the error of a range that could not be read."""
         if isinstance(error, NotFoundError):
             self._withdraw(track)
             report.withdrawn.add(track.partition)
@@ -381,7 +380,7 @@ class Cycle:
         raise error
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """What comes back; workers that fail as a whole are an error of each range left."""
+        """Yields outcomes. If the workers as a whole fail, each remaining range has that error."""
         left = {task.range.partition for task in tasks}
         if self._pipeline.rate is not None:
             tasks = [replace(task, rate=self._pipeline.rate / len(tasks)) for task in tasks]
@@ -395,19 +394,19 @@ class Cycle:
             for partition in sorted(left):
                 yield TaskOutcome(partition, error=exc)
         except TidelogError:
-            raise  # the workers or the transform cannot be used at all
+            raise  # the workers or the transform are unusable
         except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
             for partition in sorted(left):
                 yield TaskOutcome(partition, error=unexpected("workers", exc))
 
     def _is_idle(self, track: Track, produced: TaskOutput) -> bool:
-        """Whether a range held nothing, and ended where it began: its source knows no ends."""
+        """Returns whether a range was empty and ended where it began: the source knows no ends."""
         intent = track.intent
         same = intent is not None and not intent.lost and produced.end == intent.start
         return same and not produced.read
 
     def _withdraw(self, track: Track) -> None:
-        """Nothing was decided, so the next intent may be another one."""
+        """Deletes an intent: nothing was decided, so the next one may differ."""
         # The head gets a new version: no repeated packet of step 3 brings the intent back.
         head = Put("head", encode_row(track.head), expect=track.head_version)
         gone = Delete("intent", expect=track.intent_version)
@@ -463,7 +462,7 @@ class Cycle:
         return manifest
 
     def _missing(self, track: Track, intent: Intent, produced: TaskOutput) -> MissingOffsets:
-        """In step 5: why the range has fewer events than offsets."""
+        """In step 5: returns why the range has fewer events than offsets."""
         start = intent.lost[-1].end if intent.lost else intent.start
         reached = SourceRange(track.partition, start, produced.end, incarnation=intent.incarnation)
         missing = missing_in(self._pipeline.source, reached, produced.read)
@@ -514,10 +513,10 @@ class Cycle:
         self._pipeline.sink.discard(manifest)
 
     def _publish(self, track: Track, manifest: Manifest) -> int:
-        """Step 6; how many events were left out, as they were erased from the target.
+        """Step 6. Returns how many events were skipped because they were erased from the target.
 
-        Where another driver has the partition, it has published the range or left it out, and
-        removed what was staged: a sink that misses files or is ahead is not damaged then.
+        If another driver has the partition, it published the range or skipped it, and deleted the
+        staged files. Then a sink that misses files or is ahead is not damaged.
         """
         try:
             return self._pipeline.sink.publish(manifest) or 0
@@ -527,10 +526,10 @@ class Cycle:
                 raise self._fenced(track.partition, -1) from exc
             raise
 
-    # Inside.
+    # Internals.
 
     def _write(self, track: Track, *changes: Change) -> str:
-        """One conditional write; ``FencedError`` when another driver has the partition."""
+        """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""
         write_id = self._context.ids.new()
         try:
             self._context.catalog.write(track.where, *changes, write_id=write_id)
@@ -551,9 +550,9 @@ class Cycle:
 
     @contextlib.contextmanager
     def _kept(self, track: Track, report: CycleReport) -> Iterator[None]:
-        """Report any exception of one partition; it does not stop the others.
+        """Reports any exception of one partition, without stopping the others.
 
-        What is known of that partition's rows may be wrong then, so it must be adopted again.
+        The known rows of that partition may be wrong after that, so it must be adopted again.
         """
         try:
             yield
@@ -563,9 +562,9 @@ class Cycle:
             self._stale.add(track.partition)
 
     def _explained(self, track: Track, error: TidelogError) -> TidelogError:
-        """The error; that a promote or another driver has the partition, if that is why.
+        """Returns the error, or that a promote or another driver has the partition, if so.
 
-        Where another driver has it, files that it published or removed are not damage.
+        If another driver has it, files that it published or deleted are not damage.
         """
         if isinstance(error, (LostError, UnavailableError)):
             return error

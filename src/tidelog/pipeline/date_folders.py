@@ -1,19 +1,16 @@
-"""Files into folders: each committed file is counted in the row of its date folder, once.
+"""Counts each committed file once in the row of its date folder.
 
 A *lane* is a source partition of the archive, or of the replays of its dead letters. A *touch* is
-what one committed range added to one folder. Touches are counted lane by lane in their order, some
-at a time, by one write that also moves the lane's ``counted`` row and expects its version. So a
-crash, a lost reply or a second counter at work leaves nothing half done: whoever comes next goes on
-from ``counted``.
+what one committed range added to one folder. Touches are counted lane by lane, in order. Each write
+counts some of them, moves the lane's ``counted`` row and expects its version. So after a crash, a
+lost reply or a race of two counters, the next process resumes from ``counted``.
 
-A folder that was marked as final, or was about to be, is made to be reopened by the same write. One
-that never was gets a ``waiting`` row, which is deleted when it is marked, however late that is.
+The same write sets a folder that is final, or about to be, to be reopened. Any other folder gets a
+``waiting`` row, which is deleted when the folder is marked, however late that is.
 
-Which time a date folder stands for, told from its name and one of the times in it.
-
-A folder is *dated* when its name is what the layout makes of the times in it, and when no later
-time gets the same name again: ``dt=2026-11-15``, ``red/2026/11``, but not ``offset=10000`` nor
-``hr=07`` alone. A folder of hours lies in one of days, and both are dated.
+A folder is *dated* if its name is what the layout makes of the times in it, and if no later time
+has the same name: ``dt=2026-11-15``, ``red/2026/11``, but not ``offset=10000`` or ``hr=07`` alone.
+A folder of hours is in a folder of days, and both are dated.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ __all__ = [
 
 _FOLDERS_AT_ONCE = 10  # in one write: two rows each, and the partition's own
 _RANGES_AT_ONCE = 500
-_ATTEMPTS = 50  # of a write that others keep changing
+_ATTEMPTS = 50  # of a write that conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class _Touch:
     span: Span
     files: int
     events: int
-    after: CountedFiles  # once it is counted
+    after: CountedFiles  # after counting it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class FolderCounter:
     now_ms: int
 
     def run(self) -> None:
-        """Count all that is committed."""
+        """Counts everything that is committed."""
         for lane in self._lanes():
             for _ in range(_ATTEMPTS):
                 if self._count(lane):
@@ -87,14 +84,14 @@ class FolderCounter:
                 )
 
     def foreseen(self) -> dict[str, DateFolder]:
-        """The rows as counting would leave them; nothing is written."""
+        """Returns the rows as counting would leave them, without writing."""
         found: dict[str, DateFolder] = {}
         for lane in self._lanes():
             counted, _ = self._counted(lane)
             for touch in self._touches(lane, counted):
                 row = layout.folder_row(touch.span.end_ms, touch.span.folder)
                 folder = found[row] if row in found else self._folder(row, touch.span)[0]
-                found[row] = _with(folder, [touch], self.now_ms)
+                found[row] = _with_files(folder, [touch], self.now_ms)
         return found
 
     def _lanes(self) -> Iterator[_CountLane]:
@@ -104,7 +101,7 @@ class FolderCounter:
                 yield _CountLane(pipeline, partition, layout.counted_row(kind, partition))
 
     def _count(self, lane: _CountLane) -> bool:
-        """Count one lane; False when somebody else came between."""
+        """Counts one lane. Returns False if another process interfered."""
         counted, version = self._counted(lane)
         lot: dict[Span, list[_Touch]] = defaultdict(list)
         for number, touch in enumerate(self._touches(lane, counted), 1):
@@ -119,12 +116,12 @@ class FolderCounter:
     def _write(
         self, lane: _CountLane, lot: dict[Span, list[_Touch]], after: CountedFiles, version: str
     ) -> str:
-        """One write; the version that the ``counted`` row has then, or nothing."""
+        """Writes once. Returns the new version of the ``counted`` row, or an empty string."""
         changes: list[Change] = [Put(lane.row, encode_row(after), version or ABSENT)]
         for span, touches in lot.items():
             row = layout.folder_row(span.end_ms, span.folder)
             folder, known = self._folder(row, span)
-            more = _with(folder, touches, self.now_ms)
+            more = _with_files(folder, touches, self.now_ms)
             changes.append(Put(row, encode_row(more), known or ABSENT))
             index = layout.waiting_row if more.state == "open" else layout.unsettled_row
             changes.append(Put(index(span.end_ms, span.folder), row.encode()))
@@ -132,11 +129,11 @@ class FolderCounter:
         try:
             self.context.catalog.write(self._where, *changes, write_id=write_id)
         except (ConflictError, UnknownOutcomeError):
-            return ""  # the rows tell what became of it
+            return ""  # the rows show the outcome
         return write_id
 
     def _touches(self, lane: _CountLane, counted: CountedFiles) -> Iterator[_Touch]:
-        """What is not counted yet, in order."""
+        """Yields what is not counted yet, in order."""
         ranges = read_manifests(self.context, lane.pipeline, lane.partition, counted.ordinal)
         for manifest in ranges:
             found = sorted(self._spans(manifest).items(), key=lambda each: each[0].folder)
@@ -149,7 +146,7 @@ class FolderCounter:
                     yield _Touch(span, files, events, after)
 
     def _spans(self, manifest: Manifest) -> dict[Span, tuple[int, int]]:
-        """The dated folders that a range has put files into: how many, with how many events."""
+        """Returns the dated folders of a range's files: how many files, with how many events."""
         root = f"{self.archive.folder()}/"
         found: dict[Span, tuple[int, int]] = {}
         for file in manifest.files:
@@ -179,7 +176,7 @@ class FolderCounter:
 
 
 def reopen(context: Context, pipeline: str, span: Span) -> None:
-    """Let the next finalize delete a folder's marker, and put it again after another delay."""
+    """Lets the next finalize delete a folder's marker, and write it again after a delay."""
     where = layout.pipeline_shards(pipeline)
     row = layout.folder_row(span.end_ms, span.folder)
     for _ in range(_ATTEMPTS):
@@ -195,13 +192,13 @@ def reopen(context: Context, pipeline: str, span: Span) -> None:
         try:
             context.catalog.write(where, *changes, write_id=context.ids.new())
         except (ConflictError, UnknownOutcomeError):
-            continue  # the row shows what became of it
+            continue  # the row shows the outcome
         return
     raise UnavailableError(f"row `{row}`: others keep changing it: try again")
 
 
-def _with(folder: DateFolder, touches: list[_Touch], now_ms: int) -> DateFolder:
-    """A folder's row with more files in it."""
+def _with_files(folder: DateFolder, touches: list[_Touch], now_ms: int) -> DateFolder:
+    """Returns a folder's row with more files in it."""
     more = msgspec.structs.replace(
         folder,
         files=folder.files + sum(touch.files for touch in touches),
@@ -213,11 +210,11 @@ def _with(folder: DateFolder, touches: list[_Touch], now_ms: int) -> DateFolder:
     return msgspec.structs.replace(more, state=state, late_ms=now_ms)
 
 
-_DAYS_MAX = 400  # more than a year: what does not change within it is no name of a time
+_DAYS_MAX = 400  # a name that does not change within a year is not a time
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SAMPLE = datetime(2028, 1, 15)  # noqa: DTZ001 - in a month of 31 days, and a year of 366
 _ZERO = datetime(1970, 1, 1)  # noqa: DTZ001 - on the zone's own clocks
-_SLACK = timedelta(days=1)  # more than clocks are ever put back by
+_SLACK = timedelta(days=1)  # more than any clock change
 _UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
 
 
@@ -236,11 +233,11 @@ class _Level:
 
     format: str
     unit: timedelta
-    parts: int  # that its name has in all
+    parts: int  # of the whole name
 
 
 class DateFolders:
-    """Reads the names that one layout makes."""
+    """Parses the names that one layout makes."""
 
     def __init__(self, layout: LayoutSettings) -> None:
         self._zone = ZoneInfo(layout.time_zone)
@@ -254,9 +251,9 @@ class DateFolders:
         self._known: dict[str, tuple[Span, ...]] = {}
 
     def spans(self, folder: str, time_ms: int) -> tuple[Span, ...]:
-        """The dated folders that this one is or lies in; ``time_ms`` is a time of an event in it.
+        """Returns the dated folders that this one is or is in, by the time of an event in it.
 
-        Empty where the folder is not dated.
+        Empty if the folder is not dated.
         """
         if folder not in self._known:
             self._known[folder] = tuple(self._spans(folder, time_ms))
@@ -277,13 +274,13 @@ class DateFolders:
             yield Span("/".join(parts[: above + level.parts]), end, end - first)
 
     def _utc_ms(self, local: datetime) -> int:
-        """When the zone's clocks show this for the last time, or would if they did not jump."""
+        """Returns when the zone's clocks last show this time, ignoring jumps."""
         both = (local.replace(tzinfo=self._zone, fold=fold) for fold in (0, 1))
         return max((moment - _EPOCH) // timedelta(milliseconds=1) for moment in both)
 
 
 def _span(level: _Level, name: str, moment: datetime) -> tuple[datetime, datetime] | None:
-    """The first time that has this name and the first after it that has not; None: not dated."""
+    """Returns the first time with this name, and the first without it; None if not dated."""
     if moment.strftime(level.format) != name:
         return None
     try:
@@ -301,5 +298,5 @@ def _span(level: _Level, name: str, moment: datetime) -> tuple[datetime, datetim
         if any(each >= end and each.strftime(level.format) == name for each in again):
             return None
     except OverflowError:
-        return None  # the year 9999 has no end that a clock could tell
+        return None  # no clock can show the end of the year 9999
     return first, end

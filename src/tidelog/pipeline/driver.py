@@ -1,16 +1,15 @@
-"""The driver: holds a shard, looks at the source, and runs cycles until it is told to stop.
+"""The driver: owns a shard, looks at the source, and runs cycles until it is stopped.
 
-A heartbeat runs in a thread of its own while cycles run, so that a long Spark job keeps the shard.
-A stop signal lets the cycle under way finish; a second one may abandon it at any point, since the
-next driver finishes what is there. A driver that is told to take over raises the shard's epoch at
-once: the other one fails at its next write, and what it had under way is finished here.
+A heartbeat thread runs during cycles, so a long Spark job keeps the shard. A stop signal lets the
+current cycle finish. A second one may abandon it at any point, because the next driver finishes
+what is there. A driver with ``take_over`` raises the shard's epoch at once: the other driver fails
+at its next write, and this one finishes its work.
 
-Any failure in one source partition stops that partition alone. A driver that
-follows tries it again after waits that double, and so it does when the source cannot be reached at
-all (``failures``). A range that is decided needs no source: it is committed also when its source
-partition was deleted, or the source cannot be reached (``_resume``). Before the source has answered
-once, a refusal that will last (a topic that does not exist, wrong credentials) ends the run: only a
-source that cannot be reached is waited for.
+A failure in one source partition stops only that partition. A following driver retries it after
+waits that double, and does the same if it cannot reach the source at all (``failures``). A decided
+range needs no source: it is committed even if its source partition was deleted, or the source
+cannot be reached (``_resume``). Until the source has responded once, a lasting error (a missing
+topic, wrong credentials) ends the run. The driver waits only for a source that cannot be reached.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ from tidelog.pipeline.source_partitions import (
 __all__ = ["Driver", "DriverOptions", "new_stop"]
 
 _FOLLOW_S = 1.0  # between looks at the source while following
-_ATTEMPTS = 5  # of a partition whose errors may pass, in a run that ends by itself
+_ATTEMPTS = 5  # per partition with passing errors, in a run that drains
 
 
 def new_stop() -> threading.Event:
-    """An event that stops a driver; a simulation has its own in place of ``threading``."""
+    """Returns an event that stops a driver. A simulation replaces it."""
     return threading.Event()
 
 
@@ -71,16 +70,16 @@ def new_stop() -> threading.Event:
 class DriverOptions:
     """How a driver runs."""
 
-    follow: bool = False  # go on, by policy; else drain what is there and end
+    follow: bool = False  # keep running, by policy; else drain what is there and end
     policy: FilePolicy = field(default_factory=FilePolicy)
     accept_loss: bool = False
     shard: int = 0
     shards: int = 1
-    start: str = ""  # earliest, or latest: the ends that its creation saw; empty: the pipeline's
+    start: str = ""  # earliest, or latest: the ends at creation; empty: the pipeline's
     take_over: bool = False  # from the driver that has the shard, without waiting for it
-    flush_on_stop: bool = False  # lay down what waits before ending
+    flush_on_stop: bool = False  # write waiting events before ending
     stop: threading.Event = field(default_factory=new_stop)
-    on_look: Callable[[int], None] = lambda _: None  # with the events that wait
+    on_look: Callable[[int], None] = lambda _: None  # with the number of waiting events
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 
@@ -102,29 +101,30 @@ class Driver:
         self._failures = PipelineFailures(context, pipeline.id)
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
-        self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
-        self._heads: dict[SourcePartition, Progress] | None = None  # as they were last read
+        self._ended: dict[SourcePartition, TidelogError] = {}  # not retried in this run
+        self._heads: dict[SourcePartition, Progress] | None = None  # as last read
         self._seen_ends = SeenEnds(context, pipeline.id)
-        self._ends: dict[SourcePartition, str] = {}  # of the source, as they were last seen
+        self._ends: dict[SourcePartition, str] = {}  # of the source, as last seen
         self._before: list[SourcePartition] | None = None  # known when this driver began
-        self._away: set[SourcePartition] = set()  # not in the source, and nothing is under way
-        self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
-        self._flushed = flush_version(context, pipeline.id)  # requests up to here are not for us
-        self._listed: dict[str, ListedPartition] | None = None  # partitions, once it is known
+        self._away: set[SourcePartition] = set()  # not in the source, and nothing in progress
+        self._full: set[SourcePartition] = set()  # more may wait there, but it cannot be counted
+        self._flushed = flush_version(context, pipeline.id)  # ignore requests up to here
+        self._listed: dict[str, ListedPartition] | None = None  # partitions, once known
 
     def run(self) -> int:
-        """Until the source is drained, or until told to stop; the number of events archived.
+        """Runs until the source is drained, or until stopped.
 
-        Stands by while another driver has the shard. ``FencedError`` when it was taken from us.
-        A run that drains does all source partitions that it can, then raises the first lasting
-        error of another one. A run that follows raises what is refused at its start, and retries
-        what fails later.
+        Returns the number of events archived.
+
+        Waits as a standby while another driver has the shard. Raises ``FencedError`` if another
+        driver took it. A run that drains processes every source partition it can, then raises the
+        first lasting error. A run that follows raises errors at its start, and retries later ones.
         """
         shard = PipelineShard(self._context, self._pipeline.id, self._how.shard, self._how.shards)
         while not shard.try_take(self._how.take_over):
             if self._how.stop.wait(0.2):
                 return 0
-        with self._beating(shard) as lost:
+        with self._heartbeats(shard) as lost:
             cycle = Cycle(self._context, self._pipeline, shard.epoch, self._how.accept_loss)
             events = 0
             while not self._how.stop.is_set() and not lost.is_set():
@@ -139,7 +139,7 @@ class Driver:
             self._keep_seen(cycle, is_last=True)
             if lost.is_set():
                 with contextlib.suppress(UnavailableError):
-                    self._pipeline.gate()  # says so where its archive was ended
+                    self._pipeline.gate()  # raises if its archive was ended
                 raise FencedError(
                     f"pipeline `{self._pipeline.name}`: another driver has taken shard "
                     f"{self._how.shard}: this one stops"
@@ -147,7 +147,7 @@ class Driver:
             return events
 
     def _flush(self, cycle: Cycle) -> int:
-        """Lay down all that is there now, whatever the policy says."""
+        """Writes everything that is there now, whatever the policy."""
         ends = self._look(cycle, {})
         events = 0
         while True:
@@ -158,11 +158,11 @@ class Driver:
                 return events
 
     def _flushes_at_end(self) -> bool:
-        """Whether to write what waits before ending; not while the source cannot be reached."""
+        """Returns whether to write waiting events before ending; not during an outage."""
         return self._how.follow and self._how.flush_on_stop and not self._is_away
 
     def _attempt(self, cycle: Cycle) -> CycleReport | None:
-        """Run a cycle; None after a wait, when the source or the catalog cannot be reached."""
+        """Runs a cycle; None after waiting for a source or catalog that cannot be reached."""
         try:
             report = self._cycle(cycle)
         except Exception as exc:
@@ -178,7 +178,7 @@ class Driver:
         return report
 
     def _is_retried(self, error: TidelogError) -> bool:
-        """Whether a driver continues after an error of the source as a whole."""
+        """Returns whether a driver continues after an error of the source as a whole."""
         passes = isinstance(error, UnavailableError | UnknownOutcomeError)
         fenced = isinstance(error, FencedError)
         return self._how.follow and not fenced and (passes or self._answered)
@@ -186,7 +186,7 @@ class Driver:
     def _cycle(
         self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
     ) -> CycleReport:
-        # Before the ends: these then hold all that came before the flush.
+        # Read this before the ends: they then include everything before the flush.
         everything = ends is not None or not self._how.follow or self._flush_wanted()
         errors: dict[SourcePartition, TidelogError] = {}
         try:
@@ -218,13 +218,13 @@ class Driver:
         bounds: Mapping[SourcePartition, Bounds],
         errors: Mapping[SourcePartition, TidelogError],
     ) -> CycleReport:
-        """Run the cycle's steps for adopted partitions, and note what came of it."""
+        """Runs the cycle's steps for adopted partitions, and records the outcome."""
         events_max = self._due.events_max()
         with self._span(len(limits)):
             report = cycle.run(limits, bounds)
         for partition in report.errors.keys() - bounds.keys():
             if isinstance(report.errors[partition], NotFoundError):
-                del report.errors[partition]  # it and its range were deleted: nothing waits for it
+                del report.errors[partition]  # it was deleted with its range: nothing waits for it
         report.errors.update(errors)
         self._full -= limits.keys()
         for partition, manifest in report.committed.items():
@@ -233,7 +233,7 @@ class Driver:
             if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
                 self._full.add(partition)
         self._failures.remove(report.committed.keys())
-        if not _is_fenced(report):  # else another driver reports what fails, and this one ends
+        if not _is_fenced(report):  # else another driver reports failures, and this one ends
             self._failures.add(report.errors.items())
         self._how.on_cycle(report)
         return report
@@ -245,11 +245,11 @@ class Driver:
         errors: dict[SourcePartition, TidelogError],
         error: TidelogError | None = None,
     ) -> bool:
-        """Adopt partitions that the source does not show now, where a range is under way.
+        """Adopts partitions that the source does not list now, if a range is in progress.
 
-        The next run of the cycle commits a range that is decided. It withdraws another one whose
-        events are missing; while the source cannot be reached (``error``), that waits. Returns
-        whether there is any. A partition is asked for once, until the source shows it again.
+        The next run of the cycle commits a decided range. It withdraws one whose events are
+        missing; while the source cannot be reached (``error``), that waits. Returns whether there
+        is any. Looks at a partition once, until the source lists it again.
         """
         away = set(self._own([*self._known(), *cycle.partitions()])) - set(bounds)
         self._away &= away
@@ -264,12 +264,12 @@ class Driver:
                     self._away.add(partition)
                 elif intent.manifest or why is None or isinstance(why, NotFoundError):
                     if not cycle.adopted(partition):
-                        cycle.adopt(partition, Begin("", "earliest"))  # its head is there
+                        cycle.adopt(partition, Begin("", "earliest"))  # its head exists
                     found = True
         return found
 
     def _known(self) -> list[SourcePartition]:
-        """The partitions that the pipeline knew when this driver began."""
+        """Returns the partitions that the pipeline knew when this driver began."""
         if self._before is None:
             names = read_partitions(self._context, self._pipeline.id)
             self._before = [SourcePartition.named(name) for name in names]
@@ -278,9 +278,9 @@ class Driver:
     def _look(
         self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
     ) -> dict[SourcePartition, Bounds]:
-        """Return what each source partition holds; one that cannot be reached is an error of it.
+        """Returns what each source partition holds. Adds one that fails to ``errors``.
 
-        Raises the error where none can be asked, since that is the source's.
+        Raises if all of them fail, because that is an error of the source.
         """
         self._track(cycle)
         partitions = self._partitions()
@@ -295,7 +295,7 @@ class Driver:
         return found
 
     def _keep_seen(self, cycle: Cycle, is_last: bool = False) -> None:
-        """Keep ends of the source that may vanish before they are read."""
+        """Stores ends of the source that may vanish before they are read."""
         source = self._pipeline.source
         heads = {**(self._heads or {}), **cycle.heads()}
         positions = {each: head.position for each, head in heads.items()}
@@ -308,7 +308,7 @@ class Driver:
     def _find_vanished(
         self, listed: Collection[SourcePartition], errors: dict[SourcePartition, TidelogError]
     ) -> None:
-        """Report partitions that the source no longer lists, and had more than was read."""
+        """Reports partitions that the source no longer lists, and that had more than was read."""
         source = self._pipeline.source
         if isinstance(source, Vanishing) and source.may_vanish():
             ends = self._seen_ends.stored()
@@ -318,24 +318,24 @@ class Driver:
                     errors[partition] = error
 
     def _accept_vanished(self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]) -> None:
-        """Record gaps where the source vanished before its end, as a person accepted."""
+        """Records gaps where the source vanished before its end, as a person accepted."""
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
                 with _kept(partition, {}, errors):
                     if not cycle.adopted(partition):
-                        cycle.adopt(partition, Begin("", "earliest"))  # its head is there
+                        cycle.adopt(partition, Begin("", "earliest"))  # its head exists
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
 
     def _track(self, cycle: Cycle) -> None:
-        """Pass to the source what was read; heads of other drivers change beside us."""
+        """Passes to the source what was read; other drivers change their heads at any time."""
         others = self._heads if self._how.shards == 1 else {}
         known = {each: head for each, head in (others or {}).items() if not cycle.has(each)}
         heads = None if self._heads is None else {**known, **cycle.heads()}
         self._heads = track(self._context, self._pipeline.id, self._pipeline.source, heads)
 
     def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:
-        """Whether a source partition is tried in this cycle; one that failed waits its time."""
+        """Returns whether to try a source partition in this cycle; one that failed waits."""
         return partition not in self._ended and (everything or self._failures.is_due(partition))
 
     def _plan(
@@ -345,7 +345,7 @@ class Driver:
         errors: dict[SourcePartition, TidelogError],
         everything: bool,
     ) -> tuple[dict[SourcePartition, int], dict[SourcePartition, str]]:
-        """Return how many events wait in each source partition, and how far to read where."""
+        """Returns how many events wait in each source partition, and how far to read."""
         waiting: dict[SourcePartition, int] = {}
         limits: dict[SourcePartition, str] = {}
         now_s = self._context.clock.monotonic_s()
@@ -358,7 +358,7 @@ class Driver:
         return waiting, limits
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
-        """Around a cycle that has something to do."""
+        """Returns the trace span of a cycle that has work."""
         if not partitions:
             return contextlib.nullcontext()
         name = self._pipeline.name
@@ -370,7 +370,7 @@ class Driver:
         bounds: dict[SourcePartition, Bounds],
         errors: dict[SourcePartition, TidelogError],
     ) -> None:
-        """Adopt all that may be begun; those that may not are taken out of ``bounds``."""
+        """Adopts all partitions that may begin, and removes the others from ``bounds``."""
         new = [partition for partition in bounds if not cycle.adopted(partition)]
         lineage = Lineage(self._context, self._pipeline, cycle, new)
         for partition in new:
@@ -390,10 +390,10 @@ class Driver:
                     cycle.renew(partition, note)
 
     def _begin(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
-        """Where a partition begins that has no head, and what its source knows it by.
+        """Returns where a partition without a head begins, and what identifies it for its source.
 
-        At its own first event, unless it was there, as it is, when the pipeline was created: only
-        then does ``latest`` mean the end that it had.
+        That is its own first event, unless the same partition existed when the pipeline was
+        created: only then does ``latest`` mean the end it had.
         """
         now_ms = self._context.clock.now_ms()
         seen = self._seen().get(partition.text)
@@ -402,11 +402,12 @@ class Driver:
         if start == "latest" and seen is not None and was_there:
             position = self._pipeline.source.cut(seen.end, seen.end, 0)
             return Begin(position, "latest", now_ms), seen.note
-        note = b"" if held.begins == "earliest" else held.note  # what is there is to be read
+        # Everything there is still to be read.
+        note = b"" if held.begins == "earliest" else held.note
         return Begin(held.first, held.begins, now_ms), note
 
     def _seen(self) -> dict[str, ListedPartition]:
-        """The partitions that the pipeline's creation saw; else, those of this first look."""
+        """Returns the partitions that existed at the pipeline's creation, or at this first look."""
         if self._listed is None:
             found = read_listed(self._context, self._pipeline.id)
             if not found and self._pipeline.lists:
@@ -416,7 +417,7 @@ class Driver:
         return self._listed
 
     def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
-        """About how many events wait; at least 1 where something does, or an end went back."""
+        """Returns about how many events wait; at least 1 if any do, or if an end went back."""
         position = cycle.position(partition)
         if position == bounds.end or cycle.is_ended(partition):
             return 0
@@ -425,17 +426,17 @@ class Driver:
     def _is_uncounted(
         self, position: str, bounds: Mapping[SourcePartition, Bounds], partition: SourcePartition
     ) -> bool:
-        """Whether the source cannot tell how many events wait behind a position."""
+        """Returns whether the source cannot count the events after a position."""
         held = bounds.get(partition)
         return held is not None and self._pipeline.source.count(position, held.end) is None
 
     def _flush_wanted(self) -> bool:
-        """Whether somebody has asked for it since the last look."""
+        """Returns whether a flush was requested since the last look."""
         before, self._flushed = self._flushed, flush_version(self._context, self._pipeline.id)
         return before != self._flushed
 
     def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> str:
-        """Where the next range ends: as much as the policy wants in one, or all that is there."""
+        """Returns where the next range ends: at the policy's size, or at the end."""
         source, start = self._pipeline.source, cycle.position(partition)
         if source.before(start, bounds.first):
             start = bounds.first
@@ -447,7 +448,7 @@ class Driver:
         return limit
 
     def _is_done(self, report: CycleReport) -> bool:
-        """Whether to end; waits before the next cycle where nothing was done."""
+        """Returns whether to end. Waits before the next cycle if there was nothing to do."""
         _raise_fenced(report)
         if self._how.follow:
             if not report.committed:
@@ -460,7 +461,7 @@ class Driver:
             self._how.stop.wait(0.2)
             return False
         if report.committed or report.decided:
-            return False  # one that begins again may hold events
+            return False  # a partition that begins again may hold events
         for error in self._ended.values():
             raise error
         return True
@@ -468,10 +469,10 @@ class Driver:
     def _may_pass(
         self, report: CycleReport, partition: SourcePartition, error: TidelogError
     ) -> bool:
-        """Whether a run that drains tries a source partition again.
+        """Returns whether a run that drains retries a source partition.
 
-        A range that was withdrawn is planned again, from what the source holds by then: only that
-        plan shows whether something is lost, and whether that was accepted.
+        A withdrawn range is planned again, from what the source holds then. Only that plan shows
+        whether something is lost, and whether that was accepted.
         """
         if isinstance(error, FrozenError):
             return True
@@ -482,13 +483,13 @@ class Driver:
         return self._own(self._pipeline.source.partitions())
 
     def _own(self, partitions: Iterable[SourcePartition]) -> list[SourcePartition]:
-        """Those of some source partitions that are of this driver's shard."""
+        """Returns the source partitions that belong to this driver's shard."""
         shards, shard = self._how.shards, self._how.shard
         return [each for each in partitions if share_of(each, shards) == shard]
 
     @contextlib.contextmanager
-    def _beating(self, shard: PipelineShard) -> Iterator[threading.Event]:
-        """Heartbeats while the body runs; the event is set when the shard was lost."""
+    def _heartbeats(self, shard: PipelineShard) -> Iterator[threading.Event]:
+        """Sends heartbeats while the body runs. Sets the event if the shard is lost."""
         try:
             with beating(self._context, shard.beat) as lost:
                 yield lost
@@ -502,7 +503,7 @@ def _kept(
     bounds: dict[SourcePartition, Bounds],
     errors: dict[SourcePartition, TidelogError],
 ) -> Iterator[None]:
-    """Turn any exception into an error of one source partition, which is left out then."""
+    """Turns any exception into an error of one source partition, and skips it."""
     try:
         yield
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
@@ -511,12 +512,12 @@ def _kept(
 
 
 def _is_fenced(report: CycleReport) -> bool:
-    """Whether another driver has a source partition that was ours."""
+    """Returns whether another driver has a source partition that was ours."""
     return any(isinstance(error, FencedError) for error in report.errors.values())
 
 
 def _raise_fenced(report: CycleReport) -> None:
-    """Raise the error of a source partition that another driver has."""
+    """Raises the error of a source partition that another driver has."""
     for error in report.errors.values():
         if isinstance(error, FencedError):
             raise error

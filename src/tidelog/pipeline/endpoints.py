@@ -1,4 +1,4 @@
-"""Where pipelines read and write: sources, sinks and stores by their URLs, as a home sees them."""
+"""Opens the sources, sinks and stores of pipelines by URL, for a home."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ __all__ = [
 
 
 class StoreFolder(NamedTuple):
-    """What keys begin with, and the store that they are in."""
+    """A prefix of keys, and the store they are in."""
 
     store: str  # URL
     prefix: str
 
 
-_ADDING = ("kinesis", "scylla")  # sources that put what they know of a record into headers
+_ADDING = ("kinesis", "scylla")  # sources that add headers to a record
 
 
 def source_at(context: Context, url: str) -> Source:
-    """What a URL names, to be read by position; ``topic:NAME`` is a topic of this home."""
+    """Opens the source at a URL; ``topic:NAME`` is a topic of this home."""
     return open_source(
         url, environ=context.environ, open_context=_ContextOf(context.config, context)
     )
 
 
 def no_source(context: Context) -> Source:
-    """A source for pipelines that only finish what is decided: the real one may not exist."""
+    """Returns a source for pipelines that only finish decided ranges: the real one may be gone."""
     return source_at(context, "topic:none")
 
 
 def sink_at(context: Context, url: str, *, source: str = "") -> TargetSink:
-    """What a URL names, to be written to; events are staged in this home's store.
+    """Opens the sink at a URL; events are staged in this home's store.
 
-    A topic's notifications are this process's to send, as it commits there. ``source`` is the URL
-    that events come from: those of the home itself may be larger than ``event_bytes_max`` is now.
+    This process sends the notifications of a topic, because it commits there. ``source`` is the URL
+    of the events: those of the home itself may exceed the current ``event_bytes_max``.
     """
     sink = open_sink(url, environ=context.environ, open_context=_ContextOf(context.config, context))
     address = parse_address(url)
@@ -81,7 +81,7 @@ def sink_at(context: Context, url: str, *, source: str = "") -> TargetSink:
 
 
 def store_at(context: Context, url: str) -> Store:
-    """A store by its URL, with repeats, and without the home's cache."""
+    """Opens a store by URL, with retries, and without the home's cache."""
     store = open_store(
         url,
         clock=context.clock,
@@ -93,9 +93,9 @@ def store_at(context: Context, url: str) -> Store:
 
 
 def files_at(context: Context, archive: Archive) -> Store:
-    """The store of an archive's files, to be written to and deleted from.
+    """Opens the store of an archive's files, to write and delete.
 
-    ``InvalidError`` when its folder is outside of the home, and is not this home's.
+    Raises ``InvalidError`` if its folder is outside the home and belongs to another home.
     """
     store = store_at(context, archive.store)
     check_outside(context, archive, store)
@@ -103,10 +103,10 @@ def files_at(context: Context, archive: Archive) -> Store:
 
 
 def pipelines_of(archive: Archive, *generations: int) -> list[str]:
-    """The pipelines of some generations, each with its replays of dead letters.
+    """Returns the pipelines of some generations, each with its replays of dead letters.
 
-    By default of all that the archive ever had: a driver of a dropped one may have slept, and stage
-    or record something still.
+    By default all generations that ever existed: a stalled driver of a dropped one may still stage
+    or record something.
     """
     numbers = generations or range(1, archive.newest + 1)
     own = [archive.any_pipeline(number) for number in numbers]
@@ -114,10 +114,10 @@ def pipelines_of(archive: Archive, *generations: int) -> list[str]:
 
 
 def folders_of(context: Context, archive: Archive) -> dict[str, list[StoreFolder]]:
-    """Every folder that an archive's objects may be in: files, what is staged, manifests.
+    """Returns every folder that may have objects of an archive: files, staging, manifests.
 
-    Sweeps and proofs go by this list. Nothing else of a store that is not the home's own is listed,
-    since others may have objects there.
+    Sweeps and proofs use this list. Nothing else in another store is listed, because others may
+    have objects there.
     """
     own, pipelines = store_at(context, archive.store).url, pipelines_of(archive)
     return {
@@ -128,10 +128,10 @@ def folders_of(context: Context, archive: Archive) -> dict[str, list[StoreFolder
 
 
 def refuse_archive_folder(context: Context, source: str, what: str) -> None:
-    """Refuse a source of files in the folder of an archive that this home knows.
+    """Raises for a source of files in the folder of an archive that this home knows.
 
-    A range publishes its files one by one, in no order of offsets, so a reader of the folder may
-    pass some of them. The archive itself, as a source, goes by its commits.
+    A range publishes its files one by one, in any order of offsets, so a reader of the folder may
+    miss some. The archive itself, as a source, reads by commit.
     """
     address = parse_address(source)
     if address.scheme != "file":
@@ -147,7 +147,7 @@ def refuse_archive_folder(context: Context, source: str, what: str) -> None:
 
 
 class _ContextOf:
-    """Opens a home's context: the one that is open here, or a new one where this was sent to."""
+    """Opens a home's context: the one open here, or a new one in another process."""
 
     def __init__(self, config: str, context: Context | None = None) -> None:
         self._config = config

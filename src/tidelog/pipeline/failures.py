@@ -1,21 +1,19 @@
-"""What fails while a pipeline is driven: how long to wait, and rows by which others see it.
+"""Failures of a running pipeline: retry waits, rows that show them, and losses to accept.
 
-One source partition that fails does not stop the others: it is tried again after waits that double
-from half a second to fifteen seconds. The same holds for a source that cannot be reached at all.
-Each failure is kept as a row until the source partition commits again, has nothing to commit, or is
-no longer one of the source, as a folder that may be read again.
-A driver that was replaced writes none: no driver would remove it.
-Rows are for display only: a row that cannot be written is left out, and no driver decides by one.
-Each write expects and changes the row ``failures``, which is never deleted. So a packet that is
-repeated, or arrives late, brings back no failure that was removed: its message may quote an event
-that has been erased since. A row whose removal failed is removed later.
+A failing source partition does not stop the others: it is retried after waits that double from half
+a second to fifteen seconds. So is a source that cannot be reached at all.
 
-What a source partition has lost, or has become: what a person must decide.
+Each failure is a row until the source partition commits again, has nothing to commit, or no longer
+belongs to the source. A driver that was replaced writes none, because no driver would delete it.
+Rows are only for display: no driver decides by one, and a row that cannot be written is skipped.
+Each write expects and changes the row ``failures``, which is never deleted. So a repeated or late
+packet never brings back a deleted failure, whose message may quote an erased event. A row whose
+deletion failed is deleted later.
 
-A source partition that was deleted and made again is another sequence of events. None of it is
-written to an archive that has events of the one before. It is an error of that partition until a
-person accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins
-again, if nothing of the one before was ever committed.
+A source partition that was deleted and created again is another sequence of events. None of it goes
+into an archive that has events of the old one. It is an error of that partition until a person
+accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins again,
+if nothing of the old one was ever committed.
 """
 
 from __future__ import annotations
@@ -64,20 +62,20 @@ class _FailingPartition:
 
 @dataclass
 class PipelineFailures:
-    """The failures of one pipeline, as one driver sees them."""
+    """The failures of one pipeline, as seen by one driver."""
 
     context: Context
     pipeline: str
     _failing: dict[str, _FailingPartition] = field(default_factory=dict)  # by source partition
-    _stored: set[str] = field(default_factory=set)  # of which a row may be there
+    _stored: set[str] = field(default_factory=set)  # may have a row
 
     def __post_init__(self) -> None:
-        """Learn which rows an earlier driver left, so that they are removed in time."""
+        """Reads the rows of an earlier driver, so that they are deleted in time."""
         with contextlib.suppress(TidelogError):
             self._stored.update(read_failures(self.context, self.pipeline))
 
     def attempts(self, partition: SourcePartition) -> int:
-        """How often in a row a source partition has failed."""
+        """Returns how many times in a row a source partition has failed."""
         known = self._failing.get(partition.text)
         return known.attempts if known else 0
 
@@ -85,30 +83,30 @@ class PipelineFailures:
         return partition.text in self._failing
 
     def is_due(self, partition: SourcePartition) -> bool:
-        """Whether a source partition may be tried now."""
+        """Returns whether a source partition may be tried now."""
         known = self._failing.get(partition.text)
         return known is None or self.context.clock.monotonic_s() >= known.due_s
 
     def add(self, errors: Iterable[tuple[SourcePartition, TidelogError]]) -> None:
-        """Note errors of source partitions."""
+        """Records errors of source partitions."""
         self._note({partition.text: error for partition, error in errors})
 
     def add_whole(self, error: TidelogError) -> float:
-        """Note that the source cannot be reached at all; returns how long to wait, in seconds."""
+        """Records that the source cannot be reached. Returns how long to wait, in seconds."""
         self._note({_WHOLE: error})
         return max(0.0, self._failing[_WHOLE].due_s - self.context.clock.monotonic_s())
 
     def partitions(self) -> list[SourcePartition]:
-        """The source partitions that fail, or failed when an earlier driver ended."""
+        """Returns the source partitions that fail, or failed when an earlier driver ended."""
         names = {*self._failing, *self._stored} - {_WHOLE}
         return [SourcePartition.named(name) for name in sorted(names)]
 
     def remove(self, partitions: Iterable[SourcePartition]) -> None:
-        """Forget failures of source partitions that work again, and delete their rows."""
+        """Removes failures of source partitions that work again, and deletes their rows."""
         self._forget(partition.text for partition in partitions)
 
     def remove_whole(self) -> None:
-        """Forget the failure of a source that answers again."""
+        """Removes the failure of a source that responds again."""
         self._forget([_WHOLE])
 
     def _note(self, errors: dict[str, TidelogError]) -> None:
@@ -133,11 +131,11 @@ class PipelineFailures:
             self._stored.difference_update(known)
 
     def _write(self, rows: list[Change]) -> bool:
-        """Write rows; returns whether all are known to be written."""
+        """Writes rows. Returns whether all are known to be written."""
         lots = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
         try:
             return all(self._write_lot(lot) for lot in lots)
-        except TidelogError:  # shown less, and nothing else
+        except TidelogError:  # only the display is incomplete
             return False
 
     def _write_lot(self, rows: list[Change]) -> bool:
@@ -152,7 +150,7 @@ class PipelineFailures:
 
 
 def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:
-    """What fails now, by source partition; the empty name is the source as a whole."""
+    """Returns current failures by source partition; the empty name is the whole source."""
     where = layout.pipeline_shards(pipeline)
     rows = context.catalog.scan(where, layout.FAILURE_ROWS, f"{layout.FAILURE_ROWS}\uffff")
     found = [decode_row(row.value, DriverFailure, f"failure `{row.row}`") for row in rows]
@@ -166,13 +164,13 @@ _REMEDY = (
 
 
 class LostError(InvalidError):
-    """A source no longer holds what was to be read next: a person must decide."""
+    """A source no longer has what was to be read next: a person must decide."""
 
     kind = "lost"
 
 
 class RemadeError(LostError):
-    """A source partition was deleted and made again: what is there now is another one."""
+    """A source partition was deleted and created again: it is another one now."""
 
     kind = "remade"
 
@@ -180,11 +178,11 @@ class RemadeError(LostError):
 def remade_bounds(
     partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, accept_loss: bool
 ) -> Bounds | None:
-    """Returns what a source partition holds that is another one than the head knows.
+    """Returns the bounds of a source partition that is not the one in the head.
 
-    None for the same one. Bounds that were read before the head prove nothing, since another driver
-    may have moved the head on: they are read again before anything is decided. ``RemadeError``
-    where it is another one, and that is not accepted.
+    Returns None if it is the same. Bounds read before the head prove nothing, because another
+    driver may have moved the head: they are read again first. Raises ``RemadeError`` if it is
+    another one and that is not accepted.
     """
     if not _difference(head, bounds, source):
         return None
@@ -201,7 +199,7 @@ def remade_bounds(
 
 
 def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
-    """How a source partition differs from the one that the head knows; empty if it does not."""
+    """Returns how a source partition differs from the one in the head; empty if it does not."""
     if not head.is_of(bounds.incarnation):
         return f"it is {bounds.incarnation} now, and was {head.incarnation}"
     return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
@@ -210,10 +208,10 @@ def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
 def ended_head(
     partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, now_ms: int
 ) -> Progress:
-    """Returns the head of a source partition that was made again, as a person accepted.
+    """Returns the head of a recreated source partition, as a person accepted.
 
-    It has ended if anything was committed, else it begins again in what is there now. The gap
-    behind the position goes up to where the one before had ended, if the source knows that.
+    It has ended if anything was committed; otherwise it begins again. The gap after the position
+    reaches to where the old one ended, if the source knows that.
     """
     end = source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
@@ -233,9 +231,9 @@ def ended_head(
 
 
 def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
-    """Returns the head of a source partition whose file vanished before its end, as was accepted.
+    """Returns the head of a source partition whose file vanished before its end, as accepted.
 
-    The gap is behind the position. If the file comes back, reading resumes where it was.
+    The gap is after the position. If the file comes back, reading resumes where it was.
     """
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
     gaps = (*_without_vanished(head.gaps), Gap(head.position, end, "vanished"))
@@ -243,12 +241,12 @@ def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
 
 
 def gaps_after(head: Progress, more: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Returns the gaps of a head after a range with some; what vanished has come back then."""
+    """Returns the gaps of a head after a range; a vanished file has come back by then."""
     return joined_gaps(_without_vanished(head.gaps), more)
 
 
 def vanished_end(head: Progress) -> str:
-    """Returns up to where the loss of a file was accepted; empty where none was."""
+    """Returns up to where the loss of a file was accepted; empty if none was."""
     return next((gap.end for gap in head.gaps if gap.reason == "vanished"), "")
 
 
@@ -257,7 +255,7 @@ def _without_vanished(gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:
 
 
 def check_gaps(partition: SourcePartition, head: Progress, more: tuple[Gap, ...]) -> None:
-    """Raise ``LostError`` for gaps that the head has no room for."""
+    """Raises ``LostError`` for gaps that do not fit into the head."""
     if len(joined_gaps(head.gaps, more)) > limits.GAPS_MAX:
         raise LostError(
             f"source partition `{partition.text}`: has {limits.GAPS_MAX} gaps already: "

@@ -1,9 +1,9 @@
-"""When a source partition is due: by size or by age, whichever comes first.
+"""Decides when a source partition is due: by size or age, whichever comes first.
 
-Wall clocks only decide how much goes into a range, never what is in it; so any policy archives each
-event once. Pure but for the clock that it is asked with.
+Clocks only decide how much goes into a range, never what is in it. So every policy archives each
+event once. The functions are pure, except for the time that callers pass in.
 
-What a driver does about a range that could not be done: end it earlier, or plan it again.
+This module also decides what to do about a range that failed: end it earlier, or plan it again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _FIRST_GUESS_BYTES = 500  # of an event, before any was seen
 
 @dataclass(frozen=True, slots=True)
 class FilePolicy:
-    """How large and how old a file may get before it is laid down."""
+    """How large and old a file may get before it is closed."""
 
-    max_bytes: int = 200_000_000  # of events as they came, for each source partition
-    max_age_ms: int = 3_600_000  # since the first event that waits was seen
+    max_bytes: int = 200_000_000  # of events as received, per source partition
+    max_age_ms: int = 3_600_000  # since the first waiting event was seen
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_age_ms < 1:
@@ -49,14 +49,14 @@ class FilePolicy:
 
 @dataclass
 class Due:
-    """Remembers since when events wait, and how large they are."""
+    """Tracks since when events wait, and how large they are."""
 
     policy: FilePolicy
     _since_s: dict[SourcePartition, float] = field(default_factory=dict)
     _event_bytes: float = _FIRST_GUESS_BYTES
 
     def is_due(self, partition: SourcePartition, waiting: int, now_s: float) -> bool:
-        """Whether a partition with this many events waiting shall be done now."""
+        """Returns whether a partition with this many waiting events is due."""
         if waiting <= 0:
             self._since_s.pop(partition, None)
             return False
@@ -66,22 +66,23 @@ class Due:
         return (now_s - since_s) * 1000 >= self.policy.max_age_ms
 
     def done(self, partition: SourcePartition, events: int, size: int) -> None:
-        """Learn from a range that was committed."""
+        """Learns from a committed range."""
         self._since_s.pop(partition, None)
         if events and size:
             self._event_bytes = 0.7 * self._event_bytes + 0.3 * size / events
 
     def events_max(self) -> int:
-        """How many events make one range of the wanted size."""
+        """Returns how many events make a range of the target size."""
         return max(1_000, int(self.policy.max_bytes / self._event_bytes))
 
 
 def end_before(source: Source, range: SourceRange, error: TidelogError) -> str | None:
-    """Return where to end a range, so that the record which a sink refused is not in it.
+    """Returns where to end a range before the record that a sink refused.
 
-    None for other errors, and where nothing is before the record. Where positions are not offsets,
-    the range ends before the record's time, if they are times; else after as many events as are
-    before it, or after those of the batches before, if the source cannot stop inside of a record.
+    Returns None for other errors, or if nothing is before the record. If positions are times, the
+    range ends before the record's time. If they are neither times nor offsets, it ends after as
+    many events as precede the record, or after the batches before it if the source cannot stop
+    inside a record.
     """
     if not isinstance(error, RecordRefusedError):
         return None
@@ -102,10 +103,10 @@ def end_before(source: Source, range: SourceRange, error: TidelogError) -> str |
 
 
 def check_plan(source: Source, task: Task) -> None:
-    """Raise ``UnavailableError`` when files of a range were changed since it was planned.
+    """Raises ``UnavailableError`` if files of a range changed since it was planned.
 
-    An erasure replaces files of an archive that is the source, and a replay of its dead letters
-    removes some. That is not damage: the range is planned and read again.
+    An erasure replaces files of a source archive, and a replay of its dead letters deletes some.
+    That is not damage: the range is planned and read again.
     """
     now = source.reader(task.range)
     if now != task.reader or (isinstance(now, ChangingReader) and now.is_changing):

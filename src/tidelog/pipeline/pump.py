@@ -1,7 +1,7 @@
-"""Pumps: any source into a topic, each event once.
+"""Pumps: copy any source into a topic, each event once.
 
-A pump is a named pipeline. Its name follows from source and topic unless one is given, so a pump
-that was killed goes on where it was, and a second one of the same name stands by.
+A pump is a named pipeline. By default its name follows from source and topic, so a pump that was
+killed resumes, and a second one with the same name waits as a standby.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RESTORE = "restore."  # how names of restores begin
 
 @dataclass(frozen=True, slots=True)
 class PumpOptions:
-    """What is to be pumped, and how."""
+    """What to pump, and how."""
 
     source: str  # URL
     topic: str
@@ -42,11 +42,11 @@ class PumpOptions:
 def open_pump(
     context: Context, wanted: PumpOptions, workers: Workers, rate: float | None = None
 ) -> Pipeline:
-    """The pipeline of a pump, made if it is new.
+    """Opens the pipeline of a pump, and creates it if it is new.
 
-    ``NotFoundError`` when source or topic is not there; ``InvalidError`` when a pump of that name
-    was begun with other settings, when its topic was made anew meanwhile, or when it would add to
-    another topic than the pumps do that it goes behind.
+    Raises ``NotFoundError`` if source or topic does not exist. Raises ``InvalidError`` if a pump of
+    that name has other settings, if its topic was created again, or if it would add to another
+    topic than the pumps it follows.
     """
     _refuse_moving_start(wanted)
     refuse_archive_folder(context, wanted.source, f"pump into `{wanted.topic}`")
@@ -104,7 +104,7 @@ def pump_options(named: NamedPipeline) -> PumpOptions:
 
 
 def _refuse_moving_start(wanted: PumpOptions) -> None:
-    """A pump is found again by its source, so that may not be another one at each run."""
+    """Raises for a relative start: a pump is found by its source, which must not change."""
     start = parse_address(wanted.source).options.get("start", "")
     if start in ("newest", "now") or start.startswith("-"):
         raise InvalidError(

@@ -1,20 +1,16 @@
-"""Pipelines that have names of their own: made, found, opened, and removed for good.
+"""Named pipelines: creates, finds, opens and deletes them.
 
-One write of the registry makes a name, with an incarnation that names all the pipeline's rows and
-objects. Removing, in five steps; removing again goes on where a crash left it:
+One write of the registry creates a name, with an incarnation that is part of all of the pipeline's
+rows and objects. Deleting has five steps; a repeated delete resumes after a crash:
 
-1. take every shard, unless a driver runs it   → a pipeline that nobody drives
-2. registry row as ``deleting``                → a name that is not usable
-3. close every head                            → no driver can commit, nor begin anew
-4. staged files, manifests and rows go         → fewer of them; closed heads stay for good
-5. remove the registry row                     → a free name
+1. own every shard, unless a driver runs it     → a pipeline that no process drives
+2. registry row as ``deleting``                 → a name that is not usable
+3. close every head                             → no driver can commit or begin
+4. delete staged files, manifests and rows      → fewer of them; closed heads stay forever
+5. delete the registry row                      → a free name
 
-What the pipeline has written stays where it is. So do its producer rows in a topic, which keep a
-driver that slept from writing anything a second time.
-
-Removing what a pipeline has: its heads are closed, its objects and rows go.
-
-Closed heads stay for good: they are what keeps a driver that slept from starting anew.
+What the pipeline wrote stays. So do its producer rows in a topic, which stop a stalled driver from
+writing anything twice. Closed heads stay forever: they stop a stalled driver from starting over.
 """
 
 from __future__ import annotations
@@ -68,9 +64,9 @@ _SHARD = "shard/"
 
 
 def create_pipeline(context: Context, name: str, source: str, sink: str) -> NamedPipeline:
-    """Make a pipeline. ``AlreadyExistsError``; ``NotFoundError`` when source or sink is not there.
+    """Creates a pipeline. Raises ``AlreadyExistsError`` or, for its ends, ``NotFoundError``.
 
-    Source and sink are looked at, so that nothing is made that could never run.
+    Looks at source and sink, so that no pipeline is created that could never run.
     """
     check_pipeline_name(name)
     if not is_inside(sink):
@@ -88,7 +84,7 @@ def create_pipeline(context: Context, name: str, source: str, sink: str) -> Name
 
 
 def check_behind(context: Context, source: Source, sink: TargetSink) -> None:
-    """Refuse a source that completes other pipelines, but for another target than theirs."""
+    """Raises if a source completes other pipelines but writes to another target than theirs."""
     for name in source.behind if isinstance(source, CompletingSource) else ():
         other = find_pipeline(context, name)
         if other.target != sink.incarnation:
@@ -99,7 +95,7 @@ def check_behind(context: Context, source: Source, sink: TargetSink) -> None:
 
 
 def ensure_pipeline(context: Context, wanted: NamedPipeline) -> NamedPipeline:
-    """The pipeline of that name: the one that is there, or else the wanted one, made now."""
+    """Returns the pipeline of that name, and creates it if there is none."""
     check_pipeline_name(wanted.name)
     row = layout.pipeline_row(wanted.name)
     found = context.catalog.get(layout.REGISTRY, row)
@@ -109,7 +105,7 @@ def ensure_pipeline(context: Context, wanted: NamedPipeline) -> NamedPipeline:
 
 
 def find_pipeline(context: Context, name: str) -> NamedPipeline:
-    """The pipeline of a name. ``NotFoundError``."""
+    """Returns the pipeline with a name. Raises ``NotFoundError``."""
     check_pipeline_name(name)
     row = context.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
     if row is None:
@@ -121,10 +117,10 @@ def find_pipeline(context: Context, name: str) -> NamedPipeline:
 
 
 def check_loop(context: Context, source: str, sink: str) -> None:
-    """Raise ``InvalidError`` for a pipeline that would never end: it reads what it writes.
+    """Raises ``InvalidError`` for a pipeline that would never end: it reads what it writes.
 
-    Also by way of other pipelines of the home. Two that are made at the same moment, and pipelines
-    of another home, are not seen.
+    Follows other pipelines of the home too. Does not see two that are created at the same moment,
+    or pipelines of another home.
     """
     reads, reached, by = _origin(context, source), [_place(sink)], ""
     edges = [
@@ -154,7 +150,7 @@ def _place(url: str) -> _Place:
 
 
 def _origin(context: Context, source: str) -> _Place:
-    """Where the events of a source come from: those of an archive from what it archives."""
+    """Returns where the events of a source come from: for an archive, what it archives."""
     place = _place(source)
     if place[0] == "archive":
         with contextlib.suppress(NotFoundError):
@@ -163,14 +159,14 @@ def _origin(context: Context, source: str) -> _Place:
 
 
 def is_inside(sink: str) -> bool:
-    """Whether a sink's URL names something of the home itself."""
+    """Returns whether a sink's URL is in the home itself."""
     return parse_address(sink).scheme == "topic"
 
 
 def check_reach(context: Context, named: NamedPipeline) -> None:
-    """Raise ``InvalidError`` for a pipeline to the outside that another home runs.
+    """Raises ``InvalidError`` for a pipeline to the outside that another home runs.
 
-    Its transactions, groups and numbers are the same in a copy: both would send everything.
+    A copy of a home has the same transactions, groups and numbers: both would send everything.
     """
     if not is_inside(named.sink):
         what = f"pipeline `{named.name}` into `{named.sink}`"
@@ -179,13 +175,13 @@ def check_reach(context: Context, named: NamedPipeline) -> None:
 
 
 def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
-    """All pipelines with names of their own, also those whose removal did not finish."""
+    """Lists all named pipelines, including those with an unfinished delete."""
     for row in context.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         yield _decode(row)
 
 
 def open_named(context: Context, named: NamedPipeline, workers: Workers) -> Pipeline:
-    """The pipeline, ready to run. ``InvalidError`` when its target was made anew meanwhile."""
+    """Opens a pipeline to run. Raises ``InvalidError`` if its target was created again."""
     check_reach(context, named)
     source: Source = source_at(context, named.source)
     sink = sink_at(context, named.sink, source=named.source)
@@ -198,9 +194,9 @@ def open_named(context: Context, named: NamedPipeline, workers: Workers) -> Pipe
 
 
 def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
-    """Remove a pipeline, not what it has written. ``NotFoundError``.
+    """Deletes a pipeline, but not what it wrote. Raises ``NotFoundError``.
 
-    ``InvalidError`` while a driver runs it. ``shown``: as in ``check_shown``.
+    Raises ``InvalidError`` while a driver runs it. ``shown``: see ``check_shown``.
     """
     check_pipeline_name(name)
     key = layout.pipeline_row(name)
@@ -242,7 +238,7 @@ def _new(context: Context, name: str, source: str, sink: TargetSink) -> NamedPip
 
 
 def _take_shards(context: Context, pipeline: NamedPipeline) -> None:
-    """Step 1: nobody drives it from here on; a driver that has died is waited for."""
+    """Step 1: no process drives it after this. Waits for the lease of a dead driver to expire."""
     where = layout.pipeline_shards(pipeline.incarnation)
     rows = [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]
     for row in rows:
@@ -260,17 +256,17 @@ def _decode(row: Row) -> NamedPipeline:
 
 _DELETES_AT_ONCE = 1_000  # objects, in one request
 _ROWS_AT_ONCE = 25
-_ATTEMPTS = 50  # of a write that others keep changing
+_ATTEMPTS = 50  # of a write that conflicts
 
 
 def close_heads(context: Context, pipeline: str) -> None:
-    """Whatever driver has a head fails at its next write, and nobody adopts it again."""
+    """Closes all heads: every driver fails at its next write, and none adopts them again."""
     for partition in read_partitions(context, pipeline):
         _close(context, pipeline, partition)
 
 
 def remove_work(context: Context, pipeline: str, staged_in: Store) -> None:
-    """Staged files, manifests, and rows but the heads, of a pipeline whose heads are closed."""
+    """Deletes staged files, manifests and all rows but the closed heads of a pipeline."""
     delete_below(staged_in, layout.staging_of(pipeline))
     delete_below(context.store, layout.manifests(pipeline))
     for partition in read_partitions(context, pipeline):
@@ -281,7 +277,7 @@ def remove_work(context: Context, pipeline: str, staged_in: Store) -> None:
 
 
 def delete_below(store: Store, prefix: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """Delete objects whose keys begin so, as far as they are wanted."""
+    """Deletes the wanted objects below a prefix."""
     keys: list[str] = []
     for info in store.list(prefix):
         if wanted(info.key):
@@ -313,5 +309,5 @@ def _remove_rows(context: Context, where: str, kind: str) -> None:
     rows = [row.row for row in context.catalog.scan(where, kind, f"{kind}0")]
     for first in range(0, len(rows), _ROWS_AT_ONCE):
         deletes = [Delete(row) for row in rows[first : first + _ROWS_AT_ONCE]]
-        with contextlib.suppress(UnknownOutcomeError):  # whoever removes it again meets them
+        with contextlib.suppress(UnknownOutcomeError):  # a repeated delete finds them
             context.catalog.write(where, *deletes, write_id=context.ids.new())

@@ -1,20 +1,18 @@
-"""Who drives a shard of a pipeline: one at a time, the others stand by (``log.holding``).
+"""Ownership of a pipeline's shards: one driver at a time, the others wait as standbys.
 
-The epoch is what fences: it goes into the heads of all source partitions, and every write there
-expects them. So it must be higher than that of every driver that had a source partition before,
-also under another number of shards: a driver takes an epoch above those of all shards that the
-pipeline ever had. A row names the number of shards too. While a driver of another number lives, a
-new one waits as a standby, unless its caller asks it to take over; the other one is then fenced at
-its next write. If both begin at once and see each other, both release, and try again after a while.
-No safety rests on that.
+The epoch fences: it goes into the heads of all source partitions, and every write there expects
+them. So it must be higher than that of every earlier driver of a source partition, also under
+another number of shards: a driver uses an epoch above those of all shards the pipeline ever had. A
+row contains the number of shards too. While a driver with another number lives, a new one waits as
+a standby, unless its caller asks it to take over; then the other one is fenced at its next write.
+If both begin at once and see each other, both release and try again later. No safety depends on
+that.
 
-A source partition's share follows from its own name alone, so it does not move when others appear.
+The shard of a source partition follows from its own name, so it does not move when others appear.
 Numbered partitions of a topic take turns.
 
-Flush now: ask the driver of a pipeline to lay down what waits, whatever its policy says.
-
-A request is a new version of one row, which a following driver looks at in every cycle. Requests
-that come together are one.
+A flush request is a new version of one row, which a following driver reads in every cycle: it then
+writes waiting events, whatever its policy. Requests that arrive together count as one.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ __all__ = [
     "wait_until_done",
 ]
 
-_APART_S = 1.0  # at most this long two drivers wait that have seen each other
+_APART_S = 1.0  # longest wait of two drivers that have seen each other
 
 
 class PipelineShard(Ownership):
-    """One driver's view of one shard; ``beside`` lets it be taken while others are driven."""
+    """One driver's view of one shard. ``beside`` allows it while other shards are driven."""
 
-    retakes = False  # its cycle goes on under the epoch that it began with
+    retakes = False  # its cycle keeps the epoch it began with
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class PipelineShard(Ownership):
         self._others: dict[str, Silence] = {}
 
     def try_take(self, force: bool = False) -> bool:
-        """As ``Ownership`` does, if no driver of another number of shards lives."""
+        """Like ``Ownership.try_take``, if no driver with another number of shards lives."""
         alone = force or self._beside
         if not self._look() and not alone:
             return False
@@ -81,7 +79,10 @@ class PipelineShard(Ownership):
         return max(epoch, self._highest) + 1
 
     def _look(self) -> bool:
-        """Read all shards' rows: the highest epoch; whether those of another number are free."""
+        """Reads all shard rows: the highest epoch.
+
+        Returns whether other numbers of shards are free.
+        """
         free = True
         for row in self._context.catalog.scan(self._where, "shard/", "shard0"):
             lease = decode_row(row.value, HeldRow, f"shard `{row.row}`")
@@ -93,7 +94,7 @@ class PipelineShard(Ownership):
 
 
 def share_of(partition: SourcePartition, shards: int) -> int:
-    """The shard that a source partition belongs to."""
+    """Returns the shard of a source partition."""
     number = partition.number_in(partition.topic)
     text = partition.text if number is None else partition.topic
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -102,20 +103,20 @@ def share_of(partition: SourcePartition, shards: int) -> int:
 
 _LOOK_S = 0.5
 
-Waits = Callable[[SourceRange], bool]  # whether anything is left to do in a range
+Waits = Callable[[SourceRange], bool]  # whether a range has anything left to do
 
 
 def request_flush(context: Context, pipeline: str) -> None:
-    """Whoever follows this pipeline flushes at its next look."""
+    """Asks the following driver of a pipeline to flush at its next look."""
     where = layout.pipeline_shards(pipeline)
     row = context.catalog.get(where, layout.FLUSH_ROW)
     change = Put(layout.FLUSH_ROW, b"", expect=row.version if row else ABSENT)
-    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # then somebody else has asked
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # then another process has asked
         context.catalog.write(where, change, write_id=context.ids.new())
 
 
 def flush_version(context: Context, pipeline: str) -> str:
-    """Changes with each request."""
+    """Returns a version that changes with each request."""
     row = context.catalog.get(layout.pipeline_shards(pipeline), layout.FLUSH_ROW)
     return row.version if row else ""
 
@@ -123,7 +124,7 @@ def flush_version(context: Context, pipeline: str) -> str:
 def wait_until_done(
     context: Context, pipeline: str, ends: Mapping[str, str], waits: Waits, timeout_s: float
 ) -> list[str]:
-    """Until every source partition is committed up to its end; those that are not in time."""
+    """Waits until every source partition is committed up to its end. Returns those that are not."""
     deadline_s = context.clock.monotonic_s() + timeout_s
     while True:
         behind = []

@@ -1,25 +1,22 @@
-"""Listing the source partitions that a pipeline's creation sees, with the ends that they have.
+"""Source partitions of a pipeline: which exist at creation, their ends, and their order.
 
-An archive's creation does it, and the first driver of any other pipeline. One that appears after
-that begins at its own first event, with any start of a driver: nothing that came since is skipped.
-Killed half-way, it leaves partitions unlisted, which then begin at their first event too.
+**At creation.** Creating an archive lists the source partitions with their ends; for any other
+pipeline, its first driver does. A partition that appears later begins at its own first event,
+whatever start a driver has, so no new event is skipped. A crash half-way leaves partitions
+unlisted, which then begin at their first event too. An end is listed with what identifies it for
+its source: the incarnation and, for files, a mark of everything before it. A file with the same
+name or first line may be another one.
 
-An end is listed together with what its source knows it by: the incarnation, and in files a mark of
-all that is before it. A file of the same name, or with the same first line, may be another one.
+**Ends that drivers saw.** A file or a topic may vanish before its end is read. So a row with the
+end is put as soon as rows wait in a source partition, then at most once a minute while it grows,
+and when a driver ends. A driver that starts after the file vanished reports the loss until a person
+accepts it (``failures``); a killed driver may have seen more. For topics, only those of a pattern
+need this: any other is an error once it is deleted.
 
-Ends that a driver saw, kept in the catalog: a file or a topic may vanish before they are read.
-
-A row is put as soon as rows wait in a source partition, then at most once a minute while it grows,
-and when a driver ends. So a driver that starts after the file vanished reports the loss as the one
-that saw it would, until a person accepts it (``losses``); one that was killed may have seen more.
-Of topics only those of a pattern are kept: all others are an error as soon as they are gone.
-
-Which source partitions may be begun: one that follows others waits until they are done.
-
-Where a source's partitions are split and merged, events of one key go on in another partition. So
-a partition is held back until each of its parents is read to its end, by whichever driver has it,
-or is not held any more and was never begun. A parent that was begun and is gone before its end has
-taken events with it: that is a loss, which a person must accept, and its head records as a gap.
+**Order.** Where partitions split and merge, events of one key continue in another partition. So a
+partition waits until each of its parents is read to its end, by any driver, or is deleted and was
+never begun. A parent that was begun and is deleted before its end is a loss, which a person must
+accept and which its head records as a gap.
 """
 
 from __future__ import annotations
@@ -66,9 +63,9 @@ __all__ = [
 
 
 def look_at_source(context: Context, pipeline: str, source: Source) -> None:
-    """List all partitions of a source, also those of other shards.
+    """Lists all partitions of a source, also those of other shards.
 
-    One that cannot be reached now is left out, so it begins at its first event.
+    Skips one that cannot be reached now, so it begins at its first event.
     """
     list_seen(context, pipeline, bounds_apart(source, source.partitions(), {}))
 
@@ -79,10 +76,10 @@ def track(
     source: Source,
     heads: Mapping[SourcePartition, Progress] | None = None,
 ) -> dict[SourcePartition, Progress]:
-    """Pass what the pipeline has read of its partitions to a source that tracks it.
+    """Passes what the pipeline has read to a source that tracks its partitions.
 
-    Returns the heads that it passed; ``heads`` are those that need not be read. Without any, it
-    also passes the ends that drivers have seen, which a source remembers.
+    Returns the heads that it passed; ``heads`` need not be read. Without any, it also passes the
+    ends that drivers have seen, which a source remembers.
     """
     if not isinstance(source, TrackingSource):
         return {}
@@ -96,9 +93,9 @@ def track(
 def read_known(
     context: Context, pipeline: str, heads: dict[SourcePartition, Progress]
 ) -> dict[SourcePartition, KnownPartition]:
-    """Return what a pipeline knows of its source partitions, also of those that it only listed.
+    """Returns what a pipeline knows about its source partitions, also those it only listed.
 
-    Heads that are not in ``heads`` are read and put there.
+    Reads heads that are not in ``heads``, and adds them.
     """
     known: dict[SourcePartition, KnownPartition] = {}
     for name, listed in read_listed(context, pipeline).items():
@@ -115,7 +112,7 @@ def read_known(
 
 
 def list_seen(context: Context, pipeline: str, bounds: Mapping[SourcePartition, Bounds]) -> None:
-    """List partitions with their ends; one that is listed already keeps what it says."""
+    """Lists partitions with their ends. One that is already listed does not change."""
     now_ms = context.clock.now_ms()
     list_partitions(
         context,
@@ -139,7 +136,7 @@ def read_seen(context: Context, pipeline: str) -> dict[SourcePartition, str]:
 
 
 def copy_seen(context: Context, old: str, new: str) -> None:
-    """Let another pipeline know the ends that drivers of a pipeline have seen."""
+    """Copies the ends that drivers of a pipeline have seen to another pipeline."""
     _put(context, new, read_seen(context, old))
 
 
@@ -150,7 +147,7 @@ def _put(context: Context, pipeline: str, ends: Mapping[SourcePartition, str]) -
 
 
 def _raise(context: Context, pipeline: str, ends: Sequence[tuple[SourcePartition, str]]) -> None:
-    """Put ends that are further than the stored ones; a repeated packet lowers none."""
+    """Puts ends that are beyond the stored ones. A repeated packet never lowers one."""
     where = layout.pipeline_shards(pipeline)
     for delay_s in RACE.delays_s(context.random):
         rows = []
@@ -174,7 +171,7 @@ def _raise(context: Context, pipeline: str, ends: Sequence[tuple[SourcePartition
 
 @dataclass
 class SeenEnds:
-    """The ends that one driver keeps."""
+    """The ends that one driver stores."""
 
     context: Context
     pipeline: str
@@ -187,7 +184,7 @@ class SeenEnds:
         positions: Mapping[SourcePartition, str],
         is_last: bool = False,
     ) -> None:
-        """Put the ends of partitions in which rows wait, where that is due."""
+        """Puts the ends of partitions with waiting rows, if they are due."""
         if self._stored is None and not ends:
             return
         self._stored = stored = self.stored()
@@ -203,7 +200,7 @@ class SeenEnds:
         _put(self.context, self.pipeline, rows)
 
     def stored(self) -> dict[SourcePartition, int]:
-        """Returns the ends that are kept, of all drivers up to now and of this one."""
+        """Returns the stored ends, of all earlier drivers and of this one."""
         if self._stored is None:
             found = read_seen(self.context, self.pipeline)
             self._stored = {each: int(end) for each, end in found.items()}
@@ -213,9 +210,9 @@ class SeenEnds:
 def vanished_error(
     context: Context, pipeline: str, partition: SourcePartition, end: int
 ) -> VanishedError | None:
-    """Returns the error of a partition that is gone, where it was seen to hold more than was read.
+    """Returns the error of a vanished partition that held more than was read.
 
-    None if all was read, or if a person has decided what becomes of it.
+    Returns None if everything was read, or if a person has decided.
     """
     head = read_progress(context, pipeline, partition.text)
     if head is None or head.ended or int(head.position) >= end:
@@ -232,7 +229,7 @@ def vanished_error(
 
 
 class Lineage:
-    """The parents of partitions that are about to be adopted, at one look at the source."""
+    """The parents of partitions that are about to be adopted, from one look at the source."""
 
     def __init__(
         self,
@@ -247,7 +244,10 @@ class Lineage:
         self._parents = parents_of(pipeline.source, partitions)
 
     def is_ready(self, partition: SourcePartition, accept_loss: bool) -> bool:
-        """Whether it may be begun, or is. ``LostError`` where a parent is gone before its end."""
+        """Returns whether it may begin.
+
+        Raises ``LostError`` if a parent vanished before its end.
+        """
         parents = self._parents.get(partition, [])
         if not parents or self._position(partition) is not None:
             return True
@@ -274,9 +274,9 @@ class Lineage:
         )
 
     def _record(self, parent: Parent, position: str) -> None:
-        """Put the gap behind a parent that vanished into its head, once.
+        """Puts the gap after a vanished parent into its head, once.
 
-        The source no longer has it, so no driver reads it: no other process writes that head.
+        The source no longer has it, so no driver reads it and no other process writes that head.
         """
         where = layout.pipeline_partition(self._pipeline.id, parent.partition.text)
         row = self._context.catalog.get(where, "head")
@@ -293,7 +293,7 @@ class Lineage:
         self._context.catalog.write(where, put, write_id=self._context.ids.new())
 
     def _position(self, partition: SourcePartition) -> str | None:
-        """How far it is committed, by this driver or by another one."""
+        """Returns how far it is committed, by this or another driver."""
         if self._cycle.adopted(partition):
             return self._cycle.position(partition)
         head = read_progress(self._context, self._pipeline.id, partition.text)
