@@ -1,6 +1,6 @@
-"""Upkeep of topics: trim, sweep and verify.
+"""Maintenance of topics: trim, sweep and verify.
 
-``trim`` deletes the oldest events, ``sweep`` deletes objects that no row needs, by what
-``references`` and ``unused`` say; ``losses`` and ``strays`` notice what a restored catalog has
-forgotten. ``verify`` checks every layer against the others. No threads and no locks here.
+``trim`` deletes the oldest events. ``sweep`` deletes objects that no row needs, by what
+``references`` and ``unused`` find; ``losses`` and ``origins`` detect what a restored catalog has
+lost. ``verify`` checks every layer against the others. Starts no threads and takes no locks.
 """

@@ -15,14 +15,15 @@ __all__ = ["FINDINGS_MAX", "Finding", "Severity", "VerifyTally"]
 
 Severity = Literal["error", "warning", "note"]
 
-# Kept of each severity; all are counted, and the report says how many were cut. An error or a
-# warning may name the only copy of events, which a person wants to know before accepting its loss.
+# The limit for each severity. All findings are counted, and the report says how many were cut. An
+# error or a warning may name the only copy of events, which a person needs to know before accepting
+# its loss.
 FINDINGS_MAX: dict[Severity, int] = {"error": 100_000, "warning": 100_000, "note": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be, or that a person may want to know."""
+    """Something that is wrong, or that a person may want to know."""
 
     severity: Severity
     where: str
@@ -31,11 +32,11 @@ class Finding:
 
 @dataclass
 class VerifyTally:
-    """The report in the making."""
+    """Builds the report."""
 
     context: Context
     topic: Topic
-    objects: dict[str, ObjectInfo]  # of the topic, as they were listed first
+    objects: dict[str, ObjectInfo]  # of the topic, as first listed
     progress: Callable[[int], None] | None
     named: set[str] = field(default_factory=set)  # objects
     uses: dict[int, set[str]] = field(default_factory=dict)  # objects each partition names or lists
@@ -53,28 +54,28 @@ class VerifyTally:
     )
 
     def add(self, severity: Severity, where: str, what: str) -> None:
-        """Note a finding."""
+        """Adds a finding."""
         self.counts[severity] += 1
         if self.counts[severity] <= FINDINGS_MAX[severity]:
             self.findings.append(Finding(severity, where, what))
 
     @property
     def cut(self) -> dict[Severity, int]:
-        """How many findings of each severity were counted and not kept; without those of none."""
+        """Returns how many findings of each severity were counted but not kept; omits zeros."""
         over = {each: count - FINDINGS_MAX[each] for each, count in self.counts.items()}
         return {each: count for each, count in over.items() if count > 0}
 
     def name(self, partition: int, key: str) -> None:
-        """A row of a partition names an object."""
+        """Notes that a row of a partition names an object."""
         self.named.add(key)
         self.uses.setdefault(partition, set()).add(key)
 
     def list_unused(self, partition: int, keys: Iterable[str]) -> None:
-        """A row of a partition says that it no longer needs objects."""
+        """Notes that a row of a partition lists objects as unused."""
         self.uses.setdefault(partition, set()).update(keys)
 
     def owns(self, key: str) -> bool:
-        """Whether a key can be that of an object of the topic."""
+        """Returns whether a key can be that of an object of the topic."""
         try:
             check_key(key)
         except InvalidError:
@@ -82,6 +83,9 @@ class VerifyTally:
         return key.startswith(f"topics/{self.topic.incarnation}/")
 
     def size_of(self, key: str) -> int:
-        """The size of an object, also of one that came after the listing. ``NotFoundError``."""
+        """Returns the size of an object, even if it is newer than the listing.
+
+        ``NotFoundError``.
+        """
         info = self.objects.get(key)
         return self.context.store.head(key).size if info is None else info.size

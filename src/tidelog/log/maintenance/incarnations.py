@@ -1,7 +1,7 @@
-"""Which topics the objects of a home belong to, and whether the registry explains each of them.
+"""The topics that the objects of a home belong to, and whether the registry explains each of them.
 
-A topic is registered before it has objects, and its deletion leaves a ``deleted`` row. So objects
-of an incarnation that has neither row show that the registry has lost one: they are never garbage.
+A topic is registered before it has objects, and its deletion leaves a ``deleted`` row. So if an
+incarnation has objects and neither row, the registry has lost one: these objects are never garbage.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
 def stored_incarnations(context: Context) -> Iterator[str]:
-    """The incarnations that have objects: one listing for each, from its end to the next one."""
+    """Yields the incarnations that have objects, with one listing for each."""
     after = ""
     while (info := next(iter(context.store.list(TOPICS, after)), None)) is not None:
         incarnation = info.key.split("/")[1]
         if _INCARNATION.fullmatch(incarnation):
             yield incarnation
-        after = f"{TOPICS}{incarnation}0"  # what comes after the slash
+        after = f"{TOPICS}{incarnation}0"  # the character after the slash
 
 
 def unexplained(context: Context, stored: Iterable[str]) -> list[CorruptError]:
-    """An error for each incarnation, listed before, of which the registry knows nothing."""
+    """Returns an error for each listed incarnation that the registry does not know."""
     known = {topic.incarnation for topic in list_topics(context)}
     return [
         CorruptError(
@@ -58,9 +58,9 @@ def unexplained(context: Context, stored: Iterable[str]) -> list[CorruptError]:
 
 
 def accept_unexplained(context: Context, name: str) -> bool:
-    """Count an incarnation that the registry does not explain as deleted; False for other names.
+    """Marks an incarnation that the registry does not know as deleted; False for other names.
 
-    A person decides that: after the restore of a catalog that is older than the topic.
+    A person decides that, after restoring a catalog that is older than the topic.
     """
     if not _INCARNATION.fullmatch(name):
         return False
@@ -78,15 +78,15 @@ def accept_unexplained(context: Context, name: str) -> bool:
 
 
 def is_deleted(context: Context, incarnation: str) -> bool:
-    """Whether the topic of an incarnation was deleted."""
+    """Returns whether the topic of an incarnation was deleted."""
     return context.catalog.get(layout.REGISTRY, layout.deleted_row(incarnation)) is not None
 
 
 def inspect_home(context: Context) -> Iterator[str]:
-    """What is wrong with the catalog as a whole, in words; ``verify`` of a topic does not see it.
+    """Yields what is wrong with the whole catalog, in words; ``verify`` of a topic cannot see it.
 
-    The backend's own check of its file, where it has one, rows whose checksums do not match, and
-    objects or rows of topics that the registry does not explain.
+    These are findings of the backend's own check, rows with a wrong checksum, and objects or rows
+    of topics that the registry does not explain.
     """
     stored = set(stored_incarnations(context))
     yield from inspect_catalog(context)
@@ -99,13 +99,13 @@ def inspect_home(context: Context) -> Iterator[str]:
 
 
 def inspect_catalog(context: Context) -> Iterator[str]:
-    """What the backend finds in its own file, and rows whose checksums do not match."""
+    """Yields findings of the backend's own check, and rows with a wrong checksum."""
     if isinstance(context.catalog, CheckedCatalog):
         yield from context.catalog.inspect()
 
 
 def _row_incarnations(catalog: CheckedCatalog) -> Iterator[str]:
-    """The incarnations that have heads, where the catalog can list them."""
+    """Yields the incarnations that have heads, if the catalog can list them."""
     for partition, row in catalog.every_row():
         parts = partition.split("/")
         if row == "head" and parts[0] == "topic" and len(parts) == 3:

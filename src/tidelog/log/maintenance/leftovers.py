@@ -1,16 +1,14 @@
-"""Rows that nobody counts any more, and how they go. No threads and no locks here.
+"""Deletes rows that no longer count, and uploads that did not finish. No threads, no locks.
 
-- runs and journals that lie wholly below the start, and their amendments: a trim gave them up
-- runs below the head's ``journaled``: journals took their place
-- amendments that the journal of their offset has
+- runs and journals that are completely below the start, and their amendments: a trim deleted them
+- runs below the head's ``journaled``: journals replaced them
+- amendments that the journal of their offset contains
 
-Compile, trim and sweep all call this, whoever comes first. A run or a journal goes with its slot
-rows in one write, so there is never one without its slots. The same write lists the objects that
-its rows named as unused (``unused``), which is what lets a sweep delete them. Rows are deleted by
-the version that was read: a journal's row may be replaced by another one at the same offset, and an
-amendment's by a newer one.
-
-Removing uploads that did not end, as a step of a sweep.
+Compile, trim and sweep all call this; the first one deletes the rows. One write deletes a run or a
+journal with its slot rows, so there is never one without its slots. The same write lists the
+objects of these rows as unused (``unused``), which allows a sweep to delete them. Rows are deleted
+by the version that was read: a journal's row may be replaced by another one at the same offset, and
+an amendment's by a newer one.
 """
 
 from __future__ import annotations
@@ -49,13 +47,13 @@ __all__ = [
     "remove_trimmed",
 ]
 
-_RUNS_AT_ONCE = 500  # run rows whose slot rows are looked for together
-_SLOTS_APART = 16  # slots further from each other than this are looked for one by one
+_RUNS_AT_ONCE = 500  # run rows whose slot rows are looked up together
+_SLOTS_APART = 16  # slots further apart than this are looked up one by one
 
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A row to delete, with its slot rows, and the object that it names."""
+    """A row to delete, with its slot rows and its object."""
 
     row: Row
     slots: Iterable[str] = ()
@@ -66,28 +64,28 @@ class _Gone:
         return [Delete(self.row.row, self.row.version), *map(Delete, self.slots)]
 
     def is_as_read(self, rows: Mapping[str, Row | None]) -> bool:
-        """Whether its row is as it was, by those that a conflict returned; one left out is."""
+        """Returns whether its row is unchanged, by the rows that a conflict returned."""
         now = rows.get(self.row.row, self.row)
         return now is not None and now.version == self.row.version
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedRows:
-    """Rows that were deleted: how many runs, and how many bytes of objects they named."""
+    """The rows that were deleted: how many runs, and how many bytes their objects have."""
 
     runs: int = 0
     bytes: int = 0
-    spans: tuple[tuple[int, int], ...] = ()  # first offset of each, and the one after its last
+    spans: tuple[tuple[int, int], ...] = ()  # the first offset of each, and the one after its last
 
 
 def remove_trimmed(
     context: Context, topic: Topic, partition: int, head: Head, since: int | None = None
 ) -> RemovedRows:
-    """Delete the rows of runs and journals that lie wholly below the head's start.
+    """Deletes the rows of runs and journals that are completely below the head's start.
 
-    Their amendments are deleted too. Returns what was deleted, without runs that journals had
-    replaced. Where offsets from ``since``, the start before this trim, had no row, a row was lost:
-    a scan of all slot rows finds those of the lost row, which would otherwise stay for good.
+    Also deletes their amendments. Returns what was deleted, without runs that journals had
+    replaced. If offsets from ``since`` on, the start before this trim, had no row, a row was lost.
+    Then a scan of all slot rows finds those of the lost row, which would otherwise stay for good.
     """
     remove_shadowed(context, topic, partition, head.journaled)
     removed = _remove_runs(context, topic, partition, head.start)
@@ -102,17 +100,17 @@ def remove_trimmed(
 
 
 def remove_shadowed(context: Context, topic: Topic, partition: int, journaled: int) -> RemovedRows:
-    """Delete the rows of runs whose place journals have taken, at once: no reader counts them."""
+    """Deletes the rows of runs that journals have replaced: no reader uses them."""
     return _remove_runs(context, topic, partition, journaled)
 
 
 def remove_amendments(
     context: Context, topic: Topic, partition: int, rows: Sequence[tuple[str, str, str | None]]
 ) -> set[str]:
-    """Delete rows of amendments, given as row, version and object; returns those deleted.
+    """Deletes rows of amendments, given as row, version and object; returns those deleted.
 
     A row that another process has replaced stays, and so do the others of the same write: the next
-    sweep looks again. ``narrow_amended`` is to follow.
+    sweep tries again. Call ``narrow_amended`` afterwards.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     gone: set[str] = set()
@@ -130,9 +128,9 @@ def remove_amendments(
 
 
 def narrow_amended(context: Context, topic: Topic, partition: int) -> None:
-    """Let the head say where amendments are now, or that there are none.
+    """Updates the head's range of amendments, or removes it if there are none.
 
-    Its version is read before their rows, and whoever amends writes the head, so none is missed.
+    Reads the head's version before the rows. Every amendment writes the head, so none is missed.
     """
     where = layout.topic_partition(topic.incarnation, partition)
 
@@ -152,7 +150,7 @@ def narrow_amended(context: Context, topic: Topic, partition: int) -> None:
 
 
 def decode_run(row: Row, topic: Topic, partition: int) -> Run:
-    """The run or the journal of a row. ``CorruptError``, also where it says another offset."""
+    """Decodes a run or a journal. Raises ``CorruptError``, also if it has another offset."""
     what = f"row `{row.row}` of `{topic.name}/{partition}`"
     run = decode_row(row.value, Run, what)
     name = layout.run_row(run.base) if run.journal is None else layout.journal_row(run.base)
@@ -162,7 +160,7 @@ def decode_run(row: Row, topic: Topic, partition: int) -> Run:
 
 
 def _remove_runs(context: Context, topic: Topic, partition: int, end: int) -> RemovedRows:
-    """Delete the rows of runs that lie wholly below an offset."""
+    """Deletes the rows of runs that are completely below an offset."""
     where = layout.topic_partition(topic.incarnation, partition)
     runs = total = at = 0
     spans: list[tuple[int, int]] = []
@@ -204,10 +202,10 @@ def _remove_journals(
 
 
 def _remove_amendments_below(context: Context, topic: Topic, partition: int, head: Head) -> None:
-    """Delete the amendments of offsets whose rows are gone.
+    """Deletes the amendments of offsets whose rows are deleted.
 
-    Those of the run or journal that holds the start stay: its object still has the deleted events,
-    until a compile that knows of them writes it again.
+    Keeps those of the run or journal that holds the start: its object still contains the deleted
+    events until a compile rewrites it.
     """
     if head.amended is None or head.amended[0] >= head.start:
         return
@@ -232,7 +230,7 @@ def _has_gap(
     spans: Iterable[tuple[int, int]],
     bounds: tuple[int | None, int],
 ) -> bool:
-    """Whether the deleted rows, and the one that holds the start, leave out offsets before it."""
+    """Returns whether the deleted rows, and the one that holds the start, have a gap before it."""
     since, start = bounds
     found = sorted(spans)
     where = layout.topic_partition(topic.incarnation, partition)
@@ -249,7 +247,7 @@ def _has_gap(
 
 
 def _remove_slots_below(context: Context, topic: Topic, partition: int, start: int) -> None:
-    """Delete the slot rows below the start whose run or journal has no row."""
+    """Deletes the slot rows below the start whose run or journal has no row."""
     where = layout.topic_partition(topic.incarnation, partition)
     kept: dict[int, bool] = {}
     left: list[Change] = []
@@ -268,7 +266,7 @@ def _remove_slots_below(context: Context, topic: Topic, partition: int, start: i
 def _slot_rows(
     context: Context, topic: Topic, where: str, runs: Sequence[Run]
 ) -> dict[int, list[str]]:
-    """The slot rows that runs have, by the run's base; not those of a journal at the same one."""
+    """Returns the slot rows of runs, by the run's base; not those of a journal at the same base."""
     bases: dict[str, int] = {}
     levels: dict[int, set[int]] = {}
     for run in runs:
@@ -286,7 +284,7 @@ def _slot_rows(
 
 
 def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
-    """First and last of each group of slots that lie close together."""
+    """Returns the first and last slot of each group of slots that are close together."""
     spans: list[tuple[int, int]] = []
     for slot in slots:
         if spans and slot - spans[-1][1] <= apart_ms:
@@ -312,10 +310,10 @@ def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
 
 
 def _delete_rows(context: Context, where: str, groups: Iterable[_Gone]) -> None:
-    """Delete rows by their versions, so no write of it can land twice.
+    """Deletes rows by their versions, so that no write can land twice.
 
-    Another process has deleted or replaced a row whose version is no longer there: the others of
-    its write are deleted without it.
+    If another process has deleted or replaced a row, the other rows of its write are deleted
+    without it.
     """
     for chunk in _chunks(groups):
         left = chunk
@@ -336,11 +334,11 @@ def _size(run: Run) -> int:
 
 
 def abort_uploads(store: Store, before_ms: int, unlisted: list[TidelogError]) -> int:
-    """Remove uploads that began before a time; how many.
+    """Aborts uploads that started before a time; returns how many.
 
-    ``unlisted`` gets an error where our credentials may not list or remove uploads.
-    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it. No proof of an
-    erasure is clean there, since parts hold events.
+    ``unlisted`` gets an error if our credentials may not list or abort uploads. Then the bucket's
+    own rule aborts them, as in the template of ``deploy/aws``. No proof of an erasure is clean
+    there, since parts contain events.
     """
     try:
         return store.abort_uploads(before_ms)

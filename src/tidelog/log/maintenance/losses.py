@@ -1,40 +1,41 @@
-"""What objects that no row names or lists say about the catalog: a possible loss, or a proven one.
+"""What strays show about the catalog: a possible loss, or a proven one.
 
-A row lists every object that a partition no longer needs (``unused``). So a **stray**, an object
-that fewer partitions name or list than it is for, was never committed by the others, or the catalog
-has lost that commit: it was damaged, or restored from an older copy. Then the object is the only
-copy of acknowledged events. One lost commit looks like a producer that died before its commit. What
-strays carry proves more, without any clock:
+A row lists every object that a partition no longer needs (``unused``). A **stray** is an object
+that fewer partitions name or list than it has events of. Either the others never committed it, or
+the catalog has lost that commit: it was damaged, or restored from an older copy. Then the object is
+the only copy of acknowledged events. One lost commit looks like a producer that died before its
+commit. The contents of strays prove more, without any clock:
 
-- a segment carries the next offset of each of its partitions as its appender knew it, and the run
-  before that offset, no matter which producer committed it. A higher number than the head's,
-  another object at the offset of that run, or an object of that run which is still there and which
-  the partition neither names nor lists **prove** that the catalog went back: it had this commit
-  once. No compile, trim or later commit hides that
-- a copy of a staged segment does not: its driver puts a witness after its commits (``witnesses``).
-  A partition that has committed it, by the witness, and neither names nor lists it is a proof
-- a journal lists the segments that its offsets came from. Offsets above the head's, or that came
-  from other segments than those of the partition's rows, are a proof (``origins``). No compile or
-  later commit hides that
-- an update's value has the newest amendment before it in its key, a journal the epoch of its
-  compiler and its first offset: a number above that of the head or of the ``compile`` row is a
-  proof. So is a generation above the registry's. None of these ever shrinks
-- any other stray is a **possible loss**. It is kept for a week from when a sweep has noted it
-  (``strays``)
+- A segment carries the next offset of each of its partitions as its appender knew it, and the run
+  before that offset, whichever producer committed it. Three things **prove** that the catalog had
+  this commit and lost it: a higher number than the head's; another object at the offset of that
+  run; an object of that run which exists, and which the partition neither names nor lists. No
+  compile, trim or later commit hides that.
+- A copy of a staged segment carries none of this. Its driver puts a witness after its commits
+  (``producer.staged``). If the witness says that a partition has committed the segment, and the
+  partition neither names nor lists it, that is a proof.
+- A journal lists the segments that its offsets came from. Offsets above the head's, or from other
+  segments than those of the partition's rows, are a proof (``origins``). No compile or later commit
+  hides that.
+- The key of an update's value contains the newest amendment before it, and the key of a journal the
+  epoch of its compiler and its first offset. A number above that of the head or of the ``compile``
+  row is a proof. So is a generation above the registry's. None of these ever shrinks.
+- Any other stray is a **possible loss**. It is kept for a week from when a sweep notes it
+  (``unused``).
 
-A segment of several partitions is a stray for those that neither name nor list it, though others
-name it: the catalog's copy may have fallen between two of its commits. A flush that is under way
-looks the same until a sweep has raised the floor above it.
+A segment of several partitions is a stray for those that neither name nor list it, even if others
+name it: the catalog may have been copied between two of its commits. A flush in progress looks the
+same until a sweep has raised the floor above it.
 
-No proof rests on dates. The price: a request that stores an object again, after a sweep has deleted
-it, makes a stray that was uploaded after that object's commit look like a proof. It takes a request
-that is delayed for longer than the grace, and a producer that died. The sweep then refuses, and a
-person accepts.
+No proof depends on dates. The price: if a delayed request stores an object again after a sweep has
+deleted it, a stray that was uploaded after that object's commit looks like a proof. That takes a
+request that is delayed for longer than the grace period, and a producer that died. The sweep then
+refuses, and a person accepts the loss.
 
-What was found is compared with rows that are read after the listing, so nothing that is under way
-counts as proof. An object that was deleted before its rows were read proves nothing: a sweep
-deletes objects before the rows that list them. A person may accept a loss; the row ``accepted``
-remembers up to which date.
+Strays are compared with rows that are read after the listing, so nothing in progress counts as
+proof. An object that was deleted before its rows were read proves nothing: a sweep deletes objects
+before the rows that list them. A person may accept a loss; the row ``accepted`` keeps the date up
+to which that holds.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ __all__ = [
     "remedy_for_lost",
 ]
 
-_TAIL_BYTES = 64 << 10  # of a segment: what its appender knew and the footer, of most
+# The end of a segment; for most, it contains the footer and what the appender knew.
+_TAIL_BYTES = 64 << 10
 
 
 def remedy_for_lost(topic: str) -> str:
-    """What to do about lost commits: what keeps the events comes before what deletes them."""
+    """Returns what to do about lost commits; advice that keeps the events comes first."""
     return (
         "restore a newer copy of the catalog, or append their events again with `tidelog topic "
         f"recover {topic}`; only if you can do without them, `tidelog sweep --accept-loss {topic}` "
@@ -89,7 +91,7 @@ def remedy_for_lost(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LossProof:
-    """An object that shows that the catalog has lost commits, and how."""
+    """An object that proves that the catalog has lost commits, and how."""
 
     info: ObjectInfo
     what: str
@@ -97,22 +99,22 @@ class LossProof:
 
 @dataclass(slots=True)
 class Losses:
-    """What was found."""
+    """The strays of a topic, by what they show."""
 
     proofs: list[LossProof] = field(default_factory=list)
     doubts: list[ObjectInfo] = field(default_factory=list)  # possible losses
     committed: list[AppenderView] = field(default_factory=list)  # runs that strays name
-    compiling: list[ObjectInfo] = field(default_factory=list)  # perhaps, by the present compiler
+    compiling: list[ObjectInfo] = field(default_factory=list)  # perhaps, by the current compiler
 
     @property
     def newest_ms(self) -> int:
-        """The newest date of all these objects; 0 for none."""
+        """Returns the newest date of all these objects; 0 if there are none."""
         infos = [*(proof.info for proof in self.proofs), *self.doubts]
         return max((info.modified_ms for info in infos), default=0)
 
 
 def newer_than(context: Context, topic: Topic) -> list[ObjectInfo]:
-    """Objects of a higher generation than the registry knows; one listing for each folder."""
+    """Returns objects of a higher generation than the registry's, with one listing per folder."""
     found = [
         info
         for folder in (layout.segments, layout.amendments)
@@ -132,9 +134,9 @@ def newer_than(context: Context, topic: Topic) -> list[ObjectInfo]:
 def find_losses(
     context: Context, topic: Topic, strays: Sequence[ObjectInfo], accepted_ms: int = -1
 ) -> Losses:
-    """Look at every stray: what it proves, or that it is a possible loss.
+    """Checks every stray: what it proves, or that it is a possible loss.
 
-    What a person has accepted, as the store dates it, does not count as proof.
+    Objects that a person has accepted, by the store's dates, do not count as proof.
     """
     check = _Check(context, topic, accepted_ms)
     for info in strays:
@@ -148,10 +150,10 @@ def find_losses(
 
 
 def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
-    """Returns losses where, if there is a proof, every doubt of the topic is one too.
+    """Returns losses in which, if there is any proof, every possible loss of the topic is one too.
 
-    An object that another stray names as committed is lost itself, and where the catalog went back
-    each other stray may be a commit that it has forgotten.
+    An object that another stray names as committed is lost itself. If the catalog was restored to
+    an earlier state, any other stray may be a commit that it lost.
     """
     proven = [proof for proof in losses.proofs if proof.info.modified_ms > accepted_ms]
     if not proven:
@@ -169,7 +171,7 @@ def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
 
 
 def accepted_until_ms(context: Context, topic: Topic) -> int:
-    """Objects that the store dates up to here are garbage, whatever they prove; -1 for none."""
+    """Returns the store date up to which objects are garbage, whatever they prove; -1 if none."""
     row = context.catalog.get(layout.topic_partition(topic.incarnation, 0), layout.ACCEPTED_ROW)
     if row is None:
         return -1
@@ -178,7 +180,7 @@ def accepted_until_ms(context: Context, topic: Topic) -> int:
 
 
 def accept_losses(context: Context, topic: Topic, until_ms: int) -> None:
-    """Remember that a person accepts the loss of objects up to a date.
+    """Records that a person accepts the loss of objects up to a date.
 
     Never pass a date in the future: objects of that time would be deleted unseen.
     """
@@ -197,7 +199,7 @@ def accept_losses(context: Context, topic: Topic, until_ms: int) -> None:
 
 
 class _Check:
-    """One look at a topic's strays, with rows that are read when they are first needed."""
+    """Checks a topic's strays, with rows that are read when they are first needed."""
 
     def __init__(self, context: Context, topic: Topic, accepted_ms: int) -> None:
         self._context = context
@@ -205,7 +207,7 @@ class _Check:
         self._accepted_ms = accepted_ms
         self._heads: dict[int, Head] = {}
         self._compilers: dict[int, HeldRow] = {}
-        # Strays whose run has no row any more: whether its object was listed is looked at last.
+        # Strays whose run has no row. Whether its object is listed as unused is checked last.
         self._named: list[tuple[ObjectInfo, AppenderView]] = []
         self._found = Losses()
 
@@ -213,7 +215,7 @@ class _Check:
         try:
             known = _known(self._context, info)
         except NotFoundError:
-            return  # another sweep has deleted it meanwhile
+            return  # another sweep has deleted it in the meantime
         except CorruptError:
             known = []
         self._found.committed += [each for each in known if each.object]
@@ -267,11 +269,11 @@ class _Check:
             self._found.proofs.append(LossProof(info, what))
         elif epoch < compiler.epoch or not compiler.owner:
             self._found.doubts.append(info)
-        else:  # where the catalog went back, an owner of the same epoch may have lost it
+        else:  # if the catalog was restored, an owner of the same epoch may have lost it
             self._found.compiling.append(info)
 
     def finish(self) -> Losses:
-        """All were added; the proofs that need rows which are read after them all."""
+        """Adds the proofs that need rows which are read after all strays; returns the losses."""
         listed: dict[int, set[str]] = {}
         proven: set[str] = set()
         for info, known in self._named:
@@ -292,7 +294,7 @@ class _Check:
         return next((what for each in known if (what := self._proof(each)) is not None), None)
 
     def _proof(self, known: AppenderView) -> str | None:
-        """How a segment shows that the catalog went back; None if it does not."""
+        """Returns how a segment proves that the catalog lost commits; None if it does not."""
         if not 0 <= known.partition < self._topic.partitions:
             return None
         head = self._head(known.partition)
@@ -311,19 +313,21 @@ class _Check:
         )
 
     def _witnessed(self, info: ObjectInfo) -> str | None:
-        """How a witness shows that the catalog has lost a commit of a staged segment."""
+        """Returns how a witness proves that the catalog lost a commit of a staged segment."""
         partition = lost_partition(self._context, self._topic, info)
         if partition is None:
             return None
         return f"was committed to partition {partition}, and the catalog does not know of it"
 
     def _may_prove(self, known: AppenderView) -> bool:
-        """Whether it names a run that has no row: the object must be listed, or deleted."""
+        """Returns whether it names a run without a row, so that its object must be listed or
+        deleted.
+        """
         is_here = 0 <= known.partition < self._topic.partitions
         return is_here and known.base >= 0 and self._run(known) is None
 
     def _run(self, known: AppenderView) -> Run | None:
-        """The run at the offset that a segment names, as rows are now."""
+        """Returns the run at the offset that a segment names, by the current rows."""
         if known.base < 0:
             return None
         partition = layout.topic_partition(self._topic.incarnation, known.partition)
@@ -331,10 +335,10 @@ class _Check:
         return None if row is None else decode_row(row.value, Run, f"row `{row.row}`")
 
     def _is_lost(self, known: AppenderView, listed: Collection[str], stray: ObjectInfo) -> bool:
-        """Whether the object of a run is there, and the partition does not know it any more.
+        """Returns whether the object of a run exists, and the partition no longer knows it.
 
-        No date counts: a store that was restored has others, and clocks are set back. So a request
-        that stored the object a second time, after a sweep had deleted it, looks the same.
+        Dates do not count: a restored store has others, and clocks can be set back. So an object
+        that a request stored again, after a sweep had deleted it, looks the same.
         """
         if known.object in listed or known.object == stray.key:
             return False
@@ -347,7 +351,7 @@ class _Check:
         try:
             self._context.store.head(key)
         except NotFoundError:
-            return False  # another sweep has deleted it meanwhile
+            return False  # another sweep has deleted it in the meantime
         return True
 
     def _head(self, partition: int) -> Head:
@@ -366,10 +370,10 @@ class _Check:
 
 
 def _known(context: Context, info: ObjectInfo) -> list[AppenderView]:
-    """What a segment carries. ``CorruptError``, ``NotFoundError``."""
+    """Returns what a segment carries. Raises ``CorruptError`` and ``NotFoundError``."""
     what = f"segment `{info.key}`"
     start = max(0, info.size - _TAIL_BYTES)
-    context.store.head(info.key)  # what a cache has may be deleted
+    context.store.head(info.key)  # a cached object may be deleted
     try:
         return read_known(context.store.get(info.key, start, info.size), what)
     except CorruptError:
@@ -379,7 +383,7 @@ def _known(context: Context, info: ObjectInfo) -> list[AppenderView]:
 
 
 def _generation(key: str) -> int:
-    """The generation of a segment or a value; -1 for a name that is not ours."""
+    """Returns the generation of a segment or a value; -1 for a name that is not ours."""
     try:
         return layout.segment_generation(key)
     except ValueError:

@@ -1,10 +1,9 @@
-"""From which segments a partition has its offsets, and whether a stray journal agrees.
+"""The segments that a partition's offsets came from, and whether a stray journal agrees.
 
-Every offset is given to one event for good, and each journal lists the segments that its offsets
-came from. Compiles carry these lists on. So a journal whose offsets came from other segments than
-those of the partition's rows, or that reaches past the partition's end, proves that the catalog
-went back: it had these commits once. No later commit or compile hides that. Offsets that were
-trimmed have no rows, and prove nothing.
+Every offset belongs to one event for good, and each journal lists the segments that its offsets
+came from. Compiles carry these lists over. A journal may list other segments than the partition's
+rows, or reach past the partition's end. Either proves that the catalog had these commits and lost
+them. No later commit or compile hides that. Trimmed offsets have no rows, and prove nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["contradiction"]
 def contradiction(context: Context, topic: Topic, partition: int, info: ObjectInfo) -> str | None:
     """Returns how a journal that no row names contradicts the catalog; None if it does not.
 
-    A journal that does not decode says nothing, nor do rows whose objects are missing or damaged.
+    A journal that does not decode proves nothing, nor do rows whose objects are missing or damaged.
     """
     try:
         sources = _sources_of(context, info.key, info.size)
@@ -55,7 +54,7 @@ def contradiction(context: Context, topic: Topic, partition: int, info: ObjectIn
 def _known(
     context: Context, topic: Topic, partition: int, start: int, end: int
 ) -> Iterator[Sequence[JournalOrigin]]:
-    """Of each row that holds offsets of ``[start, end)``: where they came from."""
+    """Yields, for each row that holds offsets of ``[start, end)``, where they came from."""
     reader = Reader(context, topic, partition)
     at = start
     while at < end:
@@ -83,7 +82,7 @@ def _sources_of(context: Context, key: str, size: int) -> list[JournalOrigin]:
 
 
 def _first_difference(ones: Sequence[JournalOrigin], others: Sequence[JournalOrigin]) -> int | None:
-    """The first offset that two lists have from other places; None for none."""
+    """Returns the first offset that differs between two lists; None if there is none."""
     found = [
         max(one.base, other.base)
         for one in ones

@@ -1,12 +1,13 @@
-"""What the rows of a partition refer to, and which of them a sweep may remove. Reads only.
+"""Reads what the rows of a partition refer to, and which of them a sweep may delete. Writes
+nothing.
 
-Rows come in the order of their keys, so amendments before journals: a journal that is seen to have
-an amendment has it for good. Rows of unused objects come last, so an object that is taken out of
-another row meanwhile is met there or here. Slot rows are passed over: there are many, and they name
-no object.
+Rows come in the order of their keys, so amendments come before journals: if a journal contains an
+amendment, it does so for good. Rows of unused objects come last, so an object that another write
+removes from a row in the meantime is found in one place or the other. Slot rows are skipped: there
+are many, and they name no object.
 
-Journals and runs must tile from the head's start to its next offset. Where they do not, a row is
-lost or hidden, and the object that it names would look like garbage.
+Journals and runs must cover every offset from the head's start to its next. If they do not, a row
+is lost or hidden, and the object that it names would look like garbage.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ __all__ = [
     "read_whole",
 ]
 
-_READS = 10  # of a partition that is compiled or trimmed while it is read
+_READS = 10  # of a partition that is compiled or trimmed at the same time
 
-# What a sweep understands. What a sink has staged is another module's to sweep (``sink_sweep``).
+# The rows that a sweep understands. Another module sweeps what a sink has staged (``staged``).
 KNOWN = frozenset(
     {
         "accepted",
@@ -85,7 +86,7 @@ class AmendmentRow:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """An unnamed producer's row, and what it says."""
+    """An unnamed producer's row, decoded."""
 
     row: str
     version: str
@@ -98,22 +99,22 @@ class References:
 
     objects: set[str] = field(default_factory=set)  # that are needed
     spans: list[tuple[int, int]] = field(default_factory=list)  # offsets of journals and runs
-    applied: list[AmendmentRow] = field(default_factory=list)  # amendments that a journal has
-    leftovers: set[str] = field(default_factory=set)  # objects that rows name which do not count
+    applied: list[AmendmentRow] = field(default_factory=list)  # amendments that a journal contains
+    leftovers: set[str] = field(default_factory=set)  # objects of rows that do not count
     has_leftovers: bool = False  # of trims or compiles
     unused: list[ListedRow] = field(default_factory=list)
     noted: list[NotedRow] = field(default_factory=list)  # strays, in partition 0
     producers: list[Silent] = field(default_factory=list)  # unnamed ones
-    newest_ms: int = 0  # the newest time that a commit or a producer has noted
+    newest_ms: int = 0  # the newest time that a commit or a producer has recorded
 
 
 def read_whole(
     context: Context, topic: Topic, partition: int, head: Head
 ) -> tuple[Head, References]:
-    """All references of a partition, whose journals and runs leave no gap, and the head then.
+    """Returns the head and all references of a partition, whose journals and runs have no gap.
 
-    ``CorruptError`` where offsets have no row. A gap that a compile or a trim made is none: these
-    change the head, and then all is read again.
+    Raises ``CorruptError`` if offsets have no row. A compile or a trim may cause a gap while the
+    rows are read; both change the head, and then everything is read again.
     """
     for _ in range(_READS):
         found = read_references(context, topic, partition, head)
@@ -133,7 +134,7 @@ def read_whole(
 
 
 def check_objects(context: Context, topic: Topic, missing: Collection[str]) -> None:
-    """Raise ``CorruptError`` where rows still name one of these objects, and the store lacks it."""
+    """Raises ``CorruptError`` if rows still name one of these objects, and the store lacks it."""
     named: set[str] = set()
     for partition in range(topic.partitions):
         head, _ = read_head(context, topic, partition)
@@ -149,7 +150,7 @@ def check_objects(context: Context, topic: Topic, missing: Collection[str]) -> N
 
 
 def find_gap(head: Head, found: References) -> tuple[int, int] | None:
-    """The first offsets from start to next that no journal or run holds; None for no gap."""
+    """Returns the first offsets from start to next without a journal or run; None if no gap."""
     at = head.start
     for base, end in sorted(found.spans):
         if base > at:
@@ -159,10 +160,10 @@ def find_gap(head: Head, found: References) -> tuple[int, int] | None:
 
 
 def read_references(context: Context, topic: Topic, partition: int, head: Head) -> References:
-    """All references of a partition whose head was read before.
+    """Returns all references of a partition; the caller has read the head before.
 
-    ``UnknownRowError`` for a row that this version does not know, ``CorruptError`` for one that
-    does not decode.
+    Raises ``UnknownRowError`` for a row that this version does not know, and ``CorruptError`` for
+    one that does not decode.
     """
     found = References()
     pending: list[AmendmentRow] = []
@@ -221,7 +222,7 @@ def _note_amendment(
     amendment = decode_row(row.value, Amendment, what)
     offset = layout.amend_offset(row.row)
     if offset < head.start:
-        found.has_leftovers = True  # goes with its row, or when a journal has it
+        found.has_leftovers = True  # deleted with its row, or when a journal contains it
     if amendment.object is not None:
         (found.leftovers if offset < head.start else found.objects).add(amendment.object)
     pending.append(
@@ -232,7 +233,7 @@ def _note_amendment(
 
 
 def _applied(pending: list[AmendmentRow], journals: list[Run]) -> Iterator[AmendmentRow]:
-    """The amendments that the journal of their offset has."""
+    """Yields the amendments that the journal of their offset contains."""
     bases = [run.base for run in journals]
     for each in pending:
         at = bisect_right(bases, each.offset) - 1

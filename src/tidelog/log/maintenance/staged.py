@@ -1,25 +1,25 @@
-"""Sweeping what Spark writers have staged, and no driver will commit any more.
+"""Sweeps what Spark writers have staged and no driver will commit any more.
 
-A write that was killed leaves staged segments, which nothing names. A batch is deleted when all of
-it is older than a day, and than the grace: a Spark job may run for hours before it commits. The
+A write that was killed leaves staged segments that nothing names. A batch is deleted when all of it
+is older than a day and than the grace period: a Spark job may run for hours before it commits. The
 steps:
 
-1. list what is staged; choose batches that are old as a whole
-2. raise ``swept`` in the topic's ``staged`` row to the topic's generation, which the sweep has just
-   raised: from here on no batch can be decided whose segments were staged in an older generation,
-   unless they are younger than half a day, so that no sweep can have chosen them
-3. read the rows of sinks: a batch that is decided, and not yet in the topic, is kept
-4. delete the chosen segments of older generations, and the manifests beside them
+1. List what is staged; choose batches that are completely old.
+2. Raise ``swept`` in the topic's ``staged`` row to the topic's generation, which the sweep has just
+   raised. From here on, no batch with segments of an older generation can be decided, unless they
+   are younger than half a day, so that no sweep can have chosen them.
+3. Read the rows of sinks: keep a batch that is decided and not yet in the topic.
+4. Delete the chosen segments of older generations, and the manifests beside them.
 
-| dies after | what is there                             | who repairs                |
-|------------|-------------------------------------------|----------------------------|
-| 1          | as it was                                 | nothing to repair          |
-| 2          | batches that can no longer commit         | Spark runs the batch again |
-| 4, partly  | fewer objects                             | the next sweep             |
+| crash after | what it leaves                            | repair                     |
+|-------------|-------------------------------------------|----------------------------|
+| 1           | no change                                 | none needed                |
+| 2           | batches that can no longer commit         | Spark runs the batch again |
+| 4, partly   | fewer objects                             | the next sweep             |
 
-A driver decides a batch by a write that expects the ``staged`` row as it has read it. So either its
-batch was decided before step 2, and step 3 sees it, or it reads that its segments may be deleted. A
-write without a name has no row to decide by: it looks at ``staged`` first, and fails loudly where a
+A driver decides a batch by a write that expects the ``staged`` row as it has read it. So either the
+batch was decided before step 2, and step 3 sees it, or the driver reads that its segments may be
+deleted. A write without a name has no row to decide by: it reads ``staged`` first, and fails if a
 segment is missing.
 """
 
@@ -44,30 +44,30 @@ from tidelog.store.base import ObjectInfo
 
 __all__ = ["STAGED_MS", "SinkState", "SweptStaging", "are_young", "left_by_sinks", "read_swept"]
 
-STAGED_MS = 24 * 3_600_000  # a staged batch that is younger may belong to a job that runs
-_ATTEMPTS = 50  # of a write that others keep changing
+STAGED_MS = 24 * 3_600_000  # a younger staged batch may belong to a running job
+_ATTEMPTS = 50  # of a write that keeps conflicting
 
 
 class SinkState(Persisted, frozen=True):
     """The row of a sink: its latest batch."""
 
-    query: str  # the Spark query that it belongs to; "" for batch writes
-    batch: int  # the number that Spark, or the user, gave it
+    query: str  # the Spark query; "" for batch writes
+    batch: int  # the number from Spark or from the user
     ordinal: int  # how many batches were decided before it
-    manifest: str  # key of the object that says what is in it
+    manifest: str  # key of the object that lists its contents
     done: bool = False  # whether all of it is in the topic
     left_out: int = 0  # events of all its batches that were erased from the topic before
-    contents: Contents = Contents()  # of the batch, as its tasks were given it
+    contents: Contents = Contents()  # of the batch, as its tasks got it
 
 
 class SweptStaging(Persisted, frozen=True):
     """The topic's ``staged`` row."""
 
-    swept: int = 0  # segments that were staged in a generation below this may be deleted
+    swept: int = 0  # segments that were staged in a lower generation may be deleted
 
 
 def read_swept(context: Context, topic: Topic) -> tuple[SweptStaging, str | None]:
-    """The topic's ``staged`` row and its version; None where there is none."""
+    """Returns the topic's ``staged`` row and its version; None as version if there is none."""
     where = layout.topic_partition(topic.incarnation, 0)
     row = context.catalog.get(where, layout.STAGED_ROW)
     if row is None:
@@ -76,9 +76,9 @@ def read_swept(context: Context, topic: Topic) -> tuple[SweptStaging, str | None
 
 
 def are_young(context: Context, keys: Sequence[str]) -> bool:
-    """Whether staged segments are there, and so young that no sweep can have chosen them.
+    """Returns whether staged segments exist and are so young that no sweep can have chosen them.
 
-    A stream may stage under a generation that was read long ago. Both ages are by the store's time.
+    A stream may stage under a generation that it read long ago. Both ages are by the store's time.
     """
     now_ms = trusted_now_ms(context)
     try:
@@ -88,7 +88,7 @@ def are_young(context: Context, keys: Sequence[str]) -> bool:
 
 
 def left_by_sinks(context: Context, topic: Topic, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
-    """Steps 1 to 3: what can be deleted of a topic whose generation the sweep has raised."""
+    """Steps 1 to 3: returns what can be deleted, after the sweep has raised the generation."""
     chosen = list(_old_batches(context, topic, now_ms, max(grace_ms, STAGED_MS)))
     if not chosen:
         return []
@@ -106,7 +106,7 @@ def left_by_sinks(context: Context, topic: Topic, now_ms: int, grace_ms: int) ->
 def _old_batches(
     context: Context, topic: Topic, now_ms: int, age_ms: int
 ) -> Iterator[tuple[tuple[str, str], list[ObjectInfo]]]:
-    """Step 1: by sink and batch."""
+    """Step 1: yields old objects by sink and batch."""
     staged = context.store.list(layout.sinks(topic.incarnation, "")[:-1])
     for place, found in groupby(staged, lambda info: tuple(info.key.split("/")[3:5])):
         infos = list(found)
@@ -129,7 +129,7 @@ def _raise_swept(context: Context, topic: Topic) -> None:
 
 
 def _undone(context: Context, topic: Topic) -> Iterator[tuple[str, str]]:
-    """Step 3: the sinks and batches that are decided, and not yet in the topic."""
+    """Step 3: yields the sinks and batches that are decided and not yet in the topic."""
     where = layout.topic_partition(topic.incarnation, 0)
     for row in context.catalog.scan(where, layout.sink_row(""), "sink0"):
         state = decode_row(row.value, SinkState, f"row `{row.row}`")
@@ -138,7 +138,7 @@ def _undone(context: Context, topic: Topic) -> Iterator[tuple[str, str]]:
 
 
 def _is_below(key: str, generation: int) -> bool:
-    """Whether a segment was staged in an older generation; manifests have none, and count as older.
+    """Returns whether a segment was staged in an older generation; manifests count as older.
 
     False for a name that is not ours.
     """

@@ -1,89 +1,88 @@
-"""Sweeping: what nobody refers to any more is deleted. No threads and no locks here.
+"""Sweeps a home: deletes the objects and rows that nothing needs. Starts no threads, takes no
+locks.
 
-First the incarnations that have objects are listed, and the registry is read after that. Objects
-appear only once a topic is ready, and a deletion leaves a ``deleted`` row. So an incarnation that
-has objects and neither row means that the registry lost a row: the sweep refuses, and deletes
-nothing at all. It also refuses a catalog whose own check, where it has one, finds damage: a row
-that cannot be found would make live objects look like garbage.
+The sweep lists the incarnations that have objects, then reads the registry. A topic has objects
+only once it is ready, and a deletion leaves a ``deleted`` row. So an incarnation with objects and
+neither row means that the registry lost a row: the sweep refuses and deletes nothing. It also
+refuses a catalog whose own check finds damage: a row that cannot be found would make live objects
+look like garbage.
 
 For each topic that is ready:
 
-0. objects of a higher generation than its registry row has prove that the catalog went back
-   (``losses``): the sweep refuses this topic
-1. its segment generation is raised in the registry row, by a conditional write: from here on
-   segments and the values of updates are uploaded under the new one
-2. the floor is raised to that generation in every ``head``, by conditional writes: a commit or an
-   amendment that was under way fails, and nothing of an older generation can be committed any more
-3. the epoch of every ``compile`` row that somebody holds is raised, by a conditional write: a swap
-   that was under way fails, and no journal of a lower epoch can take its place any more
-4. all references are read: every row of runs, journals and amendments of every partition, and last
-   the rows of unused objects; runs below the head's ``journaled`` do not count; a row of an unknown
-   kind, one that does not decode, or offsets between the head's start and next that no row holds
-   make the sweep refuse this topic; then the topic's objects are listed. A row whose object is not
-   there makes it refuse too. So does a stray that proves that the catalog went back (``losses``):
-   an object that fewer partitions name or list as unused than it is for. Nothing was deleted so
-   far. Other strays that can no longer be committed are noted, unless they are noted already,
-   with the latest of this machine's time, the store's, the newest in the topic's rows and the date
-   of the object; notes of objects that are no longer strays are deleted (``strays``)
-5. rows that trims and compiles left behind are deleted, their objects listed as unused
-   (``leftovers``)
-6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
-   by their versions, and their values listed; then the head says where some are left
-7. the rows of unused objects are read again. Objects that they list for as many partitions as they
-   are for, and that no row names, are deleted, if they are older than the grace: segments and
-   values of updates below the floor, journals below the epoch of their partition. Strays are kept
-   for a week after their note, or until a person accepts their loss. Witnesses of segments that
-   are gone (``witnesses``), and what Spark writers have staged and no driver will commit
-   (``sink_sweep``), are deleted too
-8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
-   list no object that still exists
-9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
-   the sweep, or the newest that the topic's own rows note; one that is marked and unchanged a week
-   later is deleted. Both weeks end at the newest time that the topic's own rows note, or earlier
+0. If objects have a higher generation than the registry row, the catalog was restored to an earlier
+   state (``losses``). The sweep refuses this topic.
+1. Raise the segment generation in the registry row, by a conditional write. From here on, segments
+   and the values of updates are uploaded under the new generation.
+2. Raise the floor to that generation in every ``head``, by conditional writes. A commit or an
+   amendment in progress fails, and nothing of an older generation can be committed any more.
+3. Raise the epoch of every ``compile`` row that has an owner, by a conditional write. A swap in
+   progress fails, and no journal of a lower epoch can be swapped in any more.
+4. Read all references: every row of runs, journals and amendments of every partition, and last the
+   rows of unused objects. Runs below the head's ``journaled`` do not count. The sweep refuses this
+   topic if a row has an unknown kind or does not decode, or if offsets between the head's start and
+   next have no row. Then list the topic's objects. The sweep also refuses if a row's object is
+   missing, or if a stray proves that the catalog was restored to an earlier state (``losses``). A
+   stray is an object that fewer partitions name or list as unused than it has events of. Nothing
+   was deleted so far. Note other strays that can no longer be committed, unless they are already
+   noted, with the latest of this machine's time, the store's, the newest in the topic's rows and
+   the object's date. Delete notes of objects that are no longer strays (``unused``).
+5. Delete rows that trims and compiles left, and list their objects as unused (``leftovers``).
+6. Delete amendments that the journal of their offset contains and that are older than the grace
+   period, by their versions, and list their values as unused. Then narrow the head's range of
+   amendments.
+7. Read the rows of unused objects again. Delete objects that no row names, that are listed for all
+   their partitions, and that are older than the grace period: segments and values of updates below
+   the floor, journals below the epoch of their partition. Keep strays for a week after their note,
+   or until a person accepts their loss. Also delete witnesses of segments that no longer exist, and
+   what Spark writers have staged and no driver will commit (``staged``).
+8. Of the rows of unused objects that step 4 read, delete those that list no existing object, by
+   their versions.
+9. Mark rows of unnamed producers that were silent for a week, with the time of the sweep or the
+   newest in the topic's own rows. Delete a row that is marked and unchanged a week later. Both
+   weeks end no later than the newest time in the topic's own rows.
 
-Then, for topics that are no more:
+Then, for deleted topics:
 
-10. of the incarnations that were listed first, those with a ``deleted`` row are taken
-11. the registry is read: a topic that was made meanwhile is not among them
-12. their objects are deleted, if they are older than the grace
+10. Of the incarnations that were listed first, choose those with a ``deleted`` row.
+11. Read the registry: a topic that was created in the meantime is not among them.
+12. Delete their objects that are older than the grace period.
 
-Then, for the store as a whole:
+Then, for the whole store:
 
-13. uploads that began before the grace, and did not end, are removed: copies whose reply was lost
-    leave them on S3, and killed processes in a folder
+13. Abort uploads that started before the grace period and did not finish. Copies with a lost reply
+    leave them on S3, and killed processes leave them in a folder.
 
-| dies after | what is on disk                          | who repairs it                          |
-|------------|------------------------------------------|-----------------------------------------|
-| 0          | as it was                                | nobody needs to                         |
-| 1          | a new generation; all else as it was     | nobody needs to                         |
-| 2, partly  | some heads refuse older segments         | producers upload anew where they must   |
-| 3, partly  | some compilers lost their row            | they take it anew, and go on            |
-| 4          | the same in every head                   | the same                                |
-| 4, partly  | some notes of strays, or fewer           | the next sweep: a week begins later     |
-| 5 to 9     | fewer rows, fewer objects                | the next sweep resumes                  |
-| 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
-| 7          | rows that list deleted objects           | the next sweep deletes them             |
-| 10, 11, 12 | fewer objects                            | the next sweep resumes                  |
-| 13         | fewer broken uploads                     | the next sweep resumes                  |
+| crash after | what it leaves                         | repair                                    |
+|-------------|----------------------------------------|-------------------------------------------|
+| 0           | no change                              | none needed                               |
+| 1           | a new generation                       | none needed                               |
+| 2, partly   | some heads refuse older segments       | producers upload again if they must       |
+| 3, partly   | some compilers lost their row          | they take it again and resume             |
+| 4           | the same in every head                 | the same                                  |
+| 4, partly   | more or fewer notes of strays          | the next sweep: a week begins later       |
+| 5 to 9      | fewer rows, fewer objects              | the next sweep resumes                    |
+| 6, partly   | a head with too wide a range           | the next sweep; readers find none there   |
+| 7           | rows that list deleted objects         | the next sweep deletes them               |
+| 10, 11, 12  | fewer objects                          | the next sweep resumes                    |
+| 13          | fewer broken uploads                   | the next sweep resumes                    |
 
-Why nothing is lost: a run of an old generation was committed before its head's floor was raised,
-and then step 4 sees its row, or its commit expects a version of the head that never comes again.
-The same holds for amendments, and for journals by the ``compile`` row, which every swap expects. A
-run that a swap replaces after step 2 is still counted. This holds however long a producer stalls
-and however many sweeps run at once, whatever the clocks say; the grace only spares objects that
-a reader may still look for. Ages are counted to the earlier of this machine's time and the store's
-(``ages``), so a clock that is ahead makes nothing old. A note is dated by the latest time that is
-known, so a clock that was behind makes no week shorter than the topic itself shows. A floor is at
-most the generation in the registry, since step 1 goes before step 2. An amendment goes only when a
-journal that has it is there, and readers read amendments before rows, so they never see an older
-state.
+Why nothing is lost: a run of an old generation either was committed before its head's floor was
+raised, and step 4 sees its row, or its commit expects a version of the head that never recurs. The
+same holds for amendments, and for journals by the ``compile`` row, which every swap expects. A run
+that a swap replaces after step 2 still counts. This holds however long a producer stalls, however
+many sweeps run at once, and whatever the clocks say. The grace period only spares objects that a
+reader may still need. Ages count to the earlier of this machine's time and the store's (``ages``),
+so a clock that is ahead makes nothing old. A note has the latest known time, so a clock that was
+behind does not shorten the week. A floor never exceeds the generation in the registry, since step 1
+precedes step 2. An amendment is deleted only when a journal contains it, and readers read
+amendments before rows, so they never see an older state.
 
 A catalog that has lost commits no longer names the only copy of acknowledged events. But no row
-lists it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where
-they can. Then a person decides: restores the catalog, or accepts the loss. An object is deleted
-before the row that lists it, so no object is taken for a stray because its row went first. What
-cannot be proven is kept for a week that begins when a sweep first meets it: dates of objects are
-older than the loss, and may come from a store that was restored.
+lists that object as unused either, and only listed objects are garbage. Steps 0 and 4 prove the
+loss where they can. Then a person restores the catalog or accepts the loss. An object is deleted
+before the row that lists it, so no object becomes a stray because its row was deleted first. What
+cannot be proven is kept for a week from when a sweep first finds it. The dates of objects do not
+count: they are older than the loss, and may come from a store that was restored.
 """
 
 from __future__ import annotations
@@ -161,12 +160,12 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["SkippedTopic", "SweepReport", "sweep_home"]
 
 NEVER_NOTED: Mapping[str, int] = MappingProxyType({})
-_DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
+_DELETES_AT_ONCE = 1_000  # objects; the limit of one S3 request
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedTopic:
-    """A topic that was left alone, and why."""
+    """A topic that was not swept, and why."""
 
     topic: str
     error: TidelogError
@@ -176,26 +175,26 @@ class SkippedTopic:
 class SweepReport:
     """What a sweep found and did."""
 
-    topics: int = 0  # that were swept to the end
+    topics: int = 0  # swept to the end
     objects_seen: int = 0
     objects_deleted: int = 0
     bytes_deleted: int = 0
-    objects_young: int = 0  # would have been deleted but for the grace
+    objects_young: int = 0  # kept only because of the grace period
     objects_doubted: int = 0  # possible losses, which were kept
-    runs_removed: int = 0  # rows that trims and compiles had left behind
+    runs_removed: int = 0  # rows that trims and compiles had left
     producers_removed: int = 0  # rows of unnamed producers
-    amendments_removed: int = 0  # rows of those that a journal has
-    uploads_aborted: int = 0  # in parts, left behind by copies whose reply was lost
+    amendments_removed: int = 0  # rows of amendments that a journal contains
+    uploads_aborted: int = 0  # multipart uploads left by copies with a lost reply
     clock_ahead_ms: int = 0  # how far this machine's clock is ahead of the store's
     refused: tuple[SkippedTopic, ...] = ()
-    unlisted: tuple[TidelogError, ...] = ()  # of stores whose broken uploads could not be removed
-    pipelines: int = 0  # that were swept, those of archives too
-    commits_merged: int = 0  # rows of archives' commits that became part of others
+    unlisted: tuple[TidelogError, ...] = ()  # stores whose broken uploads could not be removed
+    pipelines: int = 0  # swept, including those of archives
+    commits_merged: int = 0  # rows of archives' commits that were merged into others
 
 
 @dataclass(slots=True)
 class _Tally:
-    """The report in the making."""
+    """Builds the report."""
 
     topics: int = 0
     objects_seen: int = 0
@@ -219,38 +218,38 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Age:
-    """The time of a sweep, and its grace."""
+    """The time of a sweep, and its grace period."""
 
     now_ms: int  # the earlier of this machine's time and the store's
     latest_ms: int  # the later one
-    store_ms: int  # the store's
+    store_ms: int  # by the store
     grace_ms: int
 
     def is_old(self, then_ms: int) -> bool:
         return is_old(self.now_ms, then_ms, self.grace_ms)
 
     def is_kept(self, noted_ms: int | None) -> bool:
-        """Whether a stray that was noted then, or never, is still kept."""
+        """Returns whether a stray with this note, or without one, is still kept."""
         return noted_ms is None or self.now_ms - noted_ms < limits.STRAY_KEEP_MS
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicObjects:
-    """A topic's objects that no row needs, or will need soon."""
+    """A topic's objects that no row needs, now or soon."""
 
     unneeded: list[ObjectInfo]
-    strays: list[ObjectInfo]  # that fewer partitions name or list than they are for
+    strays: list[ObjectInfo]  # fewer partitions name or list them than they have events of
     keys: set[str]  # of all objects
 
 
 def sweep_home(context: Context, grace_ms: int, accept_loss: Collection[str] = ()) -> SweepReport:
-    """Delete what is not referred to and older than the grace, in all topics.
+    """Deletes what no row needs and is older than the grace period, in all topics.
 
-    Safe at any time, beside producers, trims and other sweeps. ``InvalidError`` for a negative
-    grace; a topic that cannot be swept is reported, and the others are. Of the topics in
-    ``accept_loss`` it also deletes objects that may be the only copy of events, or are: see
-    ``losses``; an incarnation of which only objects are left then counts as deleted.
-    ``NotFoundError`` when there is no such topic.
+    Safe at any time, beside producers, trims and other sweeps. Reports a topic that it cannot sweep
+    and sweeps the others. For topics in ``accept_loss``, it also deletes objects that are or may be
+    the only copy of events (``losses``). An incarnation that has only objects then counts as
+    deleted. Raises ``InvalidError`` for a negative grace period, and ``NotFoundError`` for an
+    unknown topic in ``accept_loss``.
     """
     if grace_ms < 0:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
@@ -271,7 +270,7 @@ def sweep_home(context: Context, grace_ms: int, accept_loss: Collection[str] = (
         try:
             _sweep_topic(context, name, age, tally, name in accept_loss)
         except NotFoundError:
-            continue  # deleted meanwhile; what it left is found by its incarnation
+            continue  # deleted in the meantime; its incarnation is swept below
         except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(SkippedTopic(name, exc))
     _sweep_deleted(context, stored, age, tally)
@@ -342,10 +341,10 @@ def _settle(
     accept: bool,
     since: Mapping[str, int] = NEVER_NOTED,
 ) -> frozenset[str]:
-    """The possible losses to keep. ``CorruptError`` where objects prove that commits are lost.
+    """Returns the possible losses to keep. Raises ``CorruptError`` if objects prove lost commits.
 
-    With ``accept`` a person has accepted the loss of all of these, which is remembered up to the
-    store's time at most: a date in the future would accept objects that are not there yet.
+    With ``accept``, a person has accepted the loss of all of these. That is stored with the store's
+    time at most: a date in the future would accept objects that do not exist yet.
     """
     if not losses.proofs and not losses.doubts:
         return frozenset()
@@ -364,28 +363,28 @@ def _settle(
         info.key
         for info in losses.doubts
         if info.modified_ms > until_ms and age.is_kept(_kept_since(info, since))
-        if age.is_old(info.modified_ms)  # else the grace keeps it
+        if age.is_old(info.modified_ms)  # otherwise the grace period keeps it
     )
 
 
 def _note_ms(info: ObjectInfo, age: _Age, newest_ms: int) -> int:
-    """When a stray is noted: the latest of all times that tell, since clocks may be behind.
+    """Returns when a stray is noted: the latest of all known times, since clocks may be behind.
 
-    This machine's does not tell where it is so far ahead of the store's that it is wrong.
+    Ignores this machine's time if it is so far ahead of the store's that it is wrong.
     """
     is_wrong = age.latest_ms - age.store_ms > FUTURE_MS
     return max(age.store_ms if is_wrong else age.latest_ms, newest_ms, info.modified_ms)
 
 
 def _kept_since(info: ObjectInfo, since: Mapping[str, int]) -> int | None:
-    """When the week of a stray began; None where it begins now."""
+    """Returns when the week of a stray began; None if it begins now."""
     return since.get(info.key)
 
 
 def _list_objects(
     context: Context, topic: Topic, references: Sequence[References], tally: _Tally
 ) -> _TopicObjects:
-    """The end of step 4. ``CorruptError`` where a row names an object that is not there."""
+    """The end of step 4. Raises ``CorruptError`` if a row names an object that is missing."""
     needed = set().union(*(found.objects for found in references))
     applied = {each.object for found in references for each in found.applied}
     keys: set[str] = set()
@@ -397,7 +396,7 @@ def _list_objects(
                 unnamed.append(info)
                 continue
             if info.key in applied:
-                kept.append(info)  # until its amendment goes
+                kept.append(info)  # until its amendment is deleted
             if is_shared(info.key):
                 shared.append(info)  # other partitions may have lost it
     if not needed <= keys:
@@ -415,7 +414,7 @@ def _list_objects(
 def _look_at(
     context: Context, topic: Topic, epochs: Sequence[int], strays: list[ObjectInfo]
 ) -> Losses:
-    """What strays say: those that can no longer be committed, and journals, of any epoch."""
+    """Returns what strays show that can no longer be committed, and journals of any epoch."""
     journals = layout.journals(topic.incarnation)
     over = {info.key for info in strays if _is_over(info.key, topic, epochs)}
     asked = [info for info in strays if info.key in over or info.key.startswith(journals)]
@@ -431,7 +430,7 @@ def _garbage(
     listed: _TopicObjects,
     lost: Collection[str],
 ) -> Iterator[ObjectInfo]:
-    """Step 7: what rows list as unused by now, or was ``lost`` and is no longer kept."""
+    """Step 7: yields what rows now list as unused, or was ``lost`` and is no longer kept."""
     needed = set().union(*(found.objects for found in references))
     uses = Uses(info.key for info in listed.unneeded)
     for partition, found in enumerate(references):
@@ -445,14 +444,14 @@ def _garbage(
 
 
 def _is_over(key: str, topic: Topic, epochs: Sequence[int]) -> bool:
-    """Whether no row can come to name an object any more; False for a name that is not ours."""
+    """Returns whether no row can ever name an object again; False for a name that is not ours."""
     if key.startswith(layout.journals(topic.incarnation)):
         return _is_below(key, epochs)
     return _generation(key, topic.generation) < topic.generation
 
 
 def _ready_topic(context: Context, name: str) -> Topic | None:
-    """The topic as the registry has it; None when it is not ready."""
+    """Returns the topic as the registry has it; None if it is not ready."""
     row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
     if row is None:
         return None
@@ -461,10 +460,10 @@ def _ready_topic(context: Context, name: str) -> Topic | None:
 
 
 def _raise_generation(context: Context, name: str) -> Topic | None:
-    """Step 1: the topic with its new generation; None when it is not ready.
+    """Step 1: returns the topic with its new generation; None if it is not ready.
 
-    After a conflict or a lost reply it is enough that the generation has grown, be it by this
-    sweep or by another one.
+    After a conflict or a lost reply it is enough that the generation has grown, through this sweep
+    or another one.
     """
     before: Topic | None = None
     for delay_s in RACE.delays_s(context.random):
@@ -473,7 +472,7 @@ def _raise_generation(context: Context, name: str) -> Topic | None:
             return None
         topic = decode_row(row.value, Topic, f"registry row `{row.row}`")
         if topic.state != "ready":
-            return None  # no objects yet, or `topic delete` removes them
+            return None  # no objects yet, or `topic delete` deletes them
         if before is not None and _has_grown(before, topic):
             return topic
         before = topic
@@ -493,7 +492,7 @@ def _has_grown(before: Topic, now: Topic) -> bool:
 
 
 def _raise_floor(context: Context, topic: Topic, partition: int, floor: int) -> Head:
-    """Step 2, for one partition: its head, which refuses older segments from now on."""
+    """Step 2, for one partition: returns its head, which refuses older segments from now on."""
 
     def raised(head: Head) -> Head:
         return msgspec.structs.replace(head, floor=max(head.floor, floor))
@@ -504,7 +503,7 @@ def _raise_floor(context: Context, topic: Topic, partition: int, floor: int) -> 
 def _remove_applied(
     context: Context, topic: Topic, partition: int, found: References, age: _Age, tally: _Tally
 ) -> None:
-    """Step 6, for one partition; the values of amendments that went are needed no more."""
+    """Step 6, for one partition. The values of deleted amendments are no longer needed."""
     old = [each for each in found.applied if age.is_old(each.at_ms)]
     gone = remove_amendments(
         context, topic, partition, [(each.row, each.version, each.object) for each in old]
@@ -515,7 +514,7 @@ def _remove_applied(
 
 
 def _generation(key: str, unknown: int) -> int:
-    """The generation of a segment or a value; ``unknown`` for a name that is not ours."""
+    """Returns the generation of a segment or a value; ``unknown`` for a name that is not ours."""
     try:
         return layout.segment_generation(key)
     except ValueError:
@@ -523,7 +522,7 @@ def _generation(key: str, unknown: int) -> int:
 
 
 def _is_below(key: str, epochs: Sequence[int]) -> bool:
-    """Whether a journal's epoch is over; False for a name that is not ours."""
+    """Returns whether a journal's epoch is over; False for a name that is not ours."""
     try:
         partition, epoch = layout.journal_place(key)
     except ValueError:
@@ -540,7 +539,7 @@ def _seen(context: Context, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
 def _delete_old(
     context: Context, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tally
 ) -> frozenset[str]:
-    """Steps 7 and 12: delete what is older than the grace, in batches; returns their keys."""
+    """Steps 7 and 12: deletes what is older than the grace period, in batches; returns the keys."""
     batch: list[ObjectInfo] = []
     gone: set[str] = set()
 

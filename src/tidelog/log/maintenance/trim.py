@@ -1,26 +1,26 @@
-"""Trimming: the oldest events of a topic are deleted. No threads and no locks here.
+"""Trims a topic: deletes its oldest events. Starts no threads, takes no locks.
 
 A trim that would pass a reader (a consumer, an archive, a pump, a playback) is refused before step
-1 unless the caller accepts that (``readers``). Readers only move forward, except by a seek, so what
-the check allows stays allowed.
+1, unless the caller accepts that (``readers``). Readers only move forward, except by a seek, so
+what the check allows stays allowed.
 
-Trim, in three steps; whoever comes next, a trim or a sweep, finishes what a crash left:
+A trim has three steps. The next trim or sweep finishes what a crash left:
 
-1. ``head.start`` moves forward, by one conditional write for each partition
-2. the rows of runs, journals and amendments that lie wholly below it are deleted (``leftovers``),
-   each run or journal with its slot rows in one write; then the head says where amendments are left
-3. (a sweep's work) the objects that no row names any more are deleted
+1. Move ``head.start`` forward, by one conditional write for each partition.
+2. Delete the rows of runs, journals and amendments that are completely below it (``leftovers``),
+   each run or journal with its slot rows in one write. Then narrow the head's range of amendments.
+3. (In a sweep) Delete the objects that no row names any more.
 
-| dies after | what is on disk                            | who repairs it                       |
-|------------|--------------------------------------------|--------------------------------------|
-| nothing    | all as it was                              | nobody needs to                      |
-| 1          | rows below the start, which nobody counts  | the next trim or sweep does step 2   |
-| 2, partly  | the same, fewer; no run without its slots  | the same                             |
-| 2          | objects that no row names                  | the next sweep                       |
+| crash after | what it leaves                            | repair                               |
+|-------------|-------------------------------------------|--------------------------------------|
+| nothing     | no change                                 | none needed                          |
+| 1           | rows below the start, which do not count  | the next trim or sweep does step 2   |
+| 2, partly   | the same, fewer; no run without its slots | the same                             |
+| 2           | objects that no row names                 | the next sweep                       |
 
-A start only moves forward, so after a lost reply it is enough to read it: it has arrived, or the
-step is taken again. A run or journal that holds the start keeps its row, so rows tile from at or
-below the start to the next offset. A plan holds only if nothing was compiled while it was made.
+A start only moves forward. So after a lost reply the trim reads it, and repeats the step if the
+start has not arrived. A run or journal that holds the start keeps its row, so rows cover every
+offset from the start to the next. A plan is valid only if nothing was compiled while it was made.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ __all__ = [
     "trim_topic",
 ]
 
-_QUIET_MS = 30 * 24 * 3600 * 1000  # without an event: then a clock that is right looks wrong too
+_QUIET_MS = 30 * 24 * 3600 * 1000  # without an event: then even a correct clock looks wrong
 
 
 @dataclass(frozen=True, slots=True)
 class BeforeTime:
-    """Up to the first run or journal with an event of this time or later; whole ones go."""
+    """Trims up to the first run or journal with an event of this time or later."""
 
     time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffsets:
-    """Exactly to an offset, for each partition that is named."""
+    """Trims exactly to an offset, in each partition given."""
 
     offsets: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBytes:
-    """The newest runs and journals stay, by commit time over all partitions; whole ones go.
+    """Keeps the newest runs and journals, by commit time over all partitions, up to this size.
 
-    Bytes are those in the store, after compression. A journal counts as committed when its newest
-    run was.
+    Deletes only whole runs and journals. Bytes are those in the store, after compression. A journal
+    has the commit time of its newest run.
     """
 
     bytes: int
@@ -86,8 +86,9 @@ TrimTo = BeforeTime | ToOffsets | KeepBytes
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """What one partition lost. Runs, journals among them, and bytes are those whose rows this trim
-    deleted.
+    """What a trim deleted in one partition.
+
+    Runs include journals; bytes are those of their objects.
     """
 
     partition: int
@@ -103,13 +104,13 @@ def trim_topic(
     to: TrimTo,
     check: Callable[[Mapping[int, int]], None] | None = None,
 ) -> list[TrimResult]:
-    """Delete the oldest events; what was done in each partition that ``to`` concerns.
+    """Deletes the oldest events; returns what was done in each partition that ``to`` selects.
 
-    ``InvalidError`` for a partition that is not there and an offset behind the end, before
-    anything is written. ``NotFoundError`` when the topic was deleted. ``check`` gets the planned
-    starts and refuses them by an error, such as ``readers.check_readers``. ``UnavailableError``
-    when nothing was trimmed, ``UnknownOutcomeError`` when something was or may have been: the same
-    trim again completes it.
+    ``check`` gets the planned starts and may raise to refuse them, such as
+    ``readers.check_readers``. Before anything is written, raises ``InvalidError`` for an unknown
+    partition or an offset past the end. Raises ``NotFoundError`` if the topic was deleted,
+    ``UnavailableError`` if nothing was trimmed, and ``UnknownOutcomeError`` if something was or may
+    have been: repeat the same trim to complete it.
     """
     starts = _plan(context, topic, to)
     if check is not None:
@@ -123,11 +124,11 @@ def trim_topic(
 
 
 def check_clock(context: Context, topic: Topic, now_ms: int) -> None:
-    """Refuse ``now_ms`` as the time from which an age counts, where nothing supports it.
+    """Raises ``InvalidError`` if nothing supports ``now_ms`` as the time from which an age counts.
 
-    A folder has no clock of its own. Where this machine's is far ahead of all that the topic has
-    recorded, it may have jumped, and events that are minutes old would look a year old.
-    ``InvalidError``: a date does not depend on the clock.
+    A folder has no clock of its own. If this machine's clock is far ahead of everything that the
+    topic has recorded, it may have jumped, and events that are minutes old would look a year old. A
+    trim to a date does not depend on the clock.
     """
     newest_ms = max(
         (_newest_ms(context, topic, each) for each in range(topic.partitions)), default=-1
@@ -142,7 +143,7 @@ def check_clock(context: Context, topic: Topic, now_ms: int) -> None:
 
 
 def _newest_ms(context: Context, topic: Topic, partition: int) -> int:
-    """When the newest run or journal of a partition was committed; -1 for none."""
+    """Returns when the newest run or journal of a partition was committed; -1 if there is none."""
     where = layout.topic_partition(topic.incarnation, partition)
     found = -1
     for kind in ("run", "journal"):
@@ -152,7 +153,7 @@ def _newest_ms(context: Context, topic: Topic, partition: int) -> int:
 
 
 def _plan(context: Context, topic: Topic, to: TrimTo) -> dict[int, int]:
-    """Where each partition shall start; planned again when something was compiled meanwhile."""
+    """Returns where each partition will start; plans again if something was compiled meanwhile."""
     if isinstance(to, ToOffsets):
         return {p: _checked(context, topic, p, offset) for p, offset in to.offsets.items()}
     for delay_s in RACE.delays_s(context.random):
@@ -200,7 +201,7 @@ def _checked(context: Context, topic: Topic, partition: int, offset: int) -> int
 
 
 def _start_at(context: Context, topic: Topic, partition: int, head: Head, time_ms: int) -> int:
-    """The end of the leading journals and runs that are older than a time."""
+    """Returns the end of the leading journals and runs that are older than a time."""
     where = layout.topic_partition(topic.incarnation, partition)
     start = head.start
     for kind in _kinds(head):
@@ -216,9 +217,9 @@ def _start_at(context: Context, topic: Topic, partition: int, head: Head, time_m
 def _starts_of_newest(
     context: Context, topic: Topic, heads: Mapping[int, Head], kept: int
 ) -> dict[int, int]:
-    """Go back from the newest runs of all partitions as long as their bytes fit.
+    """Returns the starts that keep the newest runs of all partitions, as many as fit.
 
-    Counting from the newest end, two trims at once come to the same answer, and what an older
+    It counts from the newest end, so two concurrent trims get the same answer, and what an older
     trim left behind costs nothing.
     """
     if kept < 0:
@@ -233,10 +234,10 @@ def _starts_of_newest(
         kept -= run.byte_end - run.byte_start
         if kept < 0:
             break
-        # A run that was committed since the head was read does not move the start past it.
+        # A run that was committed after the head was read does not move the start past it.
         starts[partition] = min(starts[partition], max(run.base, heads[partition].start))
     else:
-        return {partition: head.start for partition, head in heads.items()}  # all fits
+        return {partition: head.start for partition, head in heads.items()}  # everything fits
     return starts
 
 
@@ -254,7 +255,7 @@ def _runs_backwards(
 
 
 def _kinds(head: Head) -> list[tuple[str, str]]:
-    """Where the rows that count stand: journals, then the runs that follow them."""
+    """Returns the ranges of rows that count: journals, then the runs that follow them."""
     return [
         ("journal/", layout.journal_row(head.journaled)),
         (layout.run_row(head.journaled), layout.run_row(head.next)),

@@ -1,40 +1,39 @@
-"""Rows that say which objects a partition no longer needs, and what they prove together.
+"""Rows that list the objects a partition no longer needs, and notes of strays.
 
 Every write that removes the last mention of an object in a partition also puts a row
 ``unused/<id>`` that lists it. So an object is garbage because a row says so, never because no row
-names it: an object that no row names or lists was never committed, or the catalog has lost that
-commit. A process that will not commit what it has uploaded lists that too: in the write that
-replaces it, or apart. Only uploads of processes that died stay unlisted. A sweep deletes
-the objects first and the row after them, so where the row is deleted its objects are too.
+names it. An object that no row names or lists was never committed, or the catalog has lost that
+commit. A process that will not commit an object it uploaded lists that too, in the write that
+replaces it or in a separate one. Only uploads of processes that died stay unlisted. A sweep deletes
+the objects first and then the row.
 
 A segment may have events of several partitions, and its key says of how many. Each of them commits
 one of its copies, so the segment is settled when that many partitions name or list a copy. Journals
-and values of updates belong to one partition. A compile lists the journals that it will make before
-it makes them, under one name for all, and its swap deletes that row: so the journals of a compile
-that died are garbage too, and the next sweep deletes what they hold of erased events. Such a row
-is a **plan**: a copy of the catalog that was made while the compile ran has it too, and then the
-journal may be the only copy of events. So a plan counts only for journals from the partition's
-start on: existing rows hold the same events.
+and values of updates belong to one partition.
 
-Rows that note when a sweep first found an object to be a stray.
+A compile lists the journals that it will write before it writes them, under one name for all, and
+its swap deletes that row. So the journals of a compile that died are garbage too, and the next
+sweep deletes the erased events in them. Such a row is a **plan**. A copy of the catalog that was
+made while the compile ran has it too, and then the journal may be the only copy of events. So a
+plan counts only for journals from the partition's start on: existing rows hold the same events.
 
-A stray is kept for a week, and that week begins with the note: the date of an object says when it
-was uploaded, which may be long before the catalog lost the commit. A note has the latest of all
-times that are known (this machine's, the store's, those of the topic's rows, the object's date):
-the clock may be behind when the first sweep runs, and right at the next.
+A note records when a sweep first found a stray. A stray is kept for a week, which begins with the
+note: the date of an object says when it was uploaded, which may be long before the catalog lost the
+commit. A note has the latest of all known times (this machine's, the store's, those of the topic's
+rows, the object's date), since the clock may be behind at the first sweep and right at the next.
 
 A sweep notes only objects that can no longer be committed. So every row that ever named such an
 object is older than the note, and a copy of the catalog that has the note has that row too: no
-restored copy makes a note older than the loss. The write of a note expects the head of partition 0,
-so that it comes once.
+restored copy has a note that is older than the loss. The write of a note expects the head of
+partition 0, so that it lands once.
 
-In a folder there is no clock but the machine's, and that may jump by a year. There the week is what
-sweeps have seen pass: from one to the next a day at most (``STRAY_STEP_MS``), and nothing where the
-clock went back. Each sweep writes that into the note. So one jump takes a day off the week, and
-it takes at least seven sweeps to end it.
+A folder has no clock except the machine's, and that may jump by a year. There the week counts what
+sweeps have seen pass: at most a day from one sweep to the next (``STRAY_STEP_MS``), and nothing if
+the clock went back. Each sweep writes that into the note. So one jump shortens the week by at most
+a day, and it takes at least seven sweeps to end it.
 
-Objects are deleted before their notes. A note whose objects are no longer strays is deleted, by its
-version, or replaced by one of those that still are.
+A sweep deletes objects before their notes. It deletes a note whose objects are no longer strays, by
+its version, or replaces it with a note of the remaining ones.
 """
 
 from __future__ import annotations
@@ -76,27 +75,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ListedRow:
-    """One row of this kind."""
+    """One row that lists unused objects."""
 
     row: str
     version: str
     objects: tuple[str, ...]
-    start: int = sys.maxsize  # the partition's: a plan says nothing of journals before it
+    start: int = sys.maxsize  # the partition's: a plan does not cover journals before it
 
 
 def list_unused(row_id: str, objects: Iterable[str]) -> list[Put]:
     """Returns the change that lists objects, for the write that removes their last mention.
 
-    Empty for no objects. ``row_id`` is fresh: the row of another write is never replaced.
+    Empty for no objects. ``row_id`` must be new, so that no other row is replaced.
     """
     listed = tuple(dict.fromkeys(objects))
     return [Put(layout.unused_row(row_id), encode_row(UnusedObjects(listed)))] if listed else []
 
 
 def list_apart(context: Context, topic: Topic, partition: int, objects: Sequence[str]) -> bool:
-    """List objects that a process has stored and will never commit; returns whether it did.
+    """Lists objects that a process has stored and will never commit; returns whether it did.
 
-    Best effort: what is not listed, a sweep keeps for a week.
+    Best effort: a sweep keeps an unlisted object for a week.
     """
     with contextlib.suppress(NotFoundError, UnavailableError):
         list_now(context, topic, partition, objects)
@@ -105,10 +104,10 @@ def list_apart(context: Context, topic: Topic, partition: int, objects: Sequence
 
 
 def list_now(context: Context, topic: Topic, partition: int, objects: Sequence[str]) -> None:
-    """List objects by a write of its own.
+    """Lists objects with a separate write.
 
-    The write expects the head, so that it comes once, and never after the topic was deleted.
-    ``NotFoundError`` if it was, ``UnavailableError`` while others write all the time.
+    The write expects the head, so that it lands once, and never after the topic was deleted. Raises
+    ``NotFoundError`` if it was deleted, and ``UnavailableError`` if others keep writing.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     for delay_s in RACE.delays_s(context.random):
@@ -127,7 +126,7 @@ def list_now(context: Context, topic: Topic, partition: int, objects: Sequence[s
 
 
 def read_unused(context: Context, topic: Topic, partition: int) -> list[ListedRow]:
-    """All rows of a partition. ``CorruptError``."""
+    """Returns all rows of a partition. Raises ``CorruptError``."""
     where = layout.topic_partition(topic.incarnation, partition)
     start, found = sys.maxsize, []
     for row in context.catalog.scan(where, layout.unused_row(""), "unused0"):
@@ -146,11 +145,10 @@ def remove_unused(
     keys: Collection[str],
     deleted: Collection[str],
 ) -> None:
-    """Delete the rows that list no object that still exists, nor a copy of one.
+    """Deletes the rows that list no existing object and no copy of one.
 
-    ``keys`` are the objects that are left, of a listing that was made after the rows were read,
-    without those that were ``deleted`` since. The row of a compile that may be at work is to be
-    left out.
+    ``keys`` are the objects that exist, from a listing made after the rows were read, without those
+    that were ``deleted`` since. The caller leaves out the row of a compile that may be running.
     """
     listed = {_listed_as(key) for row in rows for key in row.objects}
     left = {name for key in keys for name in _names(key) if name in listed}
@@ -163,34 +161,34 @@ def remove_unused(
     where = layout.topic_partition(place[0].incarnation, place[1])
     for first in range(0, len(gone), limits.CHANGES_MAX):
         changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep meets them
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep tries again
             context.catalog.write(where, *changes, write_id=context.ids.new())
 
 
 def planned_starts(rows: Iterable[ListedRow]) -> dict[str, int]:
-    """The works whose plan a partition has, and its start: what they read below it was trimmed.
+    """Returns the compiles whose plan a partition has, with the partition's start.
 
-    A plan is written to the rows that the work then reads, so the events that it has found at an
-    offset are those that these rows held there.
+    A plan is written before the compile reads the rows. So the events that it finds at an offset
+    are those of these rows; what it reads below the start was trimmed.
     """
     return {work: row.start for row in rows for key in row.objects if (work := _planned(key))}
 
 
 def is_shared(key: str) -> bool:
-    """Whether an object has events of several partitions: one that names it says too little."""
+    """Returns whether an object has events of several partitions."""
     return origin_of(key)[1] > 1
 
 
 class Uses:
-    """Which of some objects are settled: as many partitions name or list them as they are for."""
+    """Which objects are settled: as many partitions name or list them as they have events of."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        """Only ``keys`` are asked about."""
+        """Tracks only ``keys``."""
         self._partitions: dict[str, set[int]] = {origin_of(key)[0]: set() for key in keys}
-        self._plans: dict[str, int] = {}  # works, and from which offset on their plan counts
+        self._plans: dict[str, int] = {}  # compiles, and the first offset that their plan covers
 
     def add(self, partition: int, objects: Collection[str], start: int = sys.maxsize) -> None:
-        """Rows of a partition, which has this start, name or list these."""
+        """Adds objects that rows of a partition, which has this start, name or list."""
         for key in objects:
             work = _planned(key)
             if work:
@@ -205,7 +203,7 @@ class Uses:
             self.add(partition, row.objects, row.start)
 
     def is_known(self, key: str, partition: int) -> bool:
-        """Whether a partition names or lists an object, or a copy of it."""
+        """Returns whether a partition names or lists an object or a copy of it."""
         return partition in self._partitions.get(origin_of(key)[0], ())
 
     def is_settled(self, key: str) -> bool:
@@ -223,7 +221,7 @@ class Uses:
 
 
 def _is_there(context: Context, key: str) -> bool:
-    """A listing may be old: what it does not show is asked for."""
+    """Returns whether an object exists. Asks the store, since a listing may be stale."""
     try:
         context.store.head(key)
     except NotFoundError:
@@ -232,9 +230,9 @@ def _is_there(context: Context, key: str) -> bool:
 
 
 def origin_of(key: str) -> tuple[str, int]:
-    """What all copies of an object share, and how many partitions it has events of.
+    """Returns what all copies of an object share, and how many partitions it has events of.
 
-    Journals of one work that begin at one offset are copies: the work was done twice.
+    Journals of one compile that begin at the same offset are copies: the work was done twice.
     """
     if key.endswith(".parquet"):
         folder, _, name = key.rpartition("/")
@@ -246,20 +244,20 @@ def origin_of(key: str) -> tuple[str, int]:
 
 
 def _planned(key: str) -> str:
-    """The work whose journals a listed key means; empty for a key of one object."""
+    """Returns the compile whose journals a listed key means; empty for the key of one object."""
     if not key.endswith(".parquet") or "-" in key.rpartition("/")[2]:
         return ""
     return "/".join(layout.journal_work(key))
 
 
 def _listed_as(key: str) -> str:
-    """What a row of unused objects says by a key."""
+    """Returns how rows of unused objects list a key."""
     work = _planned(key)
     return f"plan {work}" if work else origin_of(key)[0]
 
 
 def _names(key: str) -> Iterable[str]:
-    """All by which a row may list an object."""
+    """Returns all names under which a row may list an object."""
     yield origin_of(key)[0]
     if key.endswith(".parquet"):
         yield f"plan {'/'.join(layout.journal_work(key))}"
@@ -267,7 +265,7 @@ def _names(key: str) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class NotedRow:
-    """One row of this kind."""
+    """One row of notes."""
 
     row: str
     version: str
@@ -275,7 +273,7 @@ class NotedRow:
 
 
 def noted_since(rows: Iterable[NotedRow]) -> dict[str, int]:
-    """Since when each object is noted."""
+    """Returns when each object was noted."""
     since: dict[str, int] = {}
     for row in rows:
         for key in row.noted.objects:
@@ -284,7 +282,7 @@ def noted_since(rows: Iterable[NotedRow]) -> dict[str, int]:
 
 
 def kept_since(context: Context, rows: Iterable[NotedRow], now_ms: int) -> dict[str, int]:
-    """Since when the week of each noted object counts: where clocks jump, by what sweeps saw."""
+    """Returns when each object's week began; if clocks may jump, by what sweeps have seen pass."""
     if has_own_clock(context.store):
         return noted_since(rows)
     since: dict[str, int] = {}
@@ -296,7 +294,7 @@ def kept_since(context: Context, rows: Iterable[NotedRow], now_ms: int) -> dict[
 
 
 def _moved(context: Context, noted: Strays, now_ms: int) -> Strays:
-    """A note as a sweep leaves it: with the time that this sweep has seen pass."""
+    """Returns a note with the time that this sweep has seen pass."""
     if has_own_clock(context.store):
         return noted
     step_ms = now_ms - (noted.seen_ms or noted.at_ms)
@@ -312,9 +310,9 @@ def note_strays(
     fresh: Mapping[str, int],
     now_ms: int,
 ) -> None:
-    """Note ``fresh`` strays with their times, and forget what is no longer a stray.
+    """Notes ``fresh`` strays with their times, and removes what is no longer a stray.
 
-    What fails is left to the next sweep, which then begins the week.
+    If it fails, the next sweep starts the week.
     """
     where = layout.topic_partition(topic.incarnation, 0)
     changes: list[Change] = []

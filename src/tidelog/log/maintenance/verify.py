@@ -1,21 +1,27 @@
-"""Verifying a topic: every layer is read and held against the others.
+"""Verifies a topic: reads every layer and checks it against the others.
 
-It changes nothing, runs beside everything else, and collects what it finds instead of raising: an
-*error* is damage that a person must look at, a *warning* may be, a *note* is not. What looks like
-damage is read once more before it is reported, as it may have been trimmed or compiled meanwhile.
+It changes nothing, can run at any time, and collects findings instead of raising. An *error* is
+damage that a person must look at, a *warning* may be damage, a *note* is not. What looks like
+damage is read once more before it is reported, since it may have been trimmed or compiled in the
+meantime.
 
-The layers: the objects of the topic are listed; then, for each partition, the head, the rows of
-producers, the amendments with their values, the rows of journals and runs, which must tile from the
-start to the next offset, the bytes of each of them with their checksums, counts, offsets, times and
-id indexes, and the slot rows, which must be those of journals and runs; last, the objects that no
-row names. Rows that trims and compiles left behind are no damage.
+The layers:
 
-An object that no row needs is a note where rows list it as unused: a sweep deletes it. A stray,
-which fewer partitions name or list than it has events of, is an error where it proves that the
-catalog has lost commits, and a warning where it may be a loss (``losses``). A producer that is at
-work, or died between upload and commit, leaves the same behind, so this alone is a warning. It ends
-when a sweep deletes the object, a week after it has noted it, or when a person accepts it. What a
-person has accepted is a note.
+- the objects of the topic are listed first
+- for each partition: the head; the rows of producers; the amendments with their values; the rows of
+  journals and runs, which must cover every offset from the start to the next; the bytes of each of
+  them, with checksums, counts, offsets, times and id indexes; and the slot rows, which must match
+  the journals and runs
+- last, the objects that no row names
+
+Rows that trims and compiles left behind are not damage.
+
+An object that no row needs is a note if rows list it as unused: a sweep deletes it. A stray, which
+fewer partitions name or list than it has events of, is an error if it proves that the catalog has
+lost commits, and a warning if it may be a loss (``losses``). A producer that is still working, or
+that died between upload and commit, leaves the same behind, so this alone is a warning. The warning
+ends when a sweep deletes the object, a week after noting it, or when a person accepts the loss.
+What a person has accepted is a note.
 """
 
 from __future__ import annotations
@@ -49,9 +55,9 @@ __all__ = ["Finding", "Severity", "VerifyReport", "verify_topic"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was read, and what was found. Runs, events and bytes are those that can be read.
+    """What was read, and what was found. Runs, events and bytes are those that are readable.
 
-    Journals are counted among the runs too.
+    Runs include journals.
     """
 
     topic: str
@@ -60,17 +66,18 @@ class VerifyReport:
     events: int
     bytes: int
     objects: int
-    orphans: int  # objects that no row names, or names yet
+    orphans: int  # objects that no row names, or not yet
     orphan_bytes: int
     errors: int
     notes: int
     findings: tuple[Finding, ...]  # the first ones of each severity
     journals: int = 0
-    amendments: int = 0  # that are not trimmed
+    amendments: int = 0  # not trimmed
     warnings: int = 0
     possible_losses: int = 0  # orphans that may be the only copy of events
     proven_losses: int = 0  # orphans that prove that the catalog has lost commits
-    findings_cut: dict[Severity, int] = field(default_factory=dict)  # that `findings` leaves out
+    # How many `findings` leaves out.
+    findings_cut: dict[Severity, int] = field(default_factory=dict)
 
 
 def verify_topic(
@@ -79,10 +86,10 @@ def verify_topic(
     pool: Executor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Read everything that belongs to a topic; what was found.
+    """Reads everything that belongs to a topic; returns what was found.
 
-    ``progress`` is called after each run with the bytes that were read. ``NotFoundError`` when the
-    topic is deleted, ``UnavailableError`` as usual.
+    Calls ``progress`` with the bytes read after each run. Raises ``NotFoundError`` if the topic is
+    deleted, and ``UnavailableError``.
     """
     listed = context.store.list(f"topics/{topic.incarnation}/")  # before the rows that name them
     tally = VerifyTally(context, topic, {info.key: info for info in listed}, progress)
@@ -113,13 +120,13 @@ def verify_topic(
 
 
 def _orphans(tally: VerifyTally) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    """The objects that no row names, and those that too few partitions name or list.
+    """Returns the objects that no row names, and those that too few partitions name or list.
 
-    Also no row that was committed since its partition was read.
+    Also checks rows that were committed after their partition was read.
     """
     apart = (
-        layout.sinks(tally.topic.incarnation, "")[:-1],  # named by manifests, not by runs
-        layout.witnesses(tally.topic.incarnation),  # no events
+        layout.sinks(tally.topic.incarnation, "")[:-1],  # manifests name them, not runs
+        layout.witnesses(tally.topic.incarnation),  # without events
     )
 
     def unnamed() -> list[ObjectInfo]:
@@ -142,7 +149,7 @@ def _orphans(tally: VerifyTally) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
 
 
 def _name_late(tally: VerifyTally, partition: int, after: int) -> None:
-    """Note what was committed, amended or compiled since a partition was read, in order of keys."""
+    """Notes what was committed, amended or compiled after a partition was read, in key order."""
     where = layout.topic_partition(tally.topic.incarnation, partition)
     kinds: tuple[tuple[str, str, type[Amendment | Run]], ...] = (
         ("amend/", "amend0", Amendment),
@@ -161,7 +168,7 @@ def _name_late(tally: VerifyTally, partition: int, after: int) -> None:
 
 
 def _strays(tally: VerifyTally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Those that fewer partitions name or list than they are for."""
+    """Returns the objects that fewer partitions name or list than they have events of."""
     uses = Uses(info.key for info in orphans)
     for partition, keys in tally.uses.items():
         uses.add(partition, keys, tally.starts.get(partition, sys.maxsize))
@@ -171,7 +178,7 @@ def _strays(tally: VerifyTally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
 def _check_orphans(
     tally: VerifyTally, orphans: list[ObjectInfo], torn: list[ObjectInfo], generation: int
 ) -> tuple[int, int]:
-    """How many objects prove a loss, and how many may be one; reports each."""
+    """Reports each object; returns how many prove a loss, and how many may be one."""
     strays = [*_strays(tally, orphans), *torn]
     try:
         until_ms = accepted_until_ms(tally.context, tally.topic)
@@ -214,7 +221,7 @@ def _unnamed(tally: VerifyTally, info: ObjectInfo) -> str:
 
 
 def _is_above(key: str, generation: int) -> bool:
-    """Whether a segment or a value has a higher generation; False for a name that is not ours."""
+    """Returns whether a segment or value has a higher generation; False for a foreign name."""
     if key.split("/")[2] not in ("segments", "amendments"):
         return False
     try:
@@ -224,9 +231,9 @@ def _is_above(key: str, generation: int) -> bool:
 
 
 def _check_registry(tally: VerifyTally) -> int:
-    """The topic is still there, and no head has a floor that its producers could never reach.
+    """Checks that the topic exists, and that no head has a floor its producers could never reach.
 
-    Its generation; a very high one where that cannot be read.
+    Returns its generation; a very high one if it cannot be read.
     """
     name = tally.topic.name
     try:

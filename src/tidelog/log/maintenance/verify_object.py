@@ -1,4 +1,4 @@
-"""Verifying the bytes that a run or a journal names. Reads only; runs in threads of a pool."""
+"""Verifies the bytes that a run or a journal names. Reads only; runs in threads of a pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RESTORE = "keep the object, and restore it from a copy"
 
 
 def problem_of_object(tally: VerifyTally, run: Run) -> str | None:
-    """The first thing that is wrong with what a run names."""
+    """Returns the first problem of the object that a run names."""
     what = f"object `{run.object}`"
     if not tally.owns(run.object):
         return f"{what}: is not of this topic"
@@ -94,7 +94,7 @@ def _problem_of_journal(tally: VerifyTally, run: Run, what: str, size: int) -> s
 
 
 def _rise(offsets: npt.NDArray[np.int64], start: int, end: int) -> bool:
-    """Whether there are some, in order, within ``[start, end)``."""
+    """Returns whether there are offsets, all ascending, and within ``[start, end)``."""
     if not len(offsets) or offsets[0] < start or offsets[-1] >= end:
         return False
     return bool((offsets[1:] > offsets[:-1]).all())
@@ -113,7 +113,7 @@ def _problem_of_times(batches: Sequence[pa.RecordBatch], run: Run) -> str | None
 
 
 def _problem_of_texts(batches: Sequence[pa.RecordBatch], run: Run, what: str) -> str | None:
-    """The first event whose text does not decode: no reader gets past it."""
+    """Returns the first event whose text does not decode: no reader gets past it."""
     at = run.base
     for batch in batches:
         for row in range(batch.num_rows) if problem_of_text(batch) else ():
@@ -129,7 +129,7 @@ def _problem_of_texts(batches: Sequence[pa.RecordBatch], run: Run, what: str) ->
 def _problem_of_ids(
     index: IdIndex | None, blocks: Sequence[pa.Array | pa.ChunkedArray], what: str
 ) -> str | None:
-    """Whether the index has the ids of each block, and no others."""
+    """Returns a problem unless the index has exactly the ids of each block."""
     halves = [np.sort((hash_ids(ids) >> np.uint64(32)).astype(np.uint32)) for ids in blocks]
     found = () if index is None else index.blocks
     if index is None:

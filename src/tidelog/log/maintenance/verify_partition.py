@@ -1,11 +1,9 @@
-"""Verifying one partition: its rows are scanned once, and runs are read as they come.
+"""Verifies one partition: scans its rows once, and reads runs as they come.
 
-What looks like damage is read once more before it is told: it may have been trimmed, compiled,
-amended or swept since it was scanned.
-
-Verifying amendments: where the head says that they are, and with the values that they name.
-
-Verifying slot rows: each run and journal has its own, and there are no others.
+:class:`AmendmentCheck` checks that amendments are where the head says, with the values that they
+name. :class:`SlotCheck` checks that each run and journal has its slot rows, and that there are no
+others. What looks like damage is read once more before it is reported: it may have been trimmed,
+compiled, amended or swept since the scan.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ __all__ = [
 
 S = TypeVar("S", bound=Persisted)
 
-_AHEAD = 16  # runs that are read at once where there is a pool
+_AHEAD = 16  # runs read in parallel with a pool
 
 
 class PartitionCheck:
-    """One partition; findings go to the tally."""
+    """Checks one partition; the tally gets the findings."""
 
     def __init__(self, tally: VerifyTally, partition: int, pool: Executor | None) -> None:
         self._tally = tally
@@ -58,19 +56,19 @@ class PartitionCheck:
         self._where = layout.topic_partition(tally.topic.incarnation, partition)
         self._pool = pool
         self._head: Head | None = None
-        self._last: Run | None = None  # of those that tile so far
-        self._first: int | None = None  # the lowest offset that a living run or journal has
+        self._last: Run | None = None  # the last one without a gap before it
+        self._first: int | None = None  # the lowest offset of a live run or journal
         self._gaps: list[tuple[int, int]] = []
         self._trimmed = 0  # runs and journals below the start
         self._shadowed = 0  # runs that journals have replaced
         self._journaled: int | None = None  # where live journals end
-        self._applied = 0  # the newest amendment that a journal has
+        self._applied = 0  # the newest amendment that a journal contains
         self._reading: deque[tuple[Run, Future[str | None]]] = deque()
         self._amendments = AmendmentCheck(tally, partition)
         self._slots = SlotCheck(tally, partition, self.holds_now)
 
     def run(self) -> None:
-        """Read everything."""
+        """Reads everything."""
         self._head = self._read_head()
         if self._head is not None:
             self._tally.nexts[self._partition] = self._head.next
@@ -86,7 +84,7 @@ class PartitionCheck:
         self._slots.finish(self._gaps)
 
     def holds_now(self, run: Run) -> bool:
-        """Whether a run still is where it was; if not, it was trimmed or compiled since."""
+        """Returns whether a run is still there; if not, it was trimmed or compiled since."""
         name = layout.run_row if run.journal is None else layout.journal_row
         row = self._context.catalog.get(self._where, name(run.base))
         if row is None:
@@ -99,7 +97,7 @@ class PartitionCheck:
                 return True
             return decode_row(head.value, Head, "").journaled <= run.base
         except CorruptError:
-            return True  # which is told already
+            return True  # already reported
 
     def _check_row(self, row: Row) -> None:
         kind = row.row.partition("/")[0]
@@ -161,7 +159,7 @@ class PartitionCheck:
             self._begin(run)
 
     def _begin(self, run: Run) -> None:
-        """Count a run that can be read, and read it."""
+        """Counts a readable run, and reads it."""
         self._first = run.base if self._first is None else min(self._first, run.base)
         self._tally.runs += 1
         self._tally.events += run.events
@@ -204,7 +202,7 @@ class PartitionCheck:
             self._last = run
 
     def _check_ends(self, now: Head | None) -> None:
-        """What the head says, held against the runs; ``now`` is the head after the scan."""
+        """Checks the head against the runs; ``now`` is the head after the scan."""
         if self._head is not None and now is not None:
             at = self._head.start if self._last is None else self._last.end
             if at < self._head.next:
@@ -229,7 +227,7 @@ class PartitionCheck:
                 self._tally.add("note", f"partition {self._name}", what)
 
     def _is_compiled(self, first: int, end: int) -> bool:
-        """Whether journals hold now what no run held; then these are read instead."""
+        """Returns whether journals now hold what no run held; if so, reads them instead."""
         reader = Reader(self._context, self._tally.topic, self._partition)
         found: list[Run] = []
         at = first
@@ -238,7 +236,7 @@ class PartitionCheck:
                 found += [run for run in runs if run.base < end]
                 at = found[-1].end
         except (CorruptError, NotFoundError):
-            return False  # trimmed ones are left out by the start
+            return False  # the start excludes trimmed ones
         for run in found:
             self._tally.name(self._partition, run.object)
             self._slots.expect(run, True)
@@ -273,7 +271,7 @@ def _problem_of_head(head: Head) -> str | None:
 
 
 def _problem_of_row(row: str, run: Run) -> str | None:
-    """What makes a run or a journal impossible, whatever else there is."""
+    """Returns what makes a run or a journal impossible, regardless of other rows."""
     is_journal = row.startswith("journal/")
     if is_journal != (run.journal is not None):
         return "is not the row of a journal" if is_journal else "is the row of a journal"
@@ -298,7 +296,7 @@ class _Met:
 
 
 class AmendmentCheck:
-    """The amendments of one partition."""
+    """Checks the amendments of one partition."""
 
     def __init__(self, tally: VerifyTally, partition: int) -> None:
         self._tally = tally
@@ -308,7 +306,7 @@ class AmendmentCheck:
         self._met: list[_Met] = []
 
     def add(self, row: Row) -> None:
-        """A row has been met."""
+        """Adds a scanned row."""
         try:
             amendment = decode_row(row.value, Amendment, "value")
             offset = layout.amend_offset(row.row)
@@ -324,10 +322,10 @@ class AmendmentCheck:
         self._met.append(met)
 
     def finish(self, head: Head, first: int | None) -> None:
-        """All rows have been met; the head was read after them.
+        """Reports findings after all rows were added; the head was read after them.
 
-        ``first`` is the lowest offset that a living run or journal has. Amendments from there to
-        the start stay until that object is written again without what they delete.
+        ``first`` is the lowest offset of a live run or journal. Amendments from there to the start
+        stay until that object is rewritten without what they delete.
         """
         trimmed = 0
         for each in self._met:
@@ -359,7 +357,7 @@ class AmendmentCheck:
         return None
 
     def _is_there(self, each: _Met) -> bool:
-        """Whether the row is still as it was scanned; if not, it was amended again, or applied."""
+        """Returns whether the row is unchanged; if not, it was amended again or compiled."""
         row = self._tally.context.catalog.get(self._where, each.row)
         return row is not None and row.version == each.version
 
@@ -368,7 +366,7 @@ class AmendmentCheck:
 
 
 class SlotCheck:
-    """The slot rows of one partition; ``holds_now`` tells whether a run is still there."""
+    """Checks the slot rows of one partition; ``holds_now`` returns whether a run is still there."""
 
     def __init__(
         self, tally: VerifyTally, partition: int, holds_now: Callable[[Run], bool]
@@ -383,12 +381,12 @@ class SlotCheck:
         self._dangling: list[Row] = []
 
     def expect(self, run: Run, is_live: bool) -> None:
-        """A run has been met; one that is not live may have its rows, or not."""
+        """Adds a run; one that is not live may or may not have slot rows."""
         for name in _names(run, self._slot_ms):
             self._wanted[name] = (run, is_live, False)
 
     def add(self, row: Row) -> None:
-        """A slot row has been met."""
+        """Adds a scanned slot row."""
         is_journal = row.value.endswith(b"j")
         name = row.row if is_journal else row.row[: row.row.rindex("/") + 1]
         run, is_live, seen = self._wanted.get(name, (None, False, False))
@@ -402,7 +400,7 @@ class SlotCheck:
                 self._error(row.row, f"says {row.value!r}, the run ends at {run.end}")
 
     def finish(self, gaps: Sequence[tuple[int, int]]) -> None:
-        """All rows have been met; in gaps the runs are missing."""
+        """Reports findings after all rows were added; ``gaps`` are offsets without runs."""
         for name, (run, is_live, seen) in self._wanted.items():
             if is_live and not seen and not self._is_there(name, run) and self._holds_now(run):
                 self._error(name, f"is missing: the run at {run.base} needs it")
@@ -411,17 +409,17 @@ class SlotCheck:
                 self._error(row.row, "names no run: nothing is found by it")
 
     def _is_there(self, name: str, run: Run) -> bool:
-        """Whether a journal's slot row is there after all, as it may have come late."""
+        """Returns whether a journal's slot row is there after all, since it may be new."""
         return run.journal is not None and self._catalog.get(self._where, name) is not None
 
     def _is_dangling(self, row: Row, gaps: Sequence[tuple[int, int]]) -> bool:
-        """Whether no run has this slot, also none that came after the scan."""
+        """Returns whether no run has this slot, not even one that came after the scan."""
         try:
             base = int(row.row.split("/")[3])
         except (IndexError, ValueError):
             return True
         if any(first <= base < end for first, end in gaps):
-            return False  # its run is missing, which is told already
+            return False  # its run is missing, which is already reported
         is_journal = row.value.endswith(b"j")
         name = (layout.journal_row if is_journal else layout.run_row)(base)
         found = self._catalog.get(self._where, name)
@@ -429,9 +427,9 @@ class SlotCheck:
             try:
                 run = decode_row(found.value, Run, "")
             except CorruptError:
-                return False  # the run's row is damaged, which is told already
+                return False  # the run's row is damaged, which is already reported
             if run.base != base or not 0 <= run.first_ms <= run.last_ms:
-                return False  # so is this
+                return False  # already reported
             names = _names(run, self._slot_ms)
             if row.row in names if is_journal else row.row.startswith(tuple(names)):
                 return False
@@ -442,7 +440,7 @@ class SlotCheck:
 
 
 def _names(run: Run, slot_ms: int) -> list[str]:
-    """The keys of a journal's slot rows; of a run, what they begin with."""
+    """Returns the keys of a journal's slot rows; for a run, their prefixes."""
     if run.journal is not None:
         return list(journal_slots(run, slot_ms))
     level, starts = slots_of(run.first_ms, run.last_ms, slot_ms)

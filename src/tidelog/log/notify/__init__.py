@@ -1,5 +1,5 @@
-"""Notifications: other systems learn that a partition has new events.
+"""Notifications: tell other systems that a partition has new events.
 
-``notifier`` decides, debounced and never silent about the last event, and runs the thread behind a
-process's producers. ``targets`` sends: a webhook, or an SNS topic.
+``notifier`` decides when to send, and runs the thread that does it for a process's producers. It
+debounces, but never skips the last event. ``targets`` sends to a webhook or an SNS topic.
 """

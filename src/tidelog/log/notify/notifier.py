@@ -1,46 +1,45 @@
-"""Tell others that a partition has new events: debounced, and never silent about the last one.
+"""Notifies other systems that a partition has new events: debounced, and never silent about the
+last.
 
-The first event of a quiet partition notifies at once; then at most one more notification goes out
-in each ``max_latency_ms`` while events go on. One row for each partition, ``state``, says up to
-which offset targets were told, and who looks again when. Whoever committed checks until the row
-covers its commit; a check goes like this:
+The first event of a quiet partition notifies at once. While events go on, at most one notification
+follows in each ``max_latency_ms``. Each partition has one row, ``state``. It holds the offset up to
+which targets were notified, and which process checks again and when. Every process that committed
+checks until the row covers its commit. A check:
 
-1. read the row. Our commit is covered: done. Somebody else has promised to look again later:
-   defer, and check again when that should be over, plus an allowance
-2. read the head. Nothing is new: done
-3. claim: put our id into the row, until the sending should be over; expects the row's version
-4. send the newest offset to every target
-5. record what they were told, with our promise to look again one ``max_latency_ms`` after the
-   claim; expects our claim. Where a target failed, the record says so instead, and when to retry
-6. check again then, also for those who deferred to us
+1. Read the row. If it covers our commit: done. If another process has promised to check again
+   later: defer, and check again when that should have happened, plus an allowance.
+2. Read the head. If nothing is new: done.
+3. Claim: put our id into the row, until sending should have finished; expects the row's version.
+4. Send the newest offset to every target.
+5. Record what was sent, with our promise to check again one ``max_latency_ms`` after the claim;
+   expects our claim. If a target failed, record that instead, and when to retry.
+6. Check again then, also for the processes that deferred to us.
 
-What a crash after each step leaves behind, and who repairs it:
+What a crash after each step leaves, and what repairs it:
 
-========== ==================================== ==============================================
-dies after on disk                              repaired by
-========== ==================================== ==============================================
-the commit events that nobody was told of       the next committer at once; or :func:`repair`
-1, 2       the same                             the same
-3          a claim that nothing came of         who deferred to it, or the next committer, once
-                                                it is over; or :func:`repair`
-4          the same, and the targets know       the same; targets are told twice
-5          all; nobody will look again          whoever committed since: each checks for itself
-========== ==================================== ==============================================
+=========== ===================================== ============================================ crash
+after what it leaves                        repair =========== =====================================
+============================================ the commit  events without a notification         the
+next committer at once; or :func:`repair` 1, 2        the same                              the same
+3           a claim without a result              the process that deferred to it, or the next
+                                                  committer, once it ends; or :func:`repair`
+4           the same, and the targets know        the same; targets are notified twice 5
+everything; no process checks again   each process that committed since checks ===========
+===================================== ============================================
 
-A conflict sends the check back to step 1, a lost reply is settled by reading the row back, and what
-that cannot tell goes to step 1 too: the worst is a second notification. ``notified`` rises only
-after every target took an offset at or past it. Clocks decide only when to try: a promise that no
-right clock could have made is ignored, so nobody is waited for longer than the longest promise.
+After a conflict, the check starts again at step 1. A lost reply is settled by reading the row; if
+that does not settle it, the check also starts again. The worst case is a second notification.
+``notified`` rises only after every target has accepted an offset at or past it. Clocks decide only
+when to try: a promise that no correct clock could have made is ignored, so no check waits longer
+than the longest promise.
 
-No threads and no locks here; see ``notifier``. A notification row of a topic that is deleted in the
-same moment may stay behind: a few bytes, in an incarnation that nobody reads again.
+:class:`Debounce` is the protocol, without threads and locks. If a topic is deleted at the same
+moment, a notification row may stay behind: a few bytes, in an incarnation that is never read again.
 
-The thread that notifies for a process, behind its producers.
-
-A commit to a topic with targets only notes its offset and, where no check is due anyway, asks for
-one; the thread does the rest, so that no producer ever waits for a target. One thread serves all
-topics: a target that hangs delays others of this process by its own time-out, and is tried more and
-more rarely. What a process leaves undone when it dies, ``notify.repair`` does.
+:class:`Notifier` is the thread of a process. A commit to a topic with targets only records its
+offset and, if no check is due, schedules one. So no producer ever waits for a target. One thread
+serves all topics: a target that hangs delays others of this process by its timeout, and is tried
+less and less often. :func:`repair` does what a process leaves undone when it dies.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ __all__ = [
 ]
 
 _ROW = "state"
-_ALLOWANCE_MS = 500  # how far clocks may differ, and how late a live waiter may be
-_SENDING_MS = 5_000  # what a claim leaves for sending; the time-out of our targets
-_PAUSE_MS = 30_000  # how long targets that refused, or failed every try, are left alone
-_CONFLICTS_MAX = 5  # in one check; each means that somebody else got on
+_ALLOWANCE_MS = 500  # how far clocks may differ, and how late a live process may be
+_SENDING_MS = 5_000  # the time for sending in a claim; the timeout of our targets
+_PAUSE_MS = 30_000  # the pause after targets refused or failed every attempt
+_CONFLICTS_MAX = 5  # per check; each means that another process made progress
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """What targets are told: events up to and with this offset are there to be read."""
+    """What targets receive: events up to and including this offset are readable."""
 
     topic: str
     partition: int
@@ -99,22 +98,22 @@ class Notification(msgspec.Struct, frozen=True):
 
 
 class NotifyTarget(Protocol):
-    """Somebody to be told."""
+    """A receiver of notifications."""
 
     def send(self, notification: Notification) -> None:
-        """Tell them; may be called again with the same or with an older offset.
+        """Sends a notification; may be called again with the same or with an older offset.
 
-        ``InvalidError`` where they refuse, so that repeating will not mend it; any other error
-        means that a later try may succeed. Returns or raises within seconds.
+        Raises ``InvalidError`` if the target refuses, so that a retry will not help. Any other
+        error means that a later attempt may succeed. Returns or raises within seconds.
         """
         ...
 
 
 class NotifyState(Persisted, frozen=True):
-    """The row that all who notify for a partition share."""
+    """The row that all processes that notify for a partition share."""
 
-    notified: int = 0  # targets know all offsets below this
-    waiter: str = ""  # who sends now, or has promised to look again
+    notified: int = 0  # targets know all lower offsets
+    waiter: str = ""  # the process that sends now or has promised to check again
     until_ms: int = 0  # when it will have done so
     failures: int = 0  # of the targets, in a row
 
@@ -125,16 +124,16 @@ class CheckResult:
 
     notified: int  # what the row covers now
     again_s: float | None = None  # when to check again, on the monotonic clock; None: no need
-    sent: Notification | None = None  # what every target took
+    sent: Notification | None = None  # what every target accepted
     error: Exception | None = None  # why a target did not
-    gave_up: bool = False  # it refused, or failed all the tries of a backoff
+    gave_up: bool = False  # it refused, or failed all attempts of a backoff
 
 
 class RepairResult(NamedTuple):
     """What one round of :func:`repair` did."""
 
     sent: list[Notification]
-    waiting: list[int]  # partitions that somebody else has promised to look at
+    waiting: list[int]  # partitions that another process has promised to check
     errors: list[Exception]
 
 
@@ -148,10 +147,10 @@ class Debounce:
     waiter: str
 
     def check(self, partition: int, committed: int, *, hurry: bool = False) -> CheckResult:
-        """See to it that targets know what was committed below offset ``committed``.
+        """Makes sure that targets know what was committed below offset ``committed``.
 
-        ``hurry`` defers to nobody. ``NotFoundError`` once the topic is deleted; what the catalog
-        raises otherwise leaves nothing wrong behind, and the check can be repeated.
+        ``hurry`` never defers. Raises ``NotFoundError`` if the topic is deleted. After any other
+        error of the catalog, the check can be repeated.
         """
         for _ in range(_CONFLICTS_MAX):
             state, version = read_state(self.context, self.topic, partition)
@@ -176,7 +175,7 @@ class Debounce:
     def _claim(
         self, partition: int, state: NotifyState, version: str | None
     ) -> tuple[NotifyState, str] | None:
-        """Step 3: the claim and its version; None where somebody else was first."""
+        """Step 3: returns the claim and its version; None if another process was first."""
         until_ms = self.context.clock.now_ms() + _SENDING_MS
         claim = msgspec.structs.replace(state, waiter=self.waiter, until_ms=until_ms)
         claimed = self._write(partition, claim, version)
@@ -185,7 +184,7 @@ class Debounce:
     def _send(
         self, partition: int, end: int, claim: NotifyState, version: str
     ) -> CheckResult | None:
-        """Steps 4 and 5; None where somebody has taken over meanwhile."""
+        """Steps 4 and 5; returns None if another process has taken over in the meantime."""
         claimed_ms = self.context.clock.now_ms()
         notification = Notification(self.topic.name, partition, end - 1)
         error = self._tell(notification)
@@ -199,23 +198,23 @@ class Debounce:
         gave_up = isinstance(error, InvalidError) or not self._tries_left(claim.failures)
         delay_ms = _PAUSE_MS if gave_up else self._retry_ms(claim.failures)
         failed = NotifyState(claim.notified, self.waiter, now_ms + delay_ms, claim.failures + 1)
-        self._write(partition, failed, version)  # where it fails, the claim's own end holds
+        self._write(partition, failed, version)  # if this fails, the claim still ends by itself
         again_s = None if isinstance(error, InvalidError) else self._in(delay_ms)
         return CheckResult(claim.notified, again_s, error=error, gave_up=gave_up)
 
     def _tell(self, notification: Notification) -> Exception | None:
-        """Send to every target; of their errors, one that a retry may mend goes first."""
+        """Sends to every target; returns an error that a retry may fix before any other."""
         errors: list[Exception] = []
         for target in self.targets:
             try:
                 target.send(notification)
-            except Exception as exc:  # noqa: BLE001 - a target may be anybody's code
+            except Exception as exc:  # noqa: BLE001 - a target may be foreign code
                 errors.append(exc)
         errors.sort(key=lambda error: isinstance(error, InvalidError))
         return errors[0] if errors else None
 
     def _write(self, partition: int, state: NotifyState, version: str | None) -> str | None:
-        """Put the row; its version, or None where it is not, or no longer, there."""
+        """Puts the row; returns its version, or None if it is not, or no longer, there."""
         where = layout.notify_partition(self.topic.incarnation, partition)
         change = Put(_ROW, encode_row(state), expect=version or ABSENT)
         write_id = self.context.ids.new()
@@ -240,10 +239,10 @@ class Debounce:
 
 
 def repair(context: Context, topic: Topic, targets: Sequence[NotifyTarget]) -> RepairResult:
-    """Notify for every partition with events that nobody was told of; for daemons, now and then.
+    """Notifies for every partition with events that targets do not know; for daemons, periodically.
 
-    One round that waits for nobody: partitions where a promise to look is not over are left for the
-    next round. Idempotent; ``NotFoundError`` once the topic is deleted.
+    One round that does not wait: it leaves partitions with an open promise to the next round.
+    Idempotent. Raises ``NotFoundError`` if the topic is deleted.
     """
     debounce = Debounce(context, topic, targets, context.ids.new())
     repaired = RepairResult([], [], [])
@@ -267,7 +266,7 @@ def repair(context: Context, topic: Topic, targets: Sequence[NotifyTarget]) -> R
 
 
 def read_state(context: Context, topic: Topic, partition: int) -> tuple[NotifyState, str | None]:
-    """A partition's row and its version; None as version where nothing was ever notified."""
+    """Returns a partition's row and its version; version None if nothing was ever notified."""
     where = layout.notify_partition(topic.incarnation, partition)
     row = context.catalog.get(where, _ROW)
     if row is None:
@@ -277,14 +276,14 @@ def read_state(context: Context, topic: Topic, partition: int) -> tuple[NotifySt
 
 
 def _deferral_ms(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
-    """How long to leave the partition to its waiter; 0 for not at all."""
+    """Returns how long to leave the partition to its waiter; 0 to check now."""
     left_ms = state.until_ms - now_ms + (0 if state.waiter == me else _ALLOWANCE_MS)
     longest_ms = max(topic.max_latency_ms, _PAUSE_MS) + 2 * _ALLOWANCE_MS
     return left_ms if 0 < left_ms <= longest_ms else 0
 
 
 _ERRORS_KEPT = 100  # the newest; all are counted
-_RETRY_S = 5.0  # after the catalog, which has its own retries, stayed out of reach
+_RETRY_S = 5.0  # after the catalog, which has its own retries, was unreachable
 _PASSING = (ConflictError, UnavailableError, UnknownOutcomeError)
 
 _Key = tuple[str, int]  # a topic's incarnation, and a partition
@@ -295,7 +294,7 @@ class _PartitionState:
     """What this process knows about one partition."""
 
     committed: int = 0  # the offset after our newest event
-    notified: int = 0  # what is covered, as far as we have seen
+    notified: int = 0  # what the row covers, as far as we know
     due_s: float | None = None  # of the next check, if one is planned
     running: bool = False
     failing: bool = False  # the last check could not reach a target
@@ -306,7 +305,7 @@ class _PartitionState:
 
 
 class _CheckTask(NamedTuple):
-    """One check to be made now."""
+    """One check that is due."""
 
     key: _Key
     committed: int
@@ -314,7 +313,7 @@ class _CheckTask(NamedTuple):
 
 
 class Notifier:
-    """Notifies for all topics of a log that were given to :meth:`watch`. Close it in the end."""
+    """Notifies for all topics passed to :meth:`watch`. Close it in the end."""
 
     def __init__(self, context: Context, open_target: Callable[[str], NotifyTarget]) -> None:
         self._context = context
@@ -322,31 +321,34 @@ class Notifier:
         self._waiter = context.ids.new()
         self._topics: dict[str, Debounce] = {}
         self._known: dict[_Key, _PartitionState] = {}
-        self._due: list[tuple[float, int, _Key]] = []  # a heap; what was planned anew stays in it
+        self._due: list[tuple[float, int, _Key]] = []  # a heap; rescheduled checks stay in it
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._listening = False
         self._thread: threading.Thread | None = None
-        self._closing_s: float | None = None  # when :meth:`close` waits no longer
+        self._closing_s: float | None = None  # when :meth:`close` stops waiting
         self._errors: deque[Exception] = deque(maxlen=_ERRORS_KEPT)
         self._error_count = 0
 
     @property
     def errors(self) -> list[Exception]:
-        """Why targets were not told, the newest last; each after all tries of a backoff."""
+        """Returns why targets were not notified, newest last.
+
+        Each after all attempts of a backoff.
+        """
         with self._changed:
             return list(self._errors)
 
     @property
     def error_count(self) -> int:
-        """How many there were, with those that are no longer kept."""
+        """Returns how many errors there were, including those no longer kept."""
         return self._error_count
 
     def watch(self, topic: Topic) -> None:
-        """Notify what this process commits to the topic from now on; idempotent.
+        """Notifies about what this process commits to the topic from now on; idempotent.
 
-        A topic without targets costs nothing. A copy never notifies its original's targets.
-        ``InvalidError`` where a target cannot be opened.
+        A topic without targets costs nothing. A copy never notifies its original's targets. Raises
+        ``InvalidError`` if a target cannot be opened.
         """
         if not topic.notify or topic.incarnation in self._topics:
             return
@@ -361,10 +363,10 @@ class Notifier:
                 self._context.wakeups.listen(self._committed)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Send what is due, and end the thread; whether all that was committed is covered.
+        """Sends what is due and ends the thread; returns whether all commits are covered.
 
-        A promise of others, and our own next turn, are waited for where that fits into
-        ``timeout_s``; where not, targets are told at once. Failing ones are left to ``repair``.
+        Waits for promises of others and for our own next turn if that fits into ``timeout_s``;
+        otherwise notifies at once. Failing targets are left to ``repair``.
         """
         with self._changed:
             if self._closing_s is None:
@@ -379,7 +381,7 @@ class Notifier:
     # In a producer's thread.
 
     def _committed(self, incarnation: str, partition: int, end: int) -> None:
-        """After a commit: returns at once, whatever the targets do, and never raises."""
+        """Runs after a commit: returns at once, whatever the targets do, and never raises."""
         if incarnation not in self._topics:
             return
         key = (incarnation, partition)
@@ -418,7 +420,7 @@ class Notifier:
             self._check(task)
 
     def _next(self) -> _CheckTask | None:
-        """With the lock held: the next check, once it is due; None when all is over."""
+        """Returns the next check once it is due; None to end. The lock must be held."""
         while True:
             now_s = self._context.clock.monotonic_s()
             end_s = self._closing_s
@@ -430,7 +432,7 @@ class Notifier:
             due_s, _, key = self._due[0]
             known = self._known.get(key)
             if known is None or known.due_s != due_s:
-                heapq.heappop(self._due)  # planned anew since, or the topic is gone
+                heapq.heappop(self._due)  # rescheduled since, or the topic is deleted
                 continue
             too_late = end_s is not None and due_s > end_s
             if end_s is not None and (known.covered or (known.failing and too_late)):
@@ -446,7 +448,7 @@ class Notifier:
     def _check(self, task: _CheckTask) -> None:
         incarnation, partition = task.key
         debounce = self._topics.get(incarnation)
-        if debounce is None:  # a commit came in while the topic was forgotten
+        if debounce is None:  # a commit arrived while the topic was forgotten
             self._forget(incarnation)
             return
         checked: CheckResult | None = None
@@ -454,9 +456,9 @@ class Notifier:
         try:
             checked = debounce.check(partition, task.committed, hurry=task.hurry)
         except NotFoundError:
-            self._forget(incarnation)  # deleted: nobody is to be told any more
+            self._forget(incarnation)  # deleted: there is nothing to notify about
             return
-        except Exception as exc:  # noqa: BLE001 - kept for who asks; the thread must live on
+        except Exception as exc:  # noqa: BLE001 - kept in ``errors``; the thread must go on
             error = exc
         with self._changed:
             known = self._known[task.key]
@@ -490,7 +492,7 @@ class Notifier:
 
 
 class _Once:
-    """Spares a target what it took already, when a check is repeated for the sake of another."""
+    """Skips a target that accepted an offset when a check is repeated for another target."""
 
     def __init__(self, target: NotifyTarget) -> None:
         self._target = target

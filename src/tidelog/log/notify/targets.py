@@ -1,15 +1,14 @@
-"""Where notifications go: a webhook, or an SNS topic.
+"""Sends notifications to a webhook or an SNS topic.
 
-A target makes one try and tells how it ended (see ``notify.Target``): ``InvalidError`` where
-repeating will not mend it, ``UnavailableError`` where it may. Who sends decides when to try again.
-Other packages may add a target by the entry point group ``tidelog.targets``; its callable takes an
-address and the environment. A target sends whatever struct it is given, as JSON: archives tell of
-their folders by the same targets.
+A target makes one attempt (see ``NotifyTarget``). It raises ``InvalidError`` if a retry will not
+help, and ``UnavailableError`` if it may. The caller decides when to retry. Other packages can add a
+target through the entry point group ``tidelog.targets``; its callable takes an address and the
+environment. A target sends any struct as JSON: archives use the same targets for their folders.
 
 - ``https://host/path``: a POST of ``{"topic": …, "partition": …, "offset": …}``. Any 2xx is
-  success; 408, 425, 429 and 5xx may pass; redirects are not followed, and proxies not used.
-- ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials are
-  those of the environment, or whatever the SDK's own chain finds.
+  success; 408, 425, 429 and 5xx may be temporary. Redirects are not followed, and proxies not used.
+- ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials come
+  from the environment, or from the SDK's own chain.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ __all__ = ["TARGET_SCHEMES", "SnsTarget", "WebhookTarget", "check_target", "open
 
 TARGET_SCHEMES = ("http", "https", "sns")
 
-_TIMEOUT_S = 5.0  # of a target; the claim on a partition lasts as long
-_CONNECT_TIMEOUT_S = 3.0  # a server in another region answers a connect well within this
-_PASSING_STATUS = {408, 425, 429}  # beside 5xx: the same request may succeed in a moment
+_TIMEOUT_S = 5.0  # of a target; a claim on a partition lasts as long
+_CONNECT_TIMEOUT_S = 3.0  # a server in another region accepts a connection well within this
+_PASSING_STATUS = {408, 425, 429}  # besides 5xx: the same request may succeed later
 _ARN = re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}")
 
 
 def check_target(url: str) -> None:
-    """Refuse an address that names no target, without opening it. ``InvalidError``."""
+    """Raises ``InvalidError`` if an address names no target; does not open it."""
     address = _parse(url)
     if address.scheme in ("http", "https"):
         _check_webhook(address)
@@ -52,7 +51,7 @@ def check_target(url: str) -> None:
 
 
 def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
-    """The target that a URL names; connects when it is first sent to. ``InvalidError``."""
+    """Returns the target of a URL, which connects when it first sends. Raises ``InvalidError``."""
     address = _parse(url)
     if address.scheme in ("http", "https"):
         return WebhookTarget(address)
@@ -65,7 +64,7 @@ def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
 
 
 class WebhookTarget:
-    """An HTTP endpoint. Messages name its host alone, as a path may be a secret."""
+    """An HTTP endpoint. Messages contain only its host, since a path may be a secret."""
 
     def __init__(self, address: Address, timeout_s: float = _TIMEOUT_S) -> None:
         _check_webhook(address)
@@ -100,7 +99,7 @@ class WebhookTarget:
 
 
 class SnsTarget:
-    """An SNS topic; the SDK is loaded, and its client made, when it is first sent to."""
+    """An SNS topic; loads the SDK and creates its client when it first sends."""
 
     def __init__(
         self, address: Address, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S
@@ -162,14 +161,14 @@ class SnsTarget:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A POST is not sent on to wherever an answer points; the answer itself is the error."""
+    """Turns a redirect into an error, so that a POST is not sent elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _parse(url: str) -> Address:
-    """Take the address apart; an ARN has colons where a host has its port."""
+    """Parses the address; an ARN has colons where a host has its port."""
     if url.startswith("sns://"):
         url = "sns:" + url.removeprefix("sns://")
     return parse_address(url)
