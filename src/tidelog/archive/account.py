@@ -1,15 +1,13 @@
-"""Reading the account of a source partition from its rows: what became of every offset.
+"""The account of a source partition: what became of every offset, by rows or by files.
 
-From two heads and two rows, so that a million commits cost no more than one. Only where dead
-letters were erased are the manifests read that have any: a replay may have replaced the files that
-they were erased from. What does not add up is read once more, since a driver, a replay or an
-erasure may have moved on between two rows.
+**By rows.** Two heads and two rows are enough, so a million commits cost no more than one. Only if
+dead letters were erased are their manifests read, because a replay may have replaced the files. An
+account that does not add up is read again, because a driver, a replay or an erasure may have moved
+on between two rows.
 
-Recounting a source partition from its files: what became of every offset.
-
-Rows and manifests say how many events were read, dropped, deleted or never there; the files say how
-many are archived or dead letters now. What manifests say of the events in files does not count, nor
-do the totals of the head: both are compared with what was found.
+**By files.** A recount takes from rows and manifests how many events were read, dropped, deleted or
+never there. The files show how many are archived or dead letters now. The manifests' own counts of
+events in files, and the totals of the head, are compared with what was found.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ __all__ = [
     "read_before",
 ]
 
-_ATTEMPTS = 5  # to read rows that others keep changing
+_ATTEMPTS = 5  # to read rows that change
 
 
 def read_account(context: Context, pipeline: str, partition: str) -> Account | None:
-    """Returns the account of a source partition; None where nothing has begun."""
+    """Returns the account of a source partition; None if it has not begun."""
     account: Account | None = None
     for _ in range(_ATTEMPTS):
         head = read_progress(context, pipeline, partition)
@@ -67,11 +65,11 @@ def read_account(context: Context, pipeline: str, partition: str) -> Account | N
 def note_before(
     context: Context, old: tuple[int, str], new: str, now_ms: int, reason: str = ""
 ) -> None:
-    """Record beside the heads of a generation what the one before it accounted for.
+    """Records what the previous generation accounted for, next to the heads of a new one.
 
-    ``old`` is that one's number and pipeline. Called before the new one is promoted, and again
-    after a crash: what is recorded then replaces what was. Where two promote at once, the record of
-    the one that comes first stays: the old heads are frozen, so both have the same numbers.
+    ``old`` is the number and pipeline of the previous one. Called before the new one is promoted,
+    and again after a crash: the later record replaces the earlier. If two processes promote at
+    once, the first record stays: the old heads are frozen, so both have the same numbers.
     """
     generation, pipeline = old
     for partition in read_partitions(context, pipeline):
@@ -100,7 +98,7 @@ def note_before(
 
 
 def read_before(context: Context, pipeline: str, partition: str) -> PreviousAccount | None:
-    """Returns what the generation before this one accounted for, if it was promoted."""
+    """Returns what the previous generation accounted for, if this one was promoted."""
     row = context.catalog.get(layout.pipeline_partition(pipeline, partition), layout.BEFORE)
     return None if row is None else decode_row(row.value, PreviousAccount, f"row `{row.row}`")
 
@@ -113,12 +111,12 @@ def _account(context: Context, pipeline: str, partition: str, head: Progress) ->
     if erased.dead or erased_again.dead:
         found = Replays(context, pipeline, partition).dead()
         dead = sum(file.events for file, counts in found if counts)
-    archived = _written(head) + _written(replays) - erased.data - erased_again.data
+    archived = _archived_events(head) + _archived_events(replays) - erased.data - erased_again.data
     return account_of(partition, head, archived, dead)
 
 
-def _written(head: Progress) -> int:
-    """How many events a head's commits put into data files."""
+def _archived_events(head: Progress) -> int:
+    """Returns how many events a head's commits put into data files."""
     totals = head.totals
     return head.ordinal - totals.dead - totals.dropped - totals.left_out
 
@@ -131,13 +129,13 @@ _KEEP = "keep everything as it is, and report it: no crash leaves this"
 
 @dataclass
 class Recount:
-    """One source partition, as it is counted."""
+    """One source partition while it is counted."""
 
     partition: str
-    problems: int = 0  # that were found before it began
+    problems: int = 0  # problems found before it began
     start: str = ""
     end: str = ""
-    numbers: int = 0  # that the ranges have, where positions are not offsets
+    numbers: int = 0  # of the ranges, if positions are not offsets
     archived: int = 0  # events found in data files
     dead: int = 0  # events found in files of dead letters that count
     dropped: int = 0
@@ -146,10 +144,11 @@ class Recount:
     erased: int = 0  # from files
     gaps: tuple[Gap, ...] = ()
     commits: int = 0
-    runs: list[Offsets] = field(default_factory=list)  # found offsets, as first and last of runs
+    # First and last of each run of offsets that was found.
+    runs: list[Offsets] = field(default_factory=list)
 
     def add(self, manifest: Manifest) -> None:
-        """Count a range; its data files are counted by ``found``."""
+        """Counts a range; ``found`` counts its data files."""
         self.start = self.start if self.commits else manifest.start
         self.commits += 1
         self.end = manifest.end
@@ -162,9 +161,10 @@ class Recount:
         self.erased += sum(file.erased for file in manifest.files if file.kind == "data")
 
     def add_replay(self, manifest: Manifest, dead: Iterable[FileEntry]) -> None:
-        """Count a replay of dead letters, which ``dead`` are before it.
+        """Counts a replay of dead letters; ``dead`` lists those before it.
 
-        What was erased from the files that it replaces, before it read them, is in none that count.
+        Events erased from the replaced files before the replay read them are in no file that
+        counts.
         """
         stretch = ReplayedRange.between(manifest.start, manifest.end)
         replaced = sum(file.events + file.erased for file in dead if stretch.holds(file))
@@ -173,18 +173,18 @@ class Recount:
         self.erased += sum(file.erased for file in manifest.files if file.kind == "data")
 
     def add_dead(self, files: Iterable[FileEntry]) -> None:
-        """Count what was erased from the files of dead letters that count in the end."""
+        """Counts what was erased from the dead-letter files that count in the end."""
         self.erased += sum(file.erased for file in files)
 
     def found(self, kind: str, events: int) -> None:
-        """Count events that a file holds."""
+        """Counts events that a file holds."""
         if kind == "dead":
             self.dead += events
         else:
             self.archived += events
 
     def held(self, offsets: Offsets) -> None:
-        """Keep the offsets that a range's files hold, or files of dead letters."""
+        """Adds the offsets in the files of a range, or in files of dead letters."""
         if len(offsets):
             ordered = np.sort(offsets)
             breaks = np.flatnonzero(np.diff(ordered) != 1)
@@ -195,7 +195,7 @@ class Recount:
     def check_offsets(self) -> Iterator[Problem]:
         """Yields a problem for an offset that is in two files, and for a gap that holds offsets.
 
-        Files of all ranges, replays and dead letters count.
+        Includes the files of all ranges, replays and dead letters.
         """
         if not self.runs:
             return
@@ -215,7 +215,7 @@ class Recount:
                 yield Problem("account", self.partition, what, _KEEP)
 
     def account(self, head: Progress | None) -> Account:
-        """Returns the account, from the begin that is recorded to the end of the last range."""
+        """Returns the account, from the recorded begin to the end of the last range."""
         begin = head.begin if head is not None else None
         decided = () if head is None else _decided(head)
         start = begin.position if begin is not None else self.start
@@ -237,14 +237,15 @@ class Recount:
 
 
 def _decided(head: Progress) -> tuple[Gap, ...]:
-    """Gaps that no range has, since nothing is read behind them."""
+    """Returns gaps that no range has, because nothing is read after them."""
     return tuple(gap for gap in head.gaps if gap.reason in ("remade", "parent", "vanished"))
 
 
 def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
-    """Yields a problem where a head has another begin, other gaps or counts than its ranges.
+    """Yields a problem if a head has another begin, other gaps or counts than its ranges.
 
-    Only where it is at the end of the last one: else more were committed since it was read.
+    Only if the head is at the end of the last range: otherwise there were commits since it was
+    read.
     """
     if head is None or not recount.commits:
         return
@@ -268,20 +269,20 @@ def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
 
 
 def check_before(before: PreviousAccount, now: Account) -> Iterator[Problem]:
-    """Yields a problem where a promoted generation lacks what the one before accounted for."""
+    """Yields a problem if a promoted generation lacks what the previous one accounted for."""
     do = (
         f"nothing: a forced promote lost it ({before.reason})"
         if before.reason
         else "restore it from a copy of the home, or backfill from a source that has it"
     )
     kind = "let-go" if before.reason else "account"
-    for start, end, why in _lacking(before, now):
+    for start, end, why in _missing_ranges(before, now):
         what = f"generation {before.generation} accounted for {start} to {end}, {why}"
         yield Problem(kind, now.partition, what, do)
 
 
-def _lacking(before: PreviousAccount, now: Account) -> Iterator[tuple[str, str, str]]:
-    """What a generation lacks of the one before it: start, end, and what is there instead."""
+def _missing_ranges(before: PreviousAccount, now: Account) -> Iterator[tuple[str, str, str]]:
+    """Yields what a generation lacks of the previous one: start, end, and what is there instead."""
     span = offsets_between(before.begin, before.end)
     begin = now.begin.position if now.begin is not None else now.end
     if span is None or offsets_between(begin, now.end) is None:

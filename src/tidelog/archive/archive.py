@@ -1,17 +1,17 @@
-"""Archives: made once, opened as pipelines, and told apart by what their folder says.
+"""Creates archives, finds them, and opens their pipelines.
 
-Making one, in three steps; the next create with the same settings finishes what a crash left:
+Creating one has four steps. The next create with the same settings finishes after a crash:
 
 1. registry row ``archive/<name>`` as ``creating``, with an incarnation → a name, not usable yet
-2. put ``_owner`` into its folder, which must hold nothing else         → a folder that is taken
-3. list the source partitions that are there now, with their ends       → names without heads
+2. put ``_owner`` into its folder, which must be empty                  → a folder in use
+3. list the current source partitions, with their ends                  → names without heads
 4. registry row as ``ready``                                            → an archive
 
 A source partition that is not in this list appeared later, and begins at its own first event.
 
-A folder that another archive has marked, or that holds anything, is refused, and never taken again;
-so is one that contains the folder of another archive, or is in one (``roots``).
-Where it turns out so in step 2, or may not be written to, the row of step 1 is taken back.
+A folder that another archive has marked, or that holds anything, is refused, and can never be
+reused. So is a folder that contains another archive's folder, or is in one (``roots``). If step 2
+finds that out, or may not write there, the row of step 1 is deleted.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ __all__ = [
 
 
 def create_archive(context: Context, wanted: Archive) -> Archive:
-    """Make an archive. ``AlreadyExistsError``, ``InvalidError`` for a folder that is not empty."""
+    """Creates an archive. Raises ``AlreadyExistsError``, or ``InvalidError`` for a used folder."""
     check_archive_name(wanted.name)
-    open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
+    open_sink(wanted)  # raises for an unknown parser, format or setting before anything is created
     FilePolicy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(context, wanted.source)
-    wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
+    wanted = msgspec.structs.replace(wanted, source=source.url)  # turns `newest` into a time
     wanted = with_place(context, _numbered(context, wanted))
     _refuse_own_files(context, wanted)
     refuse_archive_folder(context, wanted.source, f"archive `{wanted.name}`")
-    # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
+    # Check that it exists, and how far it goes. If it cannot be reached, the driver sees it later.
     bounds = bounds_apart(source, source.partitions(), {})
     name = layout.archive_row(wanted.name)
     row = context.catalog.get(layout.REGISTRY, name)
@@ -113,7 +113,7 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
         )
     try:
         _mark(context, archive)
-    except InvalidError:  # its folder is not for us: the name shall not be lost with it
+    except InvalidError:  # the folder is not ours: keep the name usable
         with contextlib.suppress(TidelogError):
             begun = archive.incarnation
             remove_name(
@@ -125,13 +125,13 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
     try:
         change = Put(name, encode_archive(context, ready), row.version)
         context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
-    except ConflictError:  # somebody else finished it first, or gave it up
+    except ConflictError:  # another process finished or withdrew it
         return find_archive(context, wanted.name)
     return ready
 
 
 def find_archive(context: Context, name: str) -> Archive:
-    """The archive of a name. ``NotFoundError``, also for one whose files are being deleted."""
+    """Returns the archive with a name. Raises ``NotFoundError``, also while it is deleted."""
     found = read_archive(context, name)
     if found.ended is not None and found.ended.removing:
         raise NotFoundError(
@@ -142,7 +142,7 @@ def find_archive(context: Context, name: str) -> Archive:
 
 
 def check_active(archive: Archive) -> None:
-    """Raise ``InvalidError`` for an archive that was ended: nothing is added to it."""
+    """Raises ``InvalidError`` for an archive that was ended: it accepts no events."""
     if archive.ended is not None:
         raise InvalidError(
             f"archive `{archive.name}`: was ended at {to_iso(archive.ended.at_ms)}: create another "
@@ -151,7 +151,7 @@ def check_active(archive: Archive) -> None:
 
 
 def list_archives(context: Context) -> Iterator[Archive]:
-    """All archives, by name."""
+    """Lists all archives by name."""
     return scan_archives(context)
 
 
@@ -163,13 +163,13 @@ def open_pipeline(
     rate: float | None = None,
     accept_loss: bool = False,
 ) -> Pipeline:
-    """The pipeline that fills a generation of an archive, the promoted one by default.
+    """Opens the pipeline that fills a generation of an archive; by default the live one.
 
-    With ``accept_loss`` one that is being built leaves out what is damaged in the live one.
+    With ``accept_loss``, a generation that is being built skips what is damaged in the live one.
     """
     making = archive.making(generation)
     check_active(archive)
-    files_at(context, archive)  # is the folder ours
+    files_at(context, archive)  # raises unless the folder is ours
     number = archive.generation if generation is None else generation
     if archive.state_of(number) == "building":
         given = source_at(context, making.source or archive.source)
@@ -189,13 +189,13 @@ def open_pipeline(
         rate,
         HeadGate(context, archive, number),
         archive.start if archive.state_of(number) != "building" else "earliest",
-        lists=archive.state_of(number) != "building",  # that begins where the live one does
+        lists=archive.state_of(number) != "building",  # that one begins where the live one does
         erased=ErasedBefore(context, archive, number),
     )
 
 
 def choose_start(context: Context, name: str, start: Start) -> Archive:
-    """Change where an archive begins, as long as nothing of it has begun; else ``InvalidError``."""
+    """Changes where an archive begins. Raises ``InvalidError`` if anything of it has begun."""
     found = find_archive(context, name)
     check_active(found)
     pipeline = found.pipeline()
@@ -213,12 +213,12 @@ def choose_start(context: Context, name: str, start: Start) -> Archive:
 
 
 def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
-    """The sink that lays down the files of a generation."""
+    """Returns the sink that writes the files of a generation."""
     return FilesSink(files_settings(archive, generation))
 
 
 def files_settings(archive: Archive, generation: int | None = None) -> FilesSettings:
-    """How the files of a generation are laid down."""
+    """Returns how to write the files of a generation."""
     making = archive.making(generation)
     return FilesSettings(
         store=archive.store,
@@ -237,13 +237,13 @@ def files_settings(archive: Archive, generation: int | None = None) -> FilesSett
 
 
 def committed_files(context: Context, archive: Archive) -> Iterator[tuple[Manifest, FileEntry]]:
-    """The files that count, range by range: what the manifest command lists."""
+    """Yields the files that count, range by range: the output of the manifest command."""
     for partition in read_partitions(context, archive.pipeline()):
         yield from counting_files(context, archive.pipeline(), partition)
 
 
 def _numbered(context: Context, archive: Archive) -> Archive:
-    """The archive with folders that no deleted archive of its name had: late copies go there."""
+    """Returns the archive with folders that no deleted archive of its name had: late copies."""
     number = 1 + _deleted_before(context, archive.name)
     root = archive.root
     if root == f"archives/{archive.name}" and archive.store == context.store.url:
@@ -252,7 +252,7 @@ def _numbered(context: Context, archive: Archive) -> Archive:
 
 
 def _check_folder(context: Context, archive: Archive) -> None:
-    """Refuse a number that a delete since has used, and a folder that another archive has."""
+    """Raises if a delete has used the number since, or another archive has the folder."""
     refuse_nested(context, archive)
     if archive.number != 1 + _deleted_before(context, archive.name):
         raise UnavailableError(f"archive `{archive.name}`: was deleted just now: create it again")
@@ -263,7 +263,7 @@ def _deleted_before(context: Context, name: str) -> int:
 
 
 def _refuse_own_files(context: Context, archive: Archive) -> None:
-    """Refuse a source of files among which are the home's own, or those of the archive."""
+    """Raises if a source of files includes the home's own files, or the archive's."""
     address = parse_address(archive.source)
     if address.scheme != "file":
         return

@@ -1,41 +1,37 @@
-"""Compaction of an archive's commits: neighbouring rows become one, and so do their manifests.
+"""Merges old commits of archives, and deletes old commits of named pipelines.
 
-A driver makes a row and a manifest for each range, 8,760 a year and source partition if it commits
-every hour. All of them say what files hold, so none can be forgotten. A sweep merges the old ones:
+A driver writes a row and a manifest for each range: 8,760 a year per source partition if it commits
+every hour. All of them list files, so none can be deleted. A sweep merges old ones:
 
-1. list the rows; choose neighbours that are not among the newest
-   ``limits.COMMITS_UNMERGED``, and that no erasure works on      → dead: nothing
-2. read their manifests, then the head; put a merged manifest,
-   which has those of all its ranges, under the head's epoch      → dead: an object that no row
+1. list the rows; choose neighbors that are not among the newest
+   ``limits.COMMITS_UNMERGED``, and that no erasure changes       → crash: nothing
+2. read their manifests, then the head; put a merged manifest
+   with those of all its ranges, under the head's epoch           → crash: an object that no row
                                                                     names, for a later sweep
 3. swap, in one write that expects the head and every row: the
    first row has all ranges, and the keys of the manifests that
-   the merged one replaces; the other rows go                     → dead: manifests that stay longer
-4. a day later, delete the replaced manifests                     → dead: the next sweep goes on
-5. take their keys from the row                                   → done
+   the merged one replaces; the other rows are deleted            → crash: manifests stay longer
+4. a day later, delete the replaced manifests                     → crash: the next sweep resumes
+5. remove their keys from the row                                 → done
 
-A sweep deletes a manifest that no row names only after a driver of a later epoch has written the
-head, so step 3 fails where the merged manifest may be gone. Of two that merge the same rows one
-fails at step 3, and so does one whose rows an erasure has begun to change; an erasure that comes
-later changes the merged manifest as a whole. Who holds rows from before reads the manifests that
-they name for a day at least, and looks the range up again when they are gone
-(``log.archives.Manifests``); so may a catalog that was restored to a time before the swap.
+A sweep deletes a manifest that no row names only after a driver with a later epoch has written the
+head, so step 3 fails if the merged manifest may be deleted. Of two processes that merge the same
+rows, one fails at step 3. So does one whose rows an erasure has begun to change; a later erasure
+changes the merged manifest as a whole. A process with older rows can read their manifests for at
+least a day, and looks up the range again when they are deleted. The same holds for a catalog
+restored from before the swap.
 
-Rows are merged by sixteen at least, of about as many ranges each: so each range is merged a few
-times only, and what is left is the newest rows, some of each size, and full ones, which have
-``limits.MERGED_RANGES_MAX`` ranges or ``limits.MERGED_FILES_MAX`` files.
+At least sixteen rows are merged, of about equal size. So each range is merged only a few times, and
+what remains is the newest rows, some of each size, and full ones, with ``limits.MERGED_RANGES_MAX``
+ranges or ``limits.MERGED_FILES_MAX`` files.
 
-What a named pipeline has committed long ago: a sweep forgets it, lest it grows without end.
-
-Where a pipeline goes on tells its head alone. Commits and their manifests are looked at by those
-pipelines that add what it has missed (``sources.base.Completing``), and never before the place that
-they have come to. So what all of them have passed can go when it is older than a week, or when more
-than ``limits.PIPELINE_COMMITS_MAX`` commits of a source partition are younger: first the rows, in
-the order of the source, then the manifests that they name. Dying between the two leaves
-manifests that nothing names, for a sweep under a later epoch.
-
-One that is made later, behind a pipeline that has run for long, begins where the commits do that
-are left. A change log has usually forgotten what was before that.
+A named pipeline resumes from its head alone. Its commits and manifests serve only the pipelines
+that add what it missed (``CompletingSource``), and only after the position these have reached. So a
+sweep deletes commits that all of them have passed, if they are older than a week or if a source
+partition has more than ``limits.PIPELINE_COMMITS_MAX`` younger ones: first the rows, in source
+order, then their manifests. A crash in between leaves manifests that nothing names, for a sweep
+under a later epoch. A pipeline that is created later to add missed events begins at the oldest
+remaining commit.
 """
 
 from __future__ import annotations
@@ -76,13 +72,13 @@ __all__ = [
 
 REPLACED_KEPT_MS = 24 * 3600 * 1000
 _AT_ONCE = limits.CHANGES_MAX - 1  # rows of one swap, which also checks the head
-_MIN = 16  # rows that are worth a merge
+_MIN = 16  # fewest rows to merge
 
 
 def compact_commits(
     context: Context, pipeline: str, partition: str, now_ms: int, merges: int
 ) -> int:
-    """Steps 1 to 3, at most ``merges`` times; how many rows have gone."""
+    """Steps 1 to 3, up to ``merges`` times. Returns how many rows were deleted."""
     rows = list(read_commit_rows(context, pipeline, partition))
     gone = 0
     for group in _groups(rows[: -limits.COMMITS_UNMERGED]):
@@ -95,7 +91,7 @@ def compact_commits(
 
 
 def drop_replaced(context: Context, pipeline: str, partition: str, now_ms: int) -> int:
-    """Steps 4 and 5; how many manifests were deleted."""
+    """Steps 4 and 5. Returns how many manifests were deleted."""
     deleted = 0
     for row in list(read_commit_rows(context, pipeline, partition)):
         committed = row.committed
@@ -111,7 +107,7 @@ def drop_replaced(context: Context, pipeline: str, partition: str, now_ms: int) 
 
 
 def _groups(rows: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
-    """Neighbours to be merged, the oldest first."""
+    """Yields neighbors to merge, the oldest first."""
     group: list[CommitRow] = []
     for row in rows:
         if group and not _goes_with(group, row):
@@ -128,10 +124,10 @@ def _groups(rows: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
 
 
 def _goes_with(group: Sequence[CommitRow], row: CommitRow) -> bool:
-    """Whether a row may be merged with those before it.
+    """Returns whether a row may be merged with those before it.
 
-    It has as many ranges, roughly, or more; one with fewer waits until it was merged itself. Names
-    grow in a merged row, so that a scan, which goes by name, never sees a range twice.
+    It must have about as many ranges, or more; a smaller one waits until it is merged itself. Names
+    rise in a merged row, so a scan by name never sees a range twice.
     """
     last = group[-1]
     return (
@@ -145,7 +141,7 @@ def _goes_with(group: Sequence[CommitRow], row: CommitRow) -> bool:
 
 
 def _size(row: CommitRow) -> int:
-    """How often rows were merged into this one, about."""
+    """Returns about how many times rows were merged into this one."""
     ranges, size = len(row.committed.parts), 0
     while ranges >= _MIN:
         ranges, size = ranges // _MIN, size + 1
@@ -153,7 +149,7 @@ def _size(row: CommitRow) -> int:
 
 
 def _fits(rows: Sequence[CommitRow]) -> bool:
-    """Whether a merged row and its manifest are not too large, as far as rows tell."""
+    """Returns whether a merged row and its manifest are small enough, as far as rows show."""
     ranges = sum(len(row.committed.parts) for row in rows)
     files = sum(row.committed.files for row in rows)
     return ranges <= limits.MERGED_RANGES_MAX and files <= limits.MERGED_FILES_MAX
@@ -187,12 +183,12 @@ def _merge(
         context.store.delete([key])  # nothing was written, so no row will ever name it
         return 0
     except UnknownOutcomeError:
-        return 0  # the rows tell the next one what became of it
+        return 0  # the rows show the outcome to the next sweep
     return len(rows) - 1
 
 
 def _agree(rows: Sequence[CommitRow], parts: Sequence[Manifest]) -> bool:
-    """Whether manifests are of the ranges that rows name; `archive verify` reports others."""
+    """Returns whether manifests match the ranges in rows; `archive verify` reports others."""
     said = [
         (first, each.start, each.end, each.events) for row in rows for first, each in row.ranges()
     ]
@@ -249,7 +245,7 @@ _KEPT_MS = 7 * 24 * 3600 * 1000
 
 
 def forget_history(context: Context, named: NamedPipeline) -> frozenset[str]:
-    """Remove the rows of old commits that nobody needs; the keys of their manifests."""
+    """Deletes the rows of old commits that no pipeline needs. Returns their manifests' keys."""
     followers = list(_followers(context, named.name))
     forgotten: set[str] = set()
     for partition in read_partitions(context, named.incarnation):
@@ -269,7 +265,7 @@ def forget_history(context: Context, named: NamedPipeline) -> frozenset[str]:
 def _old(
     context: Context, named: NamedPipeline, where: str, reached: list[str]
 ) -> Iterator[tuple[Row, Commit]]:
-    """The first commits, as long as they are old and behind all that others have reached."""
+    """Yields the first commits that are old and before all positions that others reached."""
     old_ms = trusted_now_ms(context) - _KEPT_MS
     source = source_at(context, named.source) if reached else None
     count = sum(1 for _ in context.catalog.scan(where, "commit/", "commit0"))
@@ -290,7 +286,7 @@ def _old(
 
 
 def _followers(context: Context, name: str) -> Iterator[str]:
-    """The pipelines that look at the commits of one."""
+    """Yields the pipelines that read the commits of one."""
     for each in list_pipelines(context):
         if name in pipelines_behind(each.source):
             yield each.incarnation

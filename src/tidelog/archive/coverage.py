@@ -1,9 +1,9 @@
-"""What a generation of an archive covers of its source, and what another one lacks of that.
+"""What a generation covers of its source, and what another generation lacks of that.
 
 A generation covers, of each source partition, everything from its beginning to its position except
-its gaps. Where positions are offsets, coverage is a set of intervals. Where the pipeline numbers
-events itself (Kinesis, Scylla), readers of the archive hold positions that are borders of commits:
-so another generation covers a commit only if it has both of its borders.
+its gaps. If positions are offsets, coverage is a set of intervals. If the pipeline numbers events
+itself (Kinesis, Scylla), readers of the archive have positions that are borders of commits. Then
+another generation covers a commit only if it has both of its borders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Interval = tuple[int, int]
-"""Offsets from the first one up to the second."""
+"""Offsets from the first up to, not including, the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,24 @@ class Coverage:
     end: str
     incarnation: str = ""
     gaps: tuple[Gap, ...] = ()
-    borders: tuple[str, ...] = ()  # of its commits, in order, where positions are not offsets
+    borders: tuple[str, ...] = ()  # of its commits, in order, if positions are not offsets
     begins: BeginReason = "earliest"
-    note: bytes = b""  # what a source that tracks knows it by
+    note: bytes = b""  # identifies it for a source that tracks
 
     @property
     def by_offset(self) -> bool:
-        """Whether its positions are offsets, which can be cut anywhere."""
+        """Returns whether its positions are offsets, which can be cut anywhere."""
         return are_offsets(self.begin, self.end, *self.borders)
 
     def intervals(self) -> list[Interval]:
-        """Returns the offsets that it covers, also those of gaps that are some of their offsets."""
+        """Returns the covered offsets, including gaps that are only some of their offsets."""
         gaps = [(int(gap.start), int(gap.end)) for gap in self.gaps if not gap.is_partial]
         return without([(int(self.begin), int(self.end))], gaps)
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """A part of a source partition that one generation covers and another one does not."""
+    """A part of a source partition that one generation covers and another does not."""
 
     partition: str
     start: str
@@ -68,7 +68,7 @@ class MissingRange:
 
     @property
     def text(self) -> str:
-        """How messages name it."""
+        """Returns its name for messages."""
         return f"`{self.partition}` from {self.start} to {self.end}"
 
 
@@ -78,7 +78,7 @@ def are_offsets(*positions: str) -> bool:
 
 
 def without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
-    """Returns intervals without those that are taken out of them."""
+    """Returns intervals minus the ``taken`` ones."""
     left = sorted(each for each in intervals if each[0] < each[1])
     for start, end in taken:
         pieces = [((a, min(b, start)), (max(a, end), b)) for a, b in left]
@@ -89,9 +89,9 @@ def without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[In
 def is_same_sequence(
     one: Coverage | Bounds | Progress, other: Coverage | Bounds | Progress
 ) -> bool:
-    """Returns whether positions of two source partitions of a name may be compared.
+    """Returns whether positions of two source partitions with one name may be compared.
 
-    An incarnation that is not known may be any: a backup has none.
+    An unknown incarnation may be any: a backup has none.
     """
     return not one.incarnation or not other.incarnation or one.incarnation == other.incarnation
 
@@ -99,9 +99,9 @@ def is_same_sequence(
 def held_spans(
     source: Source, partition: SourcePartition, held: Bounds, covered: Coverage
 ) -> list[Interval]:
-    """Returns which offsets of a source partition its source holds, of those that are covered.
+    """Returns which covered offsets of a source partition its source still holds.
 
-    None of another incarnation, and none of a source's own gaps.
+    Excludes another incarnation, and the source's own gaps.
     """
     if not is_same_sequence(held, covered) or not are_offsets(held.first, held.end):
         return []
@@ -114,7 +114,7 @@ def held_spans(
 
 
 def read_covered(context: Context, pipeline: str, partition: str) -> Coverage | None:
-    """Returns what a pipeline covers of a source partition; None where it has not begun."""
+    """Returns what a pipeline covers of a source partition; None if it has not begun."""
     head = read_progress(context, pipeline, partition)
     if head is None:
         return None
@@ -128,7 +128,7 @@ def read_covered(context: Context, pipeline: str, partition: str) -> Coverage | 
 
 
 def is_behind(context: Context, archive: Archive, old: int, new: int) -> bool:
-    """Returns whether a generation has not reached another one's position somewhere."""
+    """Returns whether a generation is behind another one's position anywhere."""
     for partition in read_partitions(context, archive.pipeline(old)):
         before = read_progress(context, archive.pipeline(old), partition)
         now = read_progress(context, archive.pipeline(new), partition)
@@ -142,9 +142,9 @@ def is_behind(context: Context, archive: Archive, old: int, new: int) -> bool:
 
 
 def missing_ranges(context: Context, archive: Archive, old: int, new: int) -> list[MissingRange]:
-    """Returns what one generation covers and another one does not, by source partition.
+    """Returns what one generation covers and another does not, by source partition.
 
-    ``lacking`` compares what their files hold inside of that.
+    ``lacking`` compares what their files hold within that.
     """
     missing: list[MissingRange] = []
     for partition in read_partitions(context, archive.pipeline(old)):
@@ -158,7 +158,7 @@ def missing_ranges(context: Context, archive: Archive, old: int, new: int) -> li
 def _lacks(partition: str, old: Coverage, new: Coverage | None) -> list[MissingRange]:
     """Returns the ranges of one source partition that the new generation lacks."""
     if new is not None and not is_same_sequence(old, new):
-        new = None  # it is of another topic, or file, of this name
+        new = None  # another topic or file with this name
     if not old.by_offset:
         return _lacks_borders(partition, old.borders, () if new is None else new.borders)
     have = new.intervals() if new is not None and new.by_offset else []
@@ -169,7 +169,7 @@ def _lacks(partition: str, old: Coverage, new: Coverage | None) -> list[MissingR
 def _lacks_borders(partition: str, old: Sequence[str], new: Sequence[str]) -> list[MissingRange]:
     known = set(new)
     left: list[MissingRange] = []
-    if len(old) == 1 and old[0] not in known:  # nothing is committed; a reader may begin there
+    if len(old) == 1 and old[0] not in known:  # nothing is committed, but a reader may begin there
         left.append(MissingRange(partition, old[0], old[0]))
     for start, end in pairwise(old):
         if start in known and end in known:

@@ -1,7 +1,7 @@
-"""Commits of a generation whose files or manifests are missing or damaged.
+"""Finds commits of a generation whose files or manifests are missing or damaged.
 
-A backfill passes over them once a person has accepted that, one whole commit at a time. What is
-left of such a commit stays in the files of its generation.
+A backfill skips them after a person accepts that, one whole commit at a time. What is left of such
+a commit stays in the files of its generation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["damaged_spans", "is_by_offset"]
 
 
 def is_by_offset(context: Context, archive: Archive) -> bool:
-    """Returns whether another generation can do without a damaged commit of the live one.
+    """Returns whether another generation can skip a damaged commit of the live one.
 
-    It cannot where the pipeline numbers events itself: later events would get other numbers.
+    It cannot if the pipeline numbers events itself: later events would get other numbers.
     """
     pipeline = archive.pipeline()
     found = (read_covered(context, pipeline, each) for each in read_partitions(context, pipeline))
@@ -39,7 +39,7 @@ def damaged_spans(
 ) -> tuple[Interval, ...]:
     """Returns the offsets of the live generation's commits that cannot be read.
 
-    Neighbours are one span. Reads every file once and compares its checksum. ``CorruptError`` while
+    Merges neighbors. Reads every file once and compares its checksum. Raises ``CorruptError`` while
     an erasure rewrites a file.
     """
     store = store_at(context, archive.store)
@@ -57,13 +57,13 @@ def damaged_spans(
 
 
 def _is_whole(source: ArchiveSource, store: Store, range: SourceRange) -> bool:
-    """Whether everything that a commit names is there, as its manifest says."""
+    """Returns whether everything a commit names is there and matches its manifest."""
     before = None
     while True:
         try:
             plan = source.reader(range)
         except CorruptError:
-            return False  # its manifest, which was read again
+            return False  # its manifest, after a second read
         files = [each for commit in plan.commits for each in commit.files]
         entries = [entry for each in files for entry in (each.data, each.sidecar) if entry]
         try:
@@ -75,6 +75,6 @@ def _is_whole(source: ArchiveSource, store: Store, range: SourceRange) -> bool:
                 raise
             if plan == before:
                 return False
-            before = plan  # an erasure may have given it other files meanwhile
+            before = plan  # an erasure may have replaced its files in between
         else:
             return True

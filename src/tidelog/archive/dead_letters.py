@@ -1,26 +1,24 @@
-"""Dead letters tried again: what now parses becomes data files of the archive, exactly once.
+"""Reads dead letters and replays them: what now parses becomes data files, exactly once.
 
-A replay is a pipeline on the engine, with rows of its own (``<pipeline>.dead``) and the same source
-partitions. It goes through the dead letters in *passes*; positions are ``<pass>:<offset>``. A
-stretch is some whole files of dead letters, one after another, and goes through these steps:
+A replay is a pipeline with its own rows (``<pipeline>.dead``) and the same source partitions. It
+processes the dead letters in *passes*; positions are ``<pass>:<offset>``. A stretch is some whole
+consecutive files of dead letters, and goes through these steps:
 
-1. begin: the pass after that of the ``head``, up to the last dead
-   letter that is there; steps 0 to 3 of the cycle                 → dead: as in the cycle
-2. do: read the stretch's files, ask the parser, stage data files
-   and one file of those that stay dead                            → dead: staged, named by nothing
-3. record the manifest in the ``intent``                           → dead: decided; published next
+1. begin: the pass after that of the ``head``, up to the last
+   dead letter there is; steps 0 to 3 of the cycle               → crash: see the cycle
+2. do: read the stretch's files, call the parser, stage data
+   files and one file of those that stay dead                    → crash: staged, without a name
+3. record the manifest in the ``intent``                          → crash: decided; published next
 4. publish: data files into the archive's folder, dead letters
-   into a folder that no other attempt has                         → dead: the next one copies more
-5. commit: ``commit`` row, ``head``, no ``intent``. From here on
-   the stretch's old files of dead letters do not count            → dead: old files that lie there
-6. remove them                                                     → dead: the next replay does
+   into a folder that no other attempt has                       → crash: the next copies the rest
+5. commit: ``commit`` row, ``head``, no ``intent``. Now the
+   stretch's old files of dead letters no longer count           → crash: old files stay
+6. delete them                                                   → crash: the next replay does
 
-So an event is in the archive's folder from step 4 on, once, since only step 5 lets anybody get at
-that stretch again; and in the manifest from step 5 on, which at once takes it off the dead letters.
-A driver that lost its partition fails at step 3 or 5, as in the cycle. Names of data files cannot
-meet others: each tells the offset of its own first event, and no dead letter is in a data file.
-
-Dead letters of an archive: read, and removed once a replay has replaced their files.
+So an event is in the archive's folder from step 4 on, once, because only step 5 gives access to
+that stretch again. It is in the manifest from step 5 on, which also removes it from the dead
+letters. A driver that lost its partition fails at step 3 or 5, as in the cycle. Names of data files
+are unique: each has the offset of its first event, and no dead letter is in a data file.
 """
 
 from __future__ import annotations
@@ -84,17 +82,17 @@ __all__ = [
     "replay",
 ]
 
-_EVENTS_MAX = 100_000  # of one stretch; what stays dead is held until it ends
+_EVENTS_MAX = 100_000  # of one stretch; what stays dead is in memory until it ends
 _BYTES_MAX = 64 << 20  # of its files
 
 
 @dataclass
 class ReplayOptions:
-    """How dead letters are tried again: with settings that may differ from the archive's own."""
+    """How to replay dead letters, with settings that may differ from the archive's own."""
 
     generation: int | None = None
     parser: str = ""  # empty: the archive's
-    layout: Mapping[str, str] = field(default_factory=dict)  # over the archive's
+    layout: Mapping[str, str] = field(default_factory=dict)  # overrides the archive's
     stop: threading.Event = field(default_factory=new_stop)
     on_cycle: Callable[[CycleReport], None] = lambda _: None
 
@@ -105,7 +103,7 @@ class ReplayResult:
 
     tried: int = 0
     replayed: int = 0
-    dead: int = 0  # still
+    dead: int = 0  # still dead
     files: int = 0  # of data
 
     def add(self, report: CycleReport) -> None:
@@ -119,7 +117,7 @@ class ReplayResult:
 def replay(
     context: Context, archive: Archive, how: ReplayOptions, workers: Workers
 ) -> ReplayResult:
-    """Try all dead letters again. Safe to kill, to repeat, and to run twice at once."""
+    """Tries all dead letters again. Safe to kill, to repeat, and to run twice at once."""
     store = files_at(context, archive)
     pipeline = open_replay(context, archive, how, workers)
     done = ReplayResult()
@@ -136,7 +134,7 @@ def replay(
 def open_replay(
     context: Context, archive: Archive, how: ReplayOptions, workers: Workers
 ) -> Pipeline:
-    """The pipeline that takes dead letters into the archive."""
+    """Opens the pipeline that writes replayed dead letters to the archive."""
     making = archive.making(how.generation)
     number = archive.generation if how.generation is None else how.generation
     changed = msgspec.structs.replace(
@@ -171,9 +169,9 @@ class DeadSource:
         return f"dead:{self._archive.name}"
 
     def partitions(self) -> list[SourcePartition]:
-        """Those with dead letters, and those of an earlier replay, which may have died there.
+        """Lists those with dead letters, and those of an earlier replay that may have died there.
 
-        A driver that takes these over fences it, so that sweeps delete what it has staged.
+        A driver that takes over the latter fences that replay, so sweeps delete what it staged.
         """
         known = read_partitions(self._context, self._pipeline)
         wanted = [each for each in known if self._files(each) or self._has_begun(each)]
@@ -186,7 +184,7 @@ class DeadSource:
         return self.reader(range).read()
 
     def reader(self, range: SourceRange) -> DeadRange:
-        """Whole files from the start on, as many as one stretch may have."""
+        """Returns a reader of whole files from the start, as many as one stretch may have."""
         stretch = ReplayedRange.between(range.start, range.limit)
         taken: list[tuple[FileEntry, ...]] = []
         events = size = 0
@@ -216,7 +214,7 @@ class DeadSource:
         return DeadRange(range, tuple(files), end, store, tuple(sorted(rewrites - {""})))
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """The end: a reader stops earlier by itself, as only it knows where files begin."""
+        """Returns the end: only the reader knows where files begin, and it stops earlier itself."""
         return end
 
     def before(self, one: str, other: str) -> bool:
@@ -226,7 +224,7 @@ class DeadSource:
         return None
 
     def _has_begun(self, partition: str) -> bool:
-        """Whether a replay has a head there; that of a dropped generation is closed."""
+        """Returns whether a replay has a head there; that of a dropped generation is closed."""
         head = read_progress(self._context, replay_pipeline(self._pipeline), partition)
         return head is not None and not head.closed
 
@@ -234,7 +232,10 @@ class DeadSource:
         return dead_files(self._context, self._pipeline, partition)
 
     def _end(self, partition: SourcePartition) -> ReplayPosition:
-        """Where our pass ends: fixed when it begins, so that it tries each dead letter once."""
+        """Returns where our pass ends.
+
+        It is fixed at the start, so each dead letter is tried once.
+        """
         progress = read_progress(self._context, replay_pipeline(self._pipeline), partition.text)
         place = ReplayPosition.parse(progress.position) if progress else ReplayPosition()
         if partition not in self._ends:
@@ -247,17 +248,17 @@ class DeadSource:
 
 @dataclass(frozen=True, slots=True)
 class DeadRange:
-    """Some files of dead letters, to be read anywhere; pickles."""
+    """Some files of dead letters, to read anywhere; pickles."""
 
     range: SourceRange
-    files: tuple[tuple[FileEntry, ...], ...]  # those that overlap are together
+    files: tuple[tuple[FileEntry, ...], ...]  # overlapping files are together
     end: str
     store: str  # URL
-    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for such files
+    rewrites: tuple[str, ...] = ()  # manifests that running erasures write for such files
 
     @property
     def is_changing(self) -> bool:
-        """Whether an erasure is replacing files of dead letters."""
+        """Returns whether an erasure is replacing files of dead letters."""
         return bool(self.rewrites)
 
     def read(self) -> Iterator[Chunk]:
@@ -318,15 +319,15 @@ _reader: type[RangeReader] = DeadRange
 _sink: type[Sink] = ReplaySink
 
 
-_LOOKS = 5  # at the rows, when files of dead letters vanish under our eyes
+_LOOKS = 5  # at the rows, if files of dead letters vanish in between
 
 
 def dead_letters(
     context: Context, archive: Archive, generation: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """All dead letters in event columns and ``error``, by source partition and offset.
+    """Yields all dead letters in event columns and ``error``, by source partition and offset.
 
-    While a replay runs, each comes once at most, and those that stay dead do come.
+    During a replay, each appears at most once, and those that stay dead do appear.
     """
     store, pipeline = store_at(context, archive.store), archive.pipeline(generation)
     for partition in read_partitions(context, pipeline):
@@ -342,7 +343,7 @@ def dead_letters(
                 except NotFoundError:
                     if looks == _LOOKS:
                         raise
-                    break  # replaced meanwhile
+                    break  # replaced in between
                 for batch in batches:
                     yield batch.filter(pc.greater(batch.column("offset"), after))
                 after = last
@@ -353,7 +354,7 @@ def dead_letters(
 def remove_replaced(
     context: Context, store: Store, archive: Archive, generation: int | None = None
 ) -> int:
-    """Delete files of dead letters that no longer count; how many. Idempotent."""
+    """Deletes files of dead letters that no longer count. Returns how many. Idempotent."""
     pipeline = archive.pipeline(generation)
     replaced: set[str] = set()
     for partition in read_partitions(context, pipeline):
@@ -368,7 +369,7 @@ def remove_replaced(
 
 
 def read_dead_files(store: Store, files: Sequence[FileEntry]) -> list[pa.RecordBatch]:
-    """The dead letters of some files, by offset. ``NotFoundError``, ``CorruptError``."""
+    """Returns the dead letters of files, by offset. Raises ``NotFoundError``, ``CorruptError``."""
     table = pa.concat_tables([_read_file(store, file) for file in files])
     if len(files) > 1:
         table = table.sort_by("offset")

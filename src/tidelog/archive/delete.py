@@ -1,37 +1,36 @@
-"""Ending an archive, and deleting one that has ended with all its files.
+"""Ends an archive, and deletes an ended archive with all its files.
 
-An ended archive takes no events, raises no alarm, and holds no trim of its source. Its files stay
-readable. Erasures and proofs reach them as before, since the registry's row stays.
+An ended archive accepts no events, raises no alarm, and does not stop a trim of its source. Its
+files stay readable. Erasures and proofs still cover them, because the registry's row stays.
 
-1. the row says ``ended``, with an id; a promote under way is
-   withdrawn                                                  → dead: no driver begins a partition;
-                                                                the next delete or sweep finishes it
+1. the row says ``ended``, with an id; a running promote is
+   withdrawn                                                   → crash: no driver begins a
+                                                                 partition; the next delete or
+                                                                 sweep finishes it
 2. freeze: every head names that id, so no driver commits;
-   ranges under way are settled (``freezing``)                 → dead: the same
-3. take every shard, so that idle drivers stop too             → dead: the same
+   unfinished ranges are settled (``freeze``)                  → crash: the same
+3. own every shard, so that idle drivers stop too              → crash: the same
 4. the row says that this is settled
 
-A home that was copied does steps 1 and 4 alone for an archive outside: its files, and what drivers
-do there, belong to the original.
-
-An archive outside whose folder is gone is deleted as lost, on request (``delete_lost``): one write
-of its row is steps 1 to 5, and then come 6, 3 and 8.
+A copied home only does steps 1 and 4 for an archive outside: its files, and the drivers there,
+belong to the original. An archive outside whose folder is gone can be deleted as lost, on request
+(``delete_lost``): one write of its row does steps 1 to 5, followed by 6, 3 and 8.
 
 Deleting the files as well:
 
 5. refuse while a table, another archive or a pipeline needs
-   the files; then the row says ``removing``                   → dead: the next delete, erasure or
-                                                                sweep finishes it
-6. close every head                                            → dead: the same
-7. delete files, dead letters, staged files, manifests, rows   → dead: the same; a proof still finds
-                                                                what is left
-8. one write: the name's row goes, ``removed/<incarnation>``
-   is put, which says which folders were the archive's         → the name is free
+   the files; then the row says ``removing``                   → crash: the next delete, erasure
+                                                                 or sweep finishes it
+6. close every head                                            → crash: the same
+7. delete files, dead letters, staged files, manifests, rows   → crash: the same; a proof still
+                                                                 finds what is left
+8. one write: delete the name's row, put
+   ``removed/<incarnation>`` with the archive's folders        → the name is free
 
-A driver that slept may copy files of a decided range after step 7. So ``_owner`` and the row of
-step 8 stay for good: every sweep deletes such copies, proofs search these folders, and no other
-archive gets one of them, or one below or above (``roots``). A sweep deletes only names that the
-archive could have written, and only where ``_owner`` is its own: a folder that is gone is done.
+A stalled driver may copy files of a decided range after step 7. So ``_owner`` and the row of step 8
+stay forever: every sweep deletes such copies, proofs search these folders, and no other archive may
+use them, or a folder below or above (``roots``). A sweep deletes only names that the archive could
+have written, and only if ``_owner`` is its own. A missing folder is done.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ _SHARD = "shard/"
 
 
 def end_archive(context: Context, name: str, shown: str = "") -> Archive:
-    """End an archive; its files stay. ``NotFoundError``. Safe to repeat, and to run twice at once.
+    """Ends an archive; its files stay. Raises ``NotFoundError``. Safe to repeat, also at once.
 
-    Drivers that run stop with ``FencedError``. ``shown``: as in ``check_shown``.
+    Running drivers stop with ``FencedError``. ``shown``: see ``check_shown``.
     """
     with freeing(context.catalog):
         return _end(context, name, shown)
@@ -95,7 +94,8 @@ def _end(context: Context, name: str, shown: str) -> Archive:
     if is_outside(context, archive):
         context.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
         if not is_detached(context, archive):
-            files_at(context, archive)  # is the folder there and ours, before anything changes
+            # Raises unless the folder is there and ours, before any change.
+            files_at(context, archive)
     wanted = ArchiveEnd(context.ids.new(), context.clock.now_ms())
 
     def edit(found: Archive) -> Archive:
@@ -108,12 +108,12 @@ def _end(context: Context, name: str, shown: str) -> Archive:
 
 
 def finish_ending(context: Context, archive: Archive) -> Archive:
-    """Do steps 2 to 4 of an archive that is being ended; nothing for another one."""
+    """Does steps 2 to 4 of an archive that is being ended; nothing for another one."""
     ended = archive.ended
     if ended is None or ended.settled:
         return archive
     if not is_detached(context, archive):
-        files_at(context, archive)  # is the folder ours
+        files_at(context, archive)  # raises unless the folder is ours
         for pipeline in _pipelines(context, archive):
             freeze_heads(context, pipeline, ended)  # step 2
         for each in pipelines_of(archive):
@@ -129,11 +129,11 @@ def finish_ending(context: Context, archive: Archive) -> Archive:
 
 
 def delete_archive(context: Context, name: str, shown: str = "") -> None:
-    """End an archive, and delete its files, dead letters and tables of kind delta; for good.
+    """Ends an archive and permanently deletes its files, dead letters and Delta tables.
 
-    ``NotFoundError``. ``InvalidError`` while an Iceberg table lists its files, while another
-    archive or a pipeline is made from it, and where the files belong to another home. ``shown``: as
-    in ``check_shown``.
+    Raises ``NotFoundError``. Raises ``InvalidError`` while an Iceberg table lists its files, while
+    another archive or a pipeline reads it, or if the files belong to another home. ``shown``: see
+    ``check_shown``.
     """
     with freeing(context.catalog):
         _delete(context, name, shown)
@@ -142,7 +142,7 @@ def delete_archive(context: Context, name: str, shown: str = "") -> None:
 def _delete(context: Context, name: str, shown: str) -> None:
     present = _present(context, name, shown)
     if present.ended is None or not present.ended.removing:
-        files_at(context, present)  # is the folder ours, before anything changes
+        files_at(context, present)  # raises unless the folder is ours, before any change
         _check_unused(context, present)
     archive = _end(context, name, present.incarnation)
 
@@ -154,15 +154,15 @@ def _delete(context: Context, name: str, shown: str) -> None:
         removing = msgspec.structs.replace(found.ended, removing=True)
         return msgspec.structs.replace(found, ended=removing)
 
-    with contextlib.suppress(NotFoundError):  # another process has finished it
+    with contextlib.suppress(NotFoundError):  # another process finished it
         finish_removal(context, change_archive(context, name, edit))  # step 5
 
 
 def delete_lost(context: Context, name: str, shown: str = "") -> None:
-    """End an archive whose folder outside is gone, and free its name. ``NotFoundError``.
+    """Ends an archive whose outside folder is gone, and frees its name. ``NotFoundError``.
 
-    ``InvalidError`` unless the folder is empty, and while another archive or a pipeline is made
-    from it. Steps 2 to 4 are left out: ranges under way are lost with the folder.
+    Raises ``InvalidError`` unless the folder is empty, and while another archive or a pipeline
+    reads the archive. Skips steps 2 to 4: unfinished ranges are lost with the folder.
     """
     archive = _present(context, name, shown)
     _check_lost(context, archive)
@@ -183,7 +183,7 @@ def delete_lost(context: Context, name: str, shown: str = "") -> None:
 
 
 def _check_lost(context: Context, archive: Archive) -> None:
-    """Refuse to give up files that are there."""
+    """Raises if there are files, which a delete as lost would abandon."""
     what = f"archive `{archive.name}`"
     if not is_outside(context, archive):
         raise InvalidError(f"{what}: its folder is in the home: delete it with --delete-files")
@@ -202,14 +202,14 @@ def _check_lost(context: Context, archive: Archive) -> None:
 
 
 def finish_removal(context: Context, archive: Archive) -> None:
-    """Do steps 6 to 8 of an archive whose files are being deleted; nothing for another one."""
+    """Does steps 6 to 8 of an archive whose files are being deleted; nothing for another one."""
     if archive.ended is None or not archive.ended.removing:
         return
     for each in pipelines_of(archive):
         close_heads(context, each)
     if archive.ended.lost:
         for each in pipelines_of(archive):
-            _take_shards(context, each)  # as step 3, which was left out
+            _take_shards(context, each)  # as step 3, which was skipped
         remove_late_copies(context, archive)
     else:
         _remove_files(context, archive)  # step 7
@@ -222,10 +222,10 @@ def finish_removal(context: Context, archive: Archive) -> None:
 
 
 def remove_late_copies(context: Context, archive: Archive) -> None:
-    """Delete what drivers that slept have left of a removed archive since.
+    """Deletes what stalled drivers have added to a deleted archive since.
 
-    Only names that it could have written, in a folder that still has its mark: other files, and a
-    folder that is gone or another's, are left alone.
+    Only names that it could have written, in a folder that still has its mark. Other files, and a
+    folder that is missing or another's, are never touched.
     """
     files = store_at(context, archive.store)
     if has_our_mark(files, archive):
@@ -235,7 +235,7 @@ def remove_late_copies(context: Context, archive: Archive) -> None:
 
 
 def _remove_files(context: Context, archive: Archive) -> None:
-    """Step 7: all objects and rows of an archive; its mark and closed heads stay."""
+    """Step 7: deletes all objects and rows of an archive; its mark and closed heads stay."""
     files = files_at(context, archive)
     for folder in own_folders(archive):
         delete_below(files, folder)
@@ -243,14 +243,14 @@ def _remove_files(context: Context, archive: Archive) -> None:
 
 
 def _remove_other_work(context: Context, archive: Archive, files: Store) -> None:
-    """What is not below its root; the names of these folders have its incarnation."""
+    """Deletes what is not below its root; the names of these folders have its incarnation."""
     delete_below(files, f"{archive.dead}/")
     for each in pipelines_of(archive):
         remove_work(context, each, files)
 
 
 def _present(context: Context, name: str, shown: str) -> Archive:
-    """The archive of a name, also one whose files are being deleted. ``NotFoundError``."""
+    """Returns the archive with a name, also while it is deleted. Raises ``NotFoundError``."""
     found = next((each for each in list_archives(context) if each.name == name), None)
     if found is None:
         raise NotFoundError(f"archive `{name}`: not found: nothing to delete")
@@ -264,7 +264,7 @@ def _present(context: Context, name: str, shown: str) -> Archive:
 
 
 def _pipelines(context: Context, archive: Archive) -> Iterator[Pipeline]:
-    """What fills each generation, without a source: only decided ranges are finished."""
+    """Yields the pipeline of each generation, without a source, to finish decided ranges only."""
     for generation in archive.in_state("kept"):
         source, sink = no_source(context), open_sink(archive, generation)
         own = archive.pipeline(generation)
@@ -273,12 +273,12 @@ def _pipelines(context: Context, archive: Archive) -> Iterator[Pipeline]:
 
 
 def _take_shards(context: Context, pipeline: str) -> None:
-    """Raise the epoch of every shard, and leave it without a driver."""
+    """Raises the epoch of every shard, and leaves it without a driver."""
     where = layout.pipeline_shards(pipeline)
     for row in [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]:
         shards, number = map(int, row.removeprefix(_SHARD).split("/"))
         shard = PipelineShard(context, pipeline, number, shards, beside=True)
-        for delay_s in RACE.delays_s(context.random):  # its driver beats meanwhile
+        for delay_s in RACE.delays_s(context.random):  # its driver sends heartbeats in between
             if shard.try_take(force=True):
                 shard.release()
                 break
@@ -288,7 +288,7 @@ def _take_shards(context: Context, pipeline: str) -> None:
 
 
 def _check_unused(context: Context, archive: Archive) -> None:
-    """Refuse to delete files that a table lists, or that others are made from."""
+    """Raises if a table lists the files, or another archive or pipeline reads them."""
     name = archive.name
     for table in archive.tables:
         if table.startswith("iceberg:"):

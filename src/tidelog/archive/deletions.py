@@ -1,28 +1,25 @@
-"""What was deleted from a topic: its audit tells where, its ledger tells which ids.
+"""What was deleted from a topic, and what a range of an archive must therefore skip.
 
-A record that is ``begun`` may be of a delete that died before it deleted anything. Of such a one an
-event counts only if its amendment is there, or if its journal no longer has it. A record of events
-that archives alone hold (``pipeline.archived``) is decided once it is written, and always counts.
+The audit of a topic says where events were deleted, and its ledger says which ids. A record that is
+``begun`` may belong to a delete that crashed before it deleted anything. An event of such a record
+counts only if its amendment exists, or if its journal no longer has it. A record of events that
+only archives hold is decided once it is written, and always counts. All of this can be read from a
+topic that is being deleted, until its rows and objects are deleted.
 
-All of it can be asked of a topic that is being deleted, up to the removal of its rows and objects.
-
-What was erased before a range of an archive is done: no writer of a generation brings it back.
-
-An erasure is a standing fact. It names offsets of a source partition, with its incarnation, and ids
-or keys up to a time. A source may hold the events all the same: a file, a Kafka topic, a folder
-that was copied before the erasure, another archive of the same topic. So each range leaves out what
-is named by
+An erasure is permanent. It names offsets of a source partition, with its incarnation, and ids or
+keys up to a time. A source may still hold the events: a file, a Kafka topic, a folder copied before
+the erasure, another archive of the same topic. So each range skips what is named by
 
 - the audit of the archive itself, and of every archive that it is made of (``archives_above``);
-- the audit of the topic that its events come from, where a generation is built from another source
-  than the archive's own; that topic's deletes are put into the audits of its archives when the
-  topic is deleted (``archived.keep_deletions``).
+- the audit of the topic that its events come from, if a generation is built from another source
+  than the archive's own. When that topic is deleted, its deletes are copied to the audits of its
+  archives.
 
-What is left out counts as erased in the account.
+The account counts skipped events as erased.
 
-Audits are read after the intent of a range was put, and an erasure looks for intents after it has
-put its record. So an erasure that a range does not see finds its intent, or its commit, and takes
-the event out of the files.
+A range reads audits after putting its intent, and an erasure looks for intents after putting its
+record. So if a range does not see an erasure, the erasure finds the range's intent or commit, and
+removes the event from the files.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ __all__ = [
     "read_deletions",
 ]
 
-_ROUNDS = 20  # against compiles that end again and again meanwhile
+_ROUNDS = 20  # against compiles that keep ending in between
 
 Places = dict[int, set[int]]
 """Offsets by partition."""
@@ -86,18 +83,18 @@ class Deletions:
     all: Places = field(default_factory=dict)
     by_id: Mapping[str, Places] = field(default_factory=dict)
     by_key: Mapping[bytes, Places] = field(default_factory=dict)
-    ledger: ErasedIds = NOTHING_ERASED  # up to when events with these ids and keys were erased
+    ledger: ErasedIds = NOTHING_ERASED  # until when events with these ids and keys were erased
 
 
 def deleted_offsets(context: Context, topic: Topic) -> Places:
-    """Every offset of a topic that was ever deleted, by partition."""
+    """Returns every offset of a topic that was ever deleted, by partition."""
     return read_deletions(context, topic).all
 
 
 def read_deletions(
     context: Context, topic: Topic, ids: Collection[str] = (), keys: Collection[bytes] = ()
 ) -> Deletions:
-    """All that was ever deleted; where, for each of these ids and keys, which may be nowhere."""
+    """Returns all deletions, and where each of these ids and keys was; possibly nowhere."""
     found = Deletions(
         by_id={each: {} for each in ids},
         by_key={each: {} for each in keys},
@@ -117,14 +114,14 @@ def read_deletions(
 def deletion_records(
     context: Context, topic: Topic
 ) -> Iterator[tuple[AuditRecord, tuple[AuditedEvent, ...]]]:
-    """The records of deletes, each with those of its events that were deleted."""
+    """Yields the records of deletes, each with the events that it deleted."""
     for record in read_audit(context, topic):
         if record.op == "delete":
             yield record, tuple(_deleted(context, topic, record))
 
 
 def knows_all(context: Context, topic: Topic, found: Deletions) -> bool:
-    """Whether a deletion of each of these ids and keys is known, be it to the ledger alone."""
+    """Returns whether a deletion of each id and key is known, if only to the ledger."""
     ids = (bool(places) or was_erased(context, topic, each) for each, places in found.by_id.items())
     return all(found.by_key.values()) and all(ids)
 
@@ -137,10 +134,10 @@ def _deleted(context: Context, topic: Topic, record: AuditRecord) -> Iterator[Au
 
 def _is_deleted(context: Context, topic: Topic, event: AuditedEvent) -> bool:
     for _ in range(_ROUNDS):
-        with contextlib.suppress(MovedError, NotFoundError):  # swapped meanwhile
+        with contextlib.suppress(MovedError, NotFoundError):  # swapped in between
             return _has_amendment(context, topic, event) or _is_compiled_out(context, topic, event)
         if find_head(context, topic, event.partition).closed:
-            return False  # the topic's rows or objects go, so archives have what was deleted
+            return False  # the topic is being deleted, so archives have what was deleted
     raise UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
 
 
@@ -150,7 +147,7 @@ def _has_amendment(context: Context, topic: Topic, event: AuditedEvent) -> bool:
 
 
 def _is_compiled_out(context: Context, topic: Topic, event: AuditedEvent) -> bool:
-    """Whether a journal stands for the offset, and has no event there."""
+    """Returns whether a journal covers the offset and has no event there."""
     head = find_head(context, topic, event.partition)
     if not head.start <= event.offset < head.journaled:
         return False
@@ -165,7 +162,7 @@ def _is_compiled_out(context: Context, topic: Topic, event: AuditedEvent) -> boo
 
 @dataclass(frozen=True, slots=True)
 class ErasedBefore:
-    """What was erased of the source partitions of a generation, as it is when it is asked for."""
+    """What was erased from the source partitions of a generation, read at each call."""
 
     context: Context
     archive: Archive
@@ -188,7 +185,7 @@ class ErasedBefore:
     def _add_own(
         self, found: _FoundDeletions, record: AuditRecord, copy: Copy, own: tuple[Line, bool]
     ) -> None:
-        """Add what a record of an archive names."""
+        """Adds what a record of an archive names."""
         here: list[AuditedEvent] = []
         for event in record.events:
             source = record.sources[event.partition]
@@ -200,10 +197,10 @@ class ErasedBefore:
             found.enter(record, here)
 
     def _add_deletions(self, found: _FoundDeletions, own: Line) -> None:
-        """Add what was deleted from the topic that the events come from.
+        """Adds what was deleted from the topic that the events come from.
 
-        Ids count only where no offset is known, of events that files set aside alone hold: the
-        topic may have another event of the same id, which a producer has sent again.
+        Ids count only if no offset is known, for events that only files set aside hold: the topic
+        may have another event with the same id, which a producer sent again.
         """
         name = own.partition.rpartition("/")[0]
         for topic in list_topics(self.context):
@@ -227,7 +224,7 @@ class _FoundDeletions(NamedTuple):
     keys: dict[bytes, int]
 
     def enter(self, record: AuditRecord, events: Iterable[AuditedEvent]) -> None:
-        """Add the key of a record, or the ids of some of its events, up to its time."""
+        """Adds the key of a record, or the ids of some of its events, up to its time."""
         if not record.until_ms:
             return
         for times, marks in (

@@ -1,10 +1,10 @@
-"""Which archives hold events of a topic or of another archive, and in which source partitions.
+"""Finds archives that hold events of a topic or another archive, and in which partitions.
 
-A position is an incarnation, a source partition and an offset. A topic that had the same name
-before is another sequence of events, with other events at the same offsets. Where the pipeline
-numbers events itself (Kinesis, Scylla), a number means the same in the generations of one archive
-and in archives that read this archive as their source, and nowhere else. ``held_offsets`` and
-``partitions_of`` are the only ways from an offset to a file that an erasure changes.
+A position is an incarnation, a source partition and an offset. An earlier topic with the same name
+is another sequence, with other events at the same offsets. If the pipeline numbers events itself
+(Kinesis, Scylla), a number means the same only in the generations of one archive, and in archives
+that read this archive as their source. ``held_offsets`` and ``partitions_of`` are the only ways
+from an offset to a file that an erasure changes.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ __all__ = [
 
 
 class Line(NamedTuple):
-    """One sequence of events: a source partition, and which one of those that had its name."""
+    """One sequence of events: a source partition, in one incarnation."""
 
     partition: str
-    incarnation: str  # empty: the source cannot tell, so it may be any of them
+    incarnation: str  # empty: the source has none, so it may be any
 
     def may_be(self, other: Line) -> bool:
-        """Whether an offset may mean the same event in both."""
+        """Returns whether an offset may mean the same event in both."""
         known = self.incarnation and other.incarnation
         same = not known or self.incarnation == other.incarnation
         return same and self.partition == other.partition
 
     def is_surely(self, other: Line) -> bool:
-        """Whether an offset means the same event in both, wherever they were read."""
+        """Returns whether an offset certainly means the same event in both."""
         return self == other and bool(self.incarnation)
 
 
@@ -67,29 +67,29 @@ UNKNOWN_LINE = Line("", "")
 
 
 class Copy(NamedTuple):
-    """An archive that may hold events of another one, or that one itself."""
+    """An archive that may hold events of another one, or that archive itself."""
 
     archive: Archive
-    made: frozenset[int]  # its generations whose events may come from that one
-    same_numbers: bool  # whether events that pipelines number have the same numbers in both
+    made: frozenset[int]  # generations whose events may come from that archive
+    same_numbers: bool  # whether events numbered by pipelines have the same numbers in both
 
 
 def archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
-    """The generations of archives whose events come from a topic, also by way of another one.
+    """Returns the generations of archives whose events come from a topic, also indirectly.
 
-    An archive comes before those that are made of it, and its live generation before one that is
-    filled from it: what was taken out of the one is not in what the other reads after that.
+    An archive comes before those made of it, and its live generation before one that is filled from
+    it: what was removed from the first is not in what the second reads later.
     """
     return generations_of(context, topic)
 
 
 def generations_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
-    """The same, as the catalog says it."""
+    """Returns the same, from the catalog."""
     archives = [archive for archive in scan_archives(context) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
 
     def steps(url: str, above: frozenset[str]) -> int | None:
-        """How many archives there are between a source and the topic, if it comes from there."""
+        """Returns how many archives are between a source and the topic; None if unrelated."""
         address = parse_address(url)
         if address.scheme == "topic":
             return 0 if address.path == topic.name else None
@@ -116,13 +116,13 @@ def generations_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
 
 
 def reachable_archives_of(context: Context, topic: Topic) -> list[tuple[Archive, int]]:
-    """Those of ``archives_of`` from which this home may erase."""
+    """Returns those of ``archives_of`` that this home may erase from."""
     found = archives_of(context, topic)
     return [each for each in found if not is_detached(context, each[0])]
 
 
 def refuse_circle(context: Context, name: str, source: str) -> None:
-    """Refuse a source for an archive that was itself made from the archive, also by way of others.
+    """Raises if the source of an archive is made of the archive itself, also indirectly.
 
     Neither of two such archives could be deleted before the other.
     """
@@ -145,9 +145,9 @@ def refuse_circle(context: Context, name: str, source: str) -> None:
 
 
 def copies_of(context: Context, archive: Archive) -> list[Copy]:
-    """An archive, and then those that were made of it, also by way of others.
+    """Returns an archive, then those made of it, also indirectly.
 
-    One comes after all those that it was made of.
+    Each comes after all those that it was made of.
     """
     return _copies(context, archive)
 
@@ -155,7 +155,7 @@ def copies_of(context: Context, archive: Archive) -> list[Copy]:
 def archives_above(
     context: Context, archive: Archive, generation: int
 ) -> Iterator[tuple[Archive, Copy]]:
-    """The archives that a generation was made of, also by way of others, and what it is to each.
+    """Yields the archives that a generation was made of, also indirectly, with their relation.
 
     The first one is the archive itself: its generations are filled from each other.
     """
@@ -182,7 +182,7 @@ def _copies(context: Context, archive: Archive) -> list[Copy]:
     found = [Copy(own, frozenset(own.makings), same_numbers=True)]
     while True:
         made = [copy for each in left if (copy := _copy(each, found)) is not None]
-        # One that is made of another one of them waits for it, unless they are made of each other.
+        # One that is made of another waits for it, unless they are made of each other.
         ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
         if not ready:
             return found
@@ -191,7 +191,7 @@ def _copies(context: Context, archive: Archive) -> list[Copy]:
 
 
 def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
-    """What an archive is to those that are known, if it was made of one of them."""
+    """Returns an archive's relation to the known ones, if it was made of one of them."""
     names = {each.archive.name for each in above}
     made = frozenset(
         number
@@ -206,7 +206,7 @@ def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
 
 
 def _reads(archive: Archive, other: Copy) -> bool:
-    """Whether an archive was made of another one."""
+    """Returns whether an archive was made of another one."""
     names = {_archive_in(url) for url in _sources(archive, archive.newest)}
     return archive.name != other.archive.name and other.archive.name in names
 
@@ -214,9 +214,9 @@ def _reads(archive: Archive, other: Copy) -> bool:
 def held_offsets(
     context: Context, copy: Copy, generation: int, wanted: Mapping[Line, Collection[int]]
 ) -> dict[str, list[int]]:
-    """The offsets that mean the wanted events in a generation, by its source partitions.
+    """Returns the offsets of the wanted events in a generation, by its source partitions.
 
-    A source that cannot tell its incarnation is the same one where a generation was made of it.
+    A source without incarnations is the same one if a generation was made of it.
     """
     found: dict[str, set[int]] = {}
     pipeline = copy.archive.pipeline(generation)
@@ -230,14 +230,14 @@ def held_offsets(
 
 
 def is_same_event(copy: Copy, generation: int, line: Line, own: tuple[Line, bool]) -> bool:
-    """Whether an offset of a line means the same event in a generation; ``own`` is ``line_of``."""
+    """Returns whether an offset of a line is the same event here; ``own`` is ``line_of``."""
     if not copy.same_numbers and not own[1]:
         return False
     return line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0]))
 
 
 def is_line_of(line: Line, topic: Topic) -> bool:
-    """Whether events of a line may be those of a topic; a line that is not known may be any."""
+    """Returns whether events of a line may be of a topic; an unknown line may be any."""
     if not line.partition:
         return True
     name = line.partition.rpartition("/")[0]
@@ -245,9 +245,9 @@ def is_line_of(line: Line, topic: Topic) -> bool:
 
 
 def line_of(context: Context, pipeline: str, partition: str) -> tuple[Line, bool] | None:
-    """What a generation holds under the name of a source partition; None where it has not begun.
+    """Returns what a generation holds under a source partition; None if it has not begun.
 
-    Also whether its offsets are the source's own, and not numbers that the pipeline gave.
+    Also returns whether its offsets are the source's own, not numbers of the pipeline.
     """
     head = read_progress(context, pipeline, partition)
     if head is None:
@@ -259,7 +259,7 @@ def line_of(context: Context, pipeline: str, partition: str) -> tuple[Line, bool
 def with_later_ones(
     look: Callable[[], Iterable[tuple[Archive, int]]],
 ) -> Iterator[tuple[Archive, int]]:
-    """Generations, and those that began while the first ones were handled.
+    """Yields generations, and those that began while the first ones were processed.
 
     One that begins in between may have been filled from a file before an erasure rewrote it.
     """
@@ -274,9 +274,9 @@ def with_later_ones(
 
 
 def partitions_of(context: Context, pipeline: str, topic: Topic) -> dict[str, int]:
-    """The source partitions of a generation that hold events of a topic, with their numbers.
+    """Returns the source partitions of a generation with events of a topic, and their numbers.
 
-    A topic that had its name before is another one, and its events stand at the same offsets.
+    An earlier topic with this name is another one, with other events at the same offsets.
     """
     found: dict[str, int] = {}
     for partition in read_partitions(context, pipeline):
@@ -289,21 +289,21 @@ def partitions_of(context: Context, pipeline: str, topic: Topic) -> dict[str, in
 
 
 def sources_of(archive: Archive) -> set[str]:
-    """What the events of all generations of an archive may come from."""
+    """Returns what the events of all generations of an archive may come from."""
     return _sources(archive, archive.newest)
 
 
 def _archive_in(url: str) -> str | None:
-    """The name of the archive that a source is, if it is one."""
+    """Returns the name of the archive that a source is, if it is one."""
     address = parse_address(url)
     return address.path if address.scheme == "archive" else None
 
 
 def _sources(archive: Archive, generation: int) -> set[str]:
-    """What the events of a generation may come from.
+    """Returns what the events of a generation may come from.
 
-    It reads its own source, that of the archive, and the files of the generation that was live when
-    it was built: an earlier one, which may be dropped since.
+    It reads its own source, the archive's source, and the files of the generation that was live
+    when it was built: an earlier one, which may be dropped since.
     """
     given = {number: making.source for number, making in archive.makings.items()} | archive.former
     before = {url for number, url in given.items() if url and number <= generation}

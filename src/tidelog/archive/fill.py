@@ -1,40 +1,34 @@
-"""The source of a generation that is being built: its own source, and the live generation's files.
+"""The source of a generation that is being built: its own source and the live one's files.
 
-A backfill reads the archive's source, or a backup. What that no longer holds (it was trimmed, its
-retention has passed, or its topic was deleted) comes from the live generation: from its data files
-and from its dead letters. So a new generation begins where the live one began, and has its events.
+A backfill reads the archive's source, or a backup. What that no longer holds (trimmed, expired, or
+its topic was deleted) comes from the live generation's data files and dead letters. So a new
+generation begins where the live one began, and has its events.
 
-- Each range is read from one of the two. A range of the live generation ends where its source
-  begins to hold events, and the intent of the range is put before any file is read: an erasure
-  that takes an event out of the live generation meanwhile waits for that intent.
-- Files of a generation with a transform hold what it returned, so they are carried over without
-  another transform. What it had dropped is lost: a gap with the reason ``transform``.
-- Where the pipeline numbers events itself (Kinesis, Scylla), all comes from the live generation,
-  one of its commits after another, with the numbers that the events have. Cursors of readers, which
-  are borders of commits, and offsets in records of erasures so mean the same in both.
-- Files keep the names that the live generation gave them, whatever a rotation has called them since
-  (``fill_files``).
-- Source partitions of topics that are not the archive's own are left out, even if a backup has
-  them.
+- Each range is read from one of the two. A range of the live generation ends where the source
+  begins to hold events. Its intent is put before any file is read: an erasure that removes an
+  event from the live generation at that time waits for the intent.
+- Files of a generation with a transform hold its output, so they are copied without another
+  transform. What it dropped is lost: a gap with the reason ``transform``.
+- If the pipeline numbers events itself (Kinesis, Scylla), everything comes from the live
+  generation, commit by commit, with the same numbers. So cursors of readers, which are borders of
+  commits, and offsets in records of erasures mean the same in both.
+- Source partitions of topics that are not the archive's own are skipped, even if a backup has them.
 - It begins where the live generation begins, or would begin by the archive's start and the ends
-  that its creation listed, though the source or a backup holds earlier events; these are read only
-  if the backfill was told so (``Making.start``).
-- Where a person has accepted that (``pass_damage``), it passes over commits of the live generation
-  that are damaged and whose events the source no longer holds: each is a gap.
+  listed at its creation. Earlier events are read only on request (``ArchiveFormat.start``).
+- If a person accepted that (``pass_damage``), it skips damaged commits of the live generation whose
+  events the source no longer holds: each is a gap.
 
-The same source for files that are rotated: they keep the names that the live generation has.
-
-A file of rows is named by the path that it had when it was first seen (``sources.row_tracking``).
-A generation that looked at a folder for itself would name files by their present paths. What comes
-from the live generation's files would then be there under another name too, and so twice. So the
-source is passed the marks of the live generation, which tell which file is which. The generation
-that is being built stays behind the live one: it reads what that one has begun, up to its position,
-and the rest after the promote. So no name is ever given to two files. What the source cannot show
-(a file is gone, was cut off, or went on behind a half line) comes from the live generation's files.
-A promote copies the marks, and all else that the live generation knows (``freezing``).
+Rotated files keep the names that the live generation gave them. A file of rows is named by its path
+when it was first seen (``files.row_tracking``). A generation that looked at the folder itself would
+use current paths, and the live generation's events would be there twice, under two names. So the
+source gets the marks of the live generation, which identify each file. The new generation stays
+behind the live one: it reads what that one has begun, up to its position, and the rest after the
+promote. So two files never get one name. What the source cannot provide (a file was deleted,
+truncated, or continued after half a line) comes from the live generation's files. A promote copies
+the marks and everything else that the live generation knows (``freeze``).
 
 An archive that reads another archive has no marks of its own. The archive at the top of the chain,
-which reads the files, has them: a backfill from these files uses its marks and stays behind the
+which reads the files, has them: a backfill from these files uses its marks, and stays behind its
 live generation too.
 """
 
@@ -102,24 +96,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _FillPartition:
-    """What is known of one source partition."""
+    """What is known about one source partition."""
 
     old: Coverage | None  # by the live generation
     bounds: Bounds
     spans: tuple[Interval, ...] = ()  # offsets that the source holds
-    note: bytes = b""  # what a source that tracks knows it by, after a range of the generation
-    damaged: tuple[Interval, ...] = ()  # by the live generation, whose loss is accepted
+    note: bytes = b""  # identifies it for a source that tracks, after a range of the generation
+    damaged: tuple[Interval, ...] = ()  # by the live generation, with an accepted loss
 
     def end_of_span(self, position: int) -> int | None:
-        """Returns up to where the source holds what begins at an offset; None if it does not."""
+        """Returns where the source's events from an offset end; None if it does not hold it."""
         return next((end for start, end in self.spans if start <= position < end), None)
 
     def next_span(self, position: int) -> int | None:
-        """Returns from where on the source holds events after an offset."""
+        """Returns where the source next holds events after an offset."""
         return next((start for start, _ in self.spans if start > position), None)
 
     def end_of_damage(self, position: int) -> int | None:
-        """Returns where reading goes on after a damaged commit; None where none is damaged."""
+        """Returns where to resume after a damaged commit; None if it is not damaged."""
         ends = [end for start, end in self.damaged if start <= position < end]
         if not ends or self.end_of_span(position) is not None:
             return None
@@ -127,7 +121,7 @@ class _FillPartition:
         return min([*ends, *([] if following is None else [following])])
 
     def until_damage(self, position: int, end: int) -> tuple[int, bool]:
-        """Returns up to where all commits are damaged from an offset on, or none; and which."""
+        """Returns up to where all commits from an offset are damaged, or none; and which."""
         inside = [last for first, last in self.damaged if first <= position < last]
         borders = [end, *inside, *([] if (at := self.next_damage(position)) is None else [at])]
         return min(borders), bool(inside)
@@ -138,7 +132,7 @@ class _FillPartition:
 
 
 class FillSource:
-    """What a generation that is being built reads."""
+    """The source of a generation that is being built."""
 
     def __init__(
         self,
@@ -149,8 +143,8 @@ class FillSource:
         *,
         follows: bool = False,
     ) -> None:
-        # What numbers events itself is never read: the live generation has all that is. Its driver
-        # reports what vanishes.
+        # A source whose events the pipeline numbers is never read: the live generation has all of
+        # it, and its driver reports what vanishes.
         answered = (
             BranchingSource,
             ProbingSource,
@@ -174,13 +168,13 @@ class FillSource:
         self._old = old
         self._known: dict[SourcePartition, _FillPartition] = {}
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
-        self._unknown: set[SourcePartition] = set()  # of a backup, and not compared yet
+        self._unknown: set[SourcePartition] = set()  # of a backup, not compared yet
         self._is_from_first = archive.making(generation).start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
 
     def pass_damage(self) -> None:
-        """Leave out commits of the live generation that cannot be read; a person accepts that."""
+        """Skips commits of the live generation that cannot be read, as a person accepted."""
         self._passes_damage = True
 
     @property
@@ -188,7 +182,7 @@ class FillSource:
         return self._source.url
 
     def partitions(self) -> list[SourcePartition]:
-        """Those of the source that are the archive's own, and those of the live generation."""
+        """Lists the archive's own partitions of the source, and those of the live generation."""
         held, began = self._held(), self._began()
         return began if self._follows else sorted({*held, *self._errors, *began})
 
@@ -201,7 +195,7 @@ class FillSource:
         return self.reader(range).read()
 
     def reader(self, range: SourceRange) -> RangeReader:
-        """Reads from the one that has the start, up to where the other one is to be read."""
+        """Returns a reader of the one that has the start, up to where the other one begins."""
         self._filled.pop(range.partition, None)
         held = self._known.get(range.partition)
         if held is None:
@@ -229,13 +223,13 @@ class FillSource:
         return self._carried(range, str(min(end for end in ends if end is not None)), held.note)
 
     def missing(self, range: SourceRange, read: int) -> MissingOffsets:
-        """As the one says that the range was read from."""
+        """Returns what the one that the range was read from reports."""
         if self._filled.get(range.partition) == range.start:
             return self._old.missing(range, read, reason=None)
         return missing_in(self._source, range, read)
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """Cuts by offset; a reader stops earlier by itself, where the other one is to be read."""
+        """Cuts by offset. A reader stops earlier itself, where the other one begins."""
         if are_offsets(start, end):
             return str(min(int(end), int(start) + events))
         return end
@@ -250,13 +244,13 @@ class FillSource:
             return max(0, int(end) - int(start))
         return self._old.count(start, end)
 
-    # Inside.
+    # Internals.
 
     def _check_same(self, range: SourceRange, old: Coverage | None) -> None:
-        """Raise ``InvalidError`` where a backup holds the events of another topic of this name.
+        """Raises ``InvalidError`` if a backup holds the events of another topic with this name.
 
-        Once for each source partition: what the live generation holds is compared, or if that has
-        not begun what the archive's own source does.
+        Compares once per source partition, with the live generation or, if that has not begun, with
+        the archive's own source.
         """
         if range.partition not in self._unknown:
             return
@@ -282,10 +276,10 @@ class FillSource:
             self._unknown.discard(range.partition)
 
     def _completed(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
-        """The range with what the source lacks inside of it, and files of the generation hold.
+        """Returns the range, with events from the generation's files that the source lacks.
 
-        Of a topic they hold nothing more: each of its offsets had an event, and one that is missing
-        was deleted. Files of a transform hold its output, which no other transform may get.
+        For a topic there are none: every offset had an event, and a missing one was deleted. Files
+        of a transform hold its output, which no other transform may process.
         """
         dense = self._follows or isinstance(self._source, TopicSource)
         if old is None or dense or self._archive.making().transform:
@@ -298,7 +292,7 @@ class FillSource:
         return CompletedReader(reader, files, self._archive.generation)
 
     def _held(self) -> dict[SourcePartition, Bounds]:
-        """What the source holds of the archive's own topics, where positions are offsets."""
+        """Returns what the source holds of the archive's own topics, if positions are offsets."""
         try:
             there = self._source.partitions()
         except NotFoundError:
@@ -314,7 +308,7 @@ class FillSource:
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 
     def _began(self) -> list[SourcePartition]:
-        """The source partitions that the live generation has begun."""
+        """Returns the source partitions that the live generation has begun."""
         context, pipeline = self._context, self._archive.pipeline()
         names = read_partitions(context, pipeline)
         begun = [name for name in names if read_covered(context, pipeline, name) is not None]
@@ -322,7 +316,7 @@ class FillSource:
 
     @cached_property
     def _topics(self) -> frozenset[str]:
-        """The archive's own topics: those that it has, and those that its source has now."""
+        """Returns the archive's own topics: those it has, and those its source has now."""
         known = {each.topic for each in self._began()}
         own = source_at(self._context, self._archive.source)
         with contextlib.suppress(NotFoundError):  # its name is among those that were begun
@@ -331,7 +325,7 @@ class FillSource:
 
     @cached_property
     def _is_restorable(self) -> bool:
-        """Whether the files of the live generation hold events, and not only columns of them."""
+        """Returns whether the live generation's files hold events, not only typed columns."""
         store = store_at(self._context, self._archive.store)
         return ArchiveFiles(store, self._archive.making()).restorable
 
@@ -362,7 +356,7 @@ class FillSource:
     def _join(
         self, partition: SourcePartition, old: Coverage, source: Bounds | None
     ) -> _FillPartition:
-        """What both hold; the source first."""
+        """Combines what both hold; the source comes first."""
         damaged = self._damage(partition, old)
         position = self._position(partition)
         bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
@@ -375,7 +369,7 @@ class FillSource:
             first, begins = source.first, source.begins
         held = _FillPartition(old, source, tuple(spans), damaged=damaged)
         if position is not None and position >= int(old.end):
-            # No store holds what lies between the end of the files and the source's first event.
+            # Nothing holds what is between the end of the files and the source's first event.
             following = held.next_span(position)
             if held.end_of_span(position) is None and following is not None:
                 first = str(following)
@@ -386,7 +380,7 @@ class FillSource:
         return replace(held, bounds=joined, note=source.note or old.note)
 
     def _damage(self, partition: SourcePartition, old: Coverage) -> tuple[Interval, ...]:
-        """What is damaged in the live generation, if a person accepts that; read once."""
+        """Returns what is damaged in the live generation, if a person accepts that; reads once."""
         if not self._passes_damage:
             return ()
         if partition not in self._damaged:
@@ -395,7 +389,7 @@ class FillSource:
         return self._damaged[partition]
 
     def _begun(self, partition: SourcePartition, old: Coverage | None, source: Bounds) -> Bounds:
-        """What the source holds from where the live generation begins, or would begin."""
+        """Returns what the source holds from where the live generation begins, or would begin."""
         if self._is_from_first or (old is not None and not old.by_offset):
             return source
         listed = self._listed.get(partition.text)
@@ -414,11 +408,11 @@ class FillSource:
 
     @cached_property
     def _listed(self) -> dict[str, ListedPartition]:
-        """What the creation of the archive saw."""
+        """Returns what the creation of the archive saw."""
         return read_listed(self._context, self._archive.pipeline())
 
     def _usable(self, partition: SourcePartition, old: Coverage, held: Bounds) -> Bounds | None:
-        """What may be read from the source beside the live generation; None: nothing."""
+        """Returns what may be read from the source besides the live generation; None: nothing."""
         if not is_same_sequence(held, old):
             return None
         if not self._follows:
@@ -428,7 +422,7 @@ class FillSource:
         return replace(held, end=str(min(int(held.end), int(old.end))))
 
     def _position(self, partition: SourcePartition) -> int | None:
-        """How far the generation that is being built has read."""
+        """Returns how far the generation that is being built has read."""
         now = read_covered(self._context, self._pipeline, partition.text)
         return None if now is None else int(now.end)
 
@@ -441,7 +435,7 @@ class FillSource:
             )
 
     def _next_border(self, range: SourceRange, old: Coverage) -> str:
-        """Where the commit ends that a range begins with."""
+        """Returns the end of the commit that a range begins with."""
         for start, end in pairwise(old.borders):
             if start == range.start:
                 return end
@@ -452,7 +446,7 @@ class FillSource:
         )
 
     def _carried(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
-        """A range from the files of the live generation."""
+        """Returns a reader of a range from the files of the live generation."""
         self._filled[range.partition] = range.start
         reader = self._old.reader(_limited(range, end))
         making = self._archive.making()
@@ -462,13 +456,13 @@ class FillSource:
 
 
 def _past_damage(held: _FillPartition, bounds: Bounds, position: int | None) -> Bounds:
-    """Bounds that begin after a damaged commit, for a generation that has come to it."""
+    """Returns bounds that begin after a damaged commit, for a generation that reached it."""
     after = None if position is None else held.end_of_damage(position)
     return bounds if after is None else replace(bounds, first=str(after))
 
 
 def _limited(range: SourceRange, end: str) -> SourceRange:
-    """The range, up to an end at the latest."""
+    """Returns the range, up to at most ``end``."""
     if are_offsets(range.limit, end) and int(range.limit) <= int(end):
         return range
     return replace(range, limit=end)
@@ -479,7 +473,7 @@ _explaining: type[ExplainingSource] = FillSource
 
 
 def fill_source(context: Context, archive: Archive, generation: int, source: Source) -> FillSource:
-    """What a generation that is being built reads, of the archive's own source or another one."""
+    """Returns the source of a generation that is being built, from its own or another source."""
     if isinstance(source_at(context, archive.source), TrackingSource):
         return FillFilesSource(context, archive, generation, source, archive.pipeline())
     if isinstance(source, TrackingSource):
@@ -490,7 +484,7 @@ def fill_source(context: Context, archive: Archive, generation: int, source: Sou
 
 
 def _tracking_pipeline(context: Context, archive: Archive) -> str:
-    """Returns the pipeline that reads the files which an archive was made of; empty: none does.
+    """Returns the pipeline that reads the files which an archive was made of; empty: none.
 
     That is the archive's own, or that of the archive at the top of its chain.
     """
@@ -506,23 +500,24 @@ def _tracking_pipeline(context: Context, archive: Archive) -> str:
 
 
 class FillFilesSource(FillSource):
-    """What a generation that is being built reads of files; see this module."""
+    """The source of a generation that is being built from files; see this module."""
 
     def __init__(
         self, context: Context, archive: Archive, generation: int, source: Source, tracks: str
     ) -> None:
-        """``tracks`` is the pipeline that has the marks of these files; empty: none has."""
+        """``tracks`` is the pipeline that has the marks of these files; empty: none."""
         super().__init__(context, archive, generation, source, follows=bool(tracks))
         self._tracks = tracks
 
     def track(self, known: Mapping[SourcePartition, KnownPartition]) -> None:
-        """Pass on what this generation has read, and the marks of the live one."""
+        """Passes on what this generation has read, and the marks of the live one."""
         if not isinstance(self._source, TrackingSource):
             return
         merged = dict(known)
         for partition, live in self._live().items():
             own = known.get(partition)
-            position = "0" if live.note else live.position  # one without a note stays untrusted
+            # A position without a note stays untrusted.
+            position = "0" if live.note else live.position
             merged[partition] = KnownPartition(
                 position if own is None else own.position,
                 live.incarnation,
@@ -532,18 +527,18 @@ class FillFilesSource(FillSource):
         self._source.track(merged)
 
     def seen(self) -> dict[SourcePartition, str]:
-        """Nothing: the live generation is ahead, and its driver keeps what it saw."""
+        """Returns nothing: the live generation is ahead, and its driver stores what it saw."""
         return {}
 
     def renewed(self) -> dict[SourcePartition, bytes]:
-        """Nothing: the live generation's driver keeps new names, and a promote copies them."""
+        """Returns nothing: the live one's driver stores new names, and a promote copies them."""
         return {}
 
     def left_out(self) -> dict[str, str]:
         return self._source.left_out() if isinstance(self._source, LeavingOut) else {}
 
     def _live(self) -> dict[SourcePartition, KnownPartition]:
-        """What is known of the files that the archive was made of."""
+        """Returns what is known about the files that the archive was made of."""
         return read_known(self._context, self._tracks, {}) if self._tracks else {}
 
 

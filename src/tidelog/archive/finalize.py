@@ -1,44 +1,44 @@
-"""Finalize: how far an archive is complete, and ``_SUCCESS`` in the folders that are.
+"""Finalize: how far an archive is complete, and ``_SUCCESS`` in its complete folders.
 
 The *watermark* is a time before which all events are in. A source partition has reached the time of
-its last committed event: the parser's time where folders are made of times, else the event's own.
-One that is caught up with its source has reached the present, so a quiet one delays no folder; none
-has reached more than that, so an event from the future does no harm. The present is the earlier of
-this machine's time and the store's, so a clock that is ahead does none either. The least of these,
-less the delay that events may be late by, is the watermark; it never goes back. An archive of an
-archive is held against the source of the first one, whose positions it has too: being caught up
-with an archive that lags says nothing.
+its last committed event: the parser's time if folders are made of times, otherwise the event's own.
+A partition that has caught up with its source has reached the present, so a quiet one delays no
+folder. None has reached more than that, so an event from the future does no harm. The present is
+the earlier of this machine's time and the store's, so a clock that is ahead does none either. The
+watermark is the least of these, minus the delay by which events may be late; it never goes back. An
+archive of an archive is compared with the source of the first one, whose positions it has too:
+having caught up with an archive that lags means nothing.
 
-A date folder with files is *final* when it ended before the watermark, however long ago: until it
-is marked, it has a ``waiting`` row. Files that come later reopen it: its marker is deleted, targets
-are notified, and after another delay without such files it is final again. So does setting files of
-a marked folder aside (``forgotten``). A folder without files gets no marker: the watermark speaks
-for it.
+A date folder with files is *final* when it ended before the watermark, however long ago. Until it
+is marked, it has a ``waiting`` row. Later files reopen it: its marker is deleted, listeners are
+notified, and after another delay without such files it is final again. Setting files of a marked
+folder aside (``aside``) does the same. A folder without files gets no marker: the watermark covers
+it.
 
-The row of a folder is the truth and the marker follows it. The steps:
+The row of a folder decides, and the marker follows. The steps:
 
 1. look: the clock, the ends of the source, then the heads: the watermark
 2. count: new files into ``folder`` rows, with a ``waiting`` row for each new folder; one that has a
-   marker becomes ``reopening`` (``counting``)
-3. reopen: delete ``_SUCCESS``, tell, row as ``reopened``
+   marker becomes ``reopening`` (``date_folders``)
+3. reopen: delete ``_SUCCESS``, notify, row as ``reopened``
 4. mark: row as ``marking``, delete the ``waiting`` row; put ``_SUCCESS``, notify, row as ``final``
 5. the watermark into the registry row of the archive
 
-========== ======================================== ========================================
-dies after what is there                            who repairs
-========== ======================================== ========================================
-2          rows, markers not yet as they say        the next finalize, by ``unsettled`` rows
-3 delete   ``reopening`` without a marker           the same; tells once more
-3 tell     the same, and all know                   the same; they are told twice
-4 row      ``marking`` without a marker             the same
-4 put      ``marking`` with one                     the same; tells once more
-4 tell     the same, and all know                   the same; they are told twice
-5          all
-========== ======================================== ========================================
+============ ======================================== ========================================
+crash after  what is there                            what repairs it
+============ ======================================== ========================================
+2            rows, markers not yet as they say        the next finalize, by ``unsettled`` rows
+3 delete     ``reopening`` without a marker           the same; notifies again
+3 notify     the same, and all are notified           the same; notifies a second time
+4 row        ``marking`` without a marker             the same
+4 put        ``marking`` with one                     the same; notifies again
+4 notify     the same, and all are notified           the same; notifies a second time
+5            everything
+============ ======================================== ========================================
 
-Two at once are safe: rows change by their versions, and who finds its row changed looks again. A
-marker that a stalled one puts or deletes too late is mended by itself or, since the row of a
-folder that was reopened stays ``unsettled`` for another delay, by the next finalize.
+Two at once are safe: rows change by version, and a process whose row changed looks again. A stalled
+process that puts or deletes a marker too late fixes it itself. Otherwise the next finalize does,
+because the row of a reopened folder stays ``unsettled`` for another delay.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from tidelog.store.base import Store
 
 __all__ = ["FinalizeOptions", "FinalizeResult", "Finalizer", "FolderNotice", "Listener", "finalize"]
 
-_ATTEMPTS = 50  # of a write that others keep changing
+_ATTEMPTS = 50  # of a write that conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class FinalizeOptions:
     """How to finalize."""
 
     delay_ms: int = 3_600_000  # how late events may be
-    notify: str = ""  # URL of whom to tell
+    notify: str = ""  # URL to notify
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -97,15 +97,15 @@ class FinalizeOptions:
 
 
 class Listener(Protocol):
-    """Somebody to be told of folders."""
+    """Receives notices about folders."""
 
     def send(self, notification: FolderNotice) -> None:
-        """Tell them; may be called again with the same. Any ``TidelogError`` when it failed."""
+        """Notifies; may repeat the same notice. Raises a ``TidelogError`` if it failed."""
         ...
 
 
 class FolderNotice(msgspec.Struct, frozen=True):
-    """What others are told of a folder."""
+    """A notice about a folder."""
 
     archive: str
     folder: str
@@ -121,16 +121,16 @@ class FinalizeResult:
 
     watermark_ms: int | None = None  # None: nothing is complete yet
     notices: list[FolderNotice] = field(default_factory=list)
-    errors: list[TidelogError] = field(default_factory=list)  # of whom to tell
+    errors: list[TidelogError] = field(default_factory=list)  # of listeners
 
 
 def finalize(
     context: Context, archive: Archive, how: FinalizeOptions | None = None
 ) -> FinalizeResult:
-    """Finalize the promoted generation of an archive. Safe to repeat, and to run twice at once.
+    """Finalizes the live generation of an archive. Safe to repeat, and to run twice at once.
 
-    ``UnavailableError`` when the source or a store cannot be reached. What could not be told to
-    somebody is in ``errors``, and is told again by the next one.
+    Raises ``UnavailableError`` if the source or a store cannot be reached. ``errors`` has failed
+    notices, which the next finalize sends again.
     """
     how = how or FinalizeOptions()
     if how.notify:
@@ -143,7 +143,7 @@ def finalize(
 
 
 def _sources(context: Context, archive: Archive) -> list[Source]:
-    """What an archive reads; of a chain of archives what the first one reads comes first."""
+    """Returns what an archive reads; for a chain, the source of the first archive comes first."""
     urls = [archive.source]
     names = {archive.name}
     while (address := parse_address(urls[0])).scheme == "archive" and address.path not in names:
@@ -172,7 +172,7 @@ class Finalizer:
         self._folders = DateFolders(LayoutSettings(**archive.making().layout))
 
     def run(self, how: FinalizeOptions) -> FinalizeResult:
-        """All steps."""
+        """Runs all steps."""
         now_ms = self._context.clock.now_ms() if how.dry_run else trusted_now_ms(self._context)
         done = FinalizeResult(self._watermark_ms(now_ms, how.delay_ms))
         counting = FolderCounter(self._context, self._archive, self._folders, now_ms)
@@ -194,14 +194,14 @@ class Finalizer:
     # The steps.
 
     def _watermark_ms(self, now_ms: int, delay_ms: int) -> int | None:
-        """Step 1. What comes after the ends were read happened after ``now_ms``, but for delay."""
+        """Step 1. Events after the ends were read are after ``now_ms``, except late ones."""
         source, bounds = self._ends()
         reached: list[int] = []
         for partition, held in bounds.items():
             head = read_progress(self._context, self._archive.pipeline(), partition.text)
             position = head.position if head else held.first
             if head and not head.is_of(held.incarnation):
-                waiting = True  # it was made again, and its positions are others
+                waiting = True  # it was created again, with other positions
             else:
                 waiting = waits(source, SourceRange(partition, position, held.end))
             if not waiting:
@@ -210,22 +210,22 @@ class Finalizer:
             totals = head.totals if head else Totals()
             time_ms = totals.path_ms if totals.path_ms >= 0 else totals.event_ms
             if time_ms < 0:
-                return None  # it has events, and nobody knows yet of what time
+                return None  # it has events of unknown time
             reached.append(min(time_ms, now_ms))
         return max(0, min(reached) - delay_ms) if reached else None
 
     def _ends(self) -> tuple[Source, dict[SourcePartition, Bounds]]:
-        """The ends of the first source of the chain that still exists, and that source."""
+        """Returns the ends of the first source of the chain that still exists, and the source."""
         for source in self._sources:
             track(self._context, self._archive.pipeline(), source)
         for source in self._sources[:-1]:
-            with contextlib.suppress(NotFoundError):  # then the archive of it holds all there is
+            with contextlib.suppress(NotFoundError):  # then the archive of it holds everything
                 return source, source.bounds(source.partitions())
         source = self._sources[-1]
         return source, source.bounds(source.partitions())
 
     def _candidates(self, done: FinalizeResult) -> dict[str, DateFolder]:
-        """The folders that something may have to be done about, by their rows."""
+        """Returns the folders that may need work, by their rows."""
         found: dict[str, DateFolder] = {}
         catalog = self._context.catalog
         for each in catalog.scan(self._where, "unsettled/", "unsettled0"):
@@ -240,7 +240,7 @@ class Finalizer:
         return found
 
     def _settle(self, name: str, done: FinalizeResult, due: _Due) -> None:
-        """Steps 3 and 4: what the row of a folder says, until it says nothing more."""
+        """Steps 3 and 4: does what the row of a folder says until it is settled."""
         for _ in range(_ATTEMPTS):
             row = self._context.catalog.get(self._where, name)
             if row is None:
@@ -253,19 +253,19 @@ class Finalizer:
             index = layout.unsettled_row(folder.end_ms, folder.folder)
             settled = due.is_settled(after)
             if after == folder and not settled:
-                return  # an open one, or one that waits for another delay to pass
+                return  # open, or waiting for another delay
             changes.append(Delete(index) if settled else Put(index, name.encode()))
             changes.append(Delete(layout.waiting_row(folder.end_ms, folder.folder)))
             try:
                 self._context.catalog.write(self._where, *changes, write_id=self._context.ids.new())
             except (ConflictError, UnknownOutcomeError):
-                continue  # the row tells what became of it
+                continue  # the row shows the outcome
             if settled:
                 return
         raise UnavailableError(f"row `{name}`: others keep changing it: try again")
 
     def _follow(self, folder: DateFolder, done: FinalizeResult) -> bool:
-        """Make the marker as a row says, and tell others; False when somebody could not be told."""
+        """Makes the marker match the row, and notifies. Returns False if a notice failed."""
         if folder.state in ("marking", "final"):
             self._put_marker(folder)
         elif folder.state in ("reopening", "reopened"):
@@ -278,14 +278,14 @@ class Finalizer:
             if self._target is not None:
                 self._target.send(notice)
         except TidelogError as exc:
-            done.errors.append(exc)  # the row stays as it is, so the next finalize tells them
+            done.errors.append(exc)  # the row does not change, so the next finalize notifies again
             return False
         if notice not in done.notices:
             done.notices.append(notice)
         return True
 
     def _move(self, watermark_ms: int) -> int | None:
-        """Step 5; the watermark as it is then."""
+        """Step 5. Returns the watermark after it."""
         mine = self._archive
 
         def edit(found: Archive) -> Archive:
@@ -296,7 +296,7 @@ class Finalizer:
 
         return change_archive(self._context, mine.name, edit).watermark_ms
 
-    # Inside.
+    # Internals.
 
     def _foresee(self, folder: DateFolder, done: FinalizeResult, due: _Due) -> None:
         after = due.after(folder)
@@ -317,7 +317,7 @@ class Finalizer:
                         return
                 except NotFoundError:
                     continue
-                self._files.delete([key])  # of an earlier time, put by one that was late
+                self._files.delete([key])  # of an earlier time, put by a late process
         raise UnavailableError(f"object `{key}`: others keep changing it: try again")
 
     def _marker(self, folder: DateFolder) -> str:
@@ -336,14 +336,14 @@ class Finalizer:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """What is to become of folders, at one time and with one watermark. Pure."""
+    """Decides about folders at one time and with one watermark. Pure."""
 
     how: FinalizeOptions
     watermark_ms: int | None
     now_ms: int
 
     def after(self, folder: DateFolder) -> DateFolder:
-        """A folder's row once its marker is as it says."""
+        """Returns a folder's row after its marker matches."""
         if folder.state == "marking":
             return msgspec.structs.replace(folder, state="final")
         if folder.state == "reopening":
@@ -359,7 +359,7 @@ class _Due:
         )
 
     def is_settled(self, folder: DateFolder) -> bool:
-        """Whether nothing is left to do about a folder, nor to be mended."""
+        """Returns whether there is nothing left to do or repair for a folder."""
         return folder.state == "final" and (not folder.late_ms or self._is_over(folder.marked_ms))
 
     def _is_over(self, since_ms: int) -> bool:

@@ -1,24 +1,17 @@
-"""Freezing the heads of a live generation while another one is promoted, and releasing them.
+"""Freezes the heads of a live generation while another is promoted, and releases them.
 
-A frozen head has another version, so the driver that had it fails at its next write, and adopts it
-again only when the *gate* is open (``gate``): the archive's row, whose ``promotion`` names
-the promote under way. The promote withdraws it when it is refused; after a crash a later promote
-does, or a driver that finds it older than ``limits.PROMOTION_MS``. From then on that promote can no
-longer switch generations, since its last write expects its own id there. So a promote that died
-holds drivers up for a minute at most, and clocks decide about nothing else.
+A frozen head has another version, so its driver fails at its next write. It adopts the head again
+only while the *gate* (``HeadGate``) is open: the archive's row, whose ``promotion`` names the
+running promote. A promote withdraws that when it is refused. After a crash a later promote does, or
+a driver that finds it older than ``limits.PROMOTION_MS``. After that, the promote can no longer
+switch generations, because its last write expects its own id there. So a promote that crashed stops
+drivers for at most a minute, and clocks decide nothing else.
 
-A range that was under way is settled under the freeze: what was decided is published and committed,
-what was not is withdrawn. So a generation that is kept has no range under way, for which an erasure
-would wait in vain.
+An unfinished range is settled under the freeze: a decided one is published and committed, any other
+is withdrawn. So a kept generation has no unfinished range that an erasure would wait for.
 
-A source partition that is listed and has no head yet gets a frozen one without a position. A driver
-lists a partition before it asks at the gate: one that it lists after the promote has read the list
-finds the gate closed.
-
-Whether a driver may create or thaw heads of a generation now: what the archive's row says.
-
-The row's ``promotion`` names the promote under way, which freezes the live generation's heads
-(``freezing``). Withdrawing it opens the gate, and that promote can no longer switch.
+A listed source partition without a head gets a frozen one without a position. A driver lists a
+partition before it checks the gate: if the promote has already read the list, the gate is closed.
 """
 
 from __future__ import annotations
@@ -65,18 +58,18 @@ __all__ = [
     "withdraw",
 ]
 
-_ATTEMPTS = 50  # of a write that others keep changing
+_ATTEMPTS = 50  # of a write that conflicts
 
 
 def freeze_heads(context: Context, pipeline: Pipeline, promotion: Promotion | ArchiveEnd) -> None:
-    """Freeze all heads of a pipeline, and settle the ranges that are under way there."""
+    """Freezes all heads of a pipeline, and settles the unfinished ranges there."""
     work = _Freeze(context, pipeline, epoch=0)
     for partition in read_partitions(context, pipeline.id):
         work.freeze(SourcePartition.named(partition), promotion.id)
 
 
 def release_heads(context: Context, pipeline: str, promotion: Promotion) -> None:
-    """Let drivers resume at once; those that meet a frozen head later thaw it themselves."""
+    """Lets drivers resume at once. A driver that finds a frozen head later thaws it itself."""
     for partition in read_partitions(context, pipeline):
         where = layout.pipeline_partition(pipeline, partition)
         row = context.catalog.get(where, "head")
@@ -92,11 +85,11 @@ def release_heads(context: Context, pipeline: str, promotion: Promotion) -> None
 
 
 def carry_known(context: Context, old: str, new: str) -> None:
-    """Copy what a frozen generation knows of its source to the one that replaces it.
+    """Copies what a frozen generation knows about its source to the one that replaces it.
 
-    That is: what its source recognises files by, the ends that its creation listed and that drivers
-    saw, and what a person accepted: partitions that ended, and rows of files that vanished. A
-    driver would otherwise take other files for those that were read, or ask the person again.
+    That is: what identifies files for its source, the ends listed at creation and seen by drivers,
+    and what a person accepted (ended partitions, vanished files). Otherwise a driver would mistake
+    other files for those that were read, or ask the person again.
     """
     list_partitions(context, new, read_listed(context, old).values())
     copy_seen(context, old, new)
@@ -107,7 +100,7 @@ def carry_known(context: Context, old: str, new: str) -> None:
 
 
 def _carry_head(context: Context, before: Progress, where: str) -> None:
-    """Copy what a head says to that of another generation, which a driver may be changing."""
+    """Copies what a head says to that of another generation, which a driver may be changing."""
     for _ in range(_ATTEMPTS):
         row = context.catalog.get(where, "head")
         if row is None:
@@ -126,9 +119,9 @@ def _carry_head(context: Context, before: Progress, where: str) -> None:
 
 
 def _with_note(head: Progress, before: Progress) -> Progress:
-    """The head with the note of another generation, of the same file or topic.
+    """Returns the head with the note of another generation, of the same file or topic.
 
-    A note may be of more than was read. Notes of sources without incarnations are lists of files,
+    A note may cover more than was read. Notes of sources without incarnations are lists of files,
     which each generation has read for itself.
     """
     same = head.incarnation and head.incarnation == before.incarnation
@@ -136,7 +129,7 @@ def _with_note(head: Progress, before: Progress) -> Progress:
 
 
 def _with_decisions(head: Progress, before: Progress) -> Progress:
-    """The head with gaps and an end that a person accepted at the same position."""
+    """Returns the head with the gaps and the end that a person accepted at the same position."""
     decided = [gap for gap in before.gaps if before.ended or gap.reason == "vanished"]
     known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
     more = [gap for gap in decided if (gap.start, gap.end, gap.reason) not in known]
@@ -150,10 +143,10 @@ def _with_decisions(head: Progress, before: Progress) -> Progress:
 
 
 class _Freeze(Cycle):
-    """Takes heads from the drivers that have them, and finishes what was decided."""
+    """Takes heads from their drivers, and finishes what was decided."""
 
     def freeze(self, partition: SourcePartition, promotion: str) -> None:
-        """Freeze one head, and settle its range."""
+        """Freezes one head, and settles its range."""
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
         for _ in range(_ATTEMPTS):
             row = self._context.catalog.get(where, "head")
@@ -181,13 +174,13 @@ class _Freeze(Cycle):
 
 
 class HeadGate:
-    """Whether heads of a generation may be created or thawed now."""
+    """Whether heads of a generation may be created or thawed now, by the archive's row."""
 
     def __init__(self, context: Context, archive: Archive, generation: int) -> None:
         self._context = context
         self._archive = archive
         self._generation = generation
-        self._state = archive.state_of(generation)  # another one is driven from another source
+        self._state = archive.state_of(generation)  # in another state it has another source
 
     def __call__(self) -> None:
         """Raises ``FrozenError`` while another one is promoted, ``FencedError`` after that."""
@@ -219,15 +212,15 @@ class HeadGate:
 
 
 def is_stale(context: Context, promotion: Promotion) -> bool:
-    """Returns whether a promote is older than ``PROMOTION_MS``, so that its process must be dead.
+    """Returns whether a promote is older than ``PROMOTION_MS``, so its process must be dead.
 
-    By the store's clock, as the promote itself: that of another machine may be a year ahead.
+    Uses the store's clock, like the promote itself: another machine's may be a year ahead.
     """
     return store_now_ms(context) - promotion.began_ms > limits.PROMOTION_MS
 
 
 def withdraw(context: Context, name: str, promotion: Promotion) -> Archive:
-    """Take a promote back, unless it is done: it can no longer switch generations."""
+    """Withdraws a promote, unless it is done: it can no longer switch generations."""
 
     def edit(found: Archive) -> Archive:
         if found.promotion is None or found.promotion.id != promotion.id:
