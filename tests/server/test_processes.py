@@ -25,7 +25,7 @@ from tidelog.settings import Settings
 
 CLIENTS = 6
 WITHOUT_END = """
-from tidelog.server import limits
+from tidelog.server.http import limits
 limits.WAIT_S_MAX = limits.STOP_S = 3_600  # what waits neither ends by itself nor is cut off
 """
 

@@ -43,6 +43,7 @@ from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Gate
+from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.connection import HEAD_TOO_LARGE
 from tidelog.server.http.errors import (
     DisconnectedError,
@@ -56,7 +57,6 @@ from tidelog.server.http.errors import (
 )
 from tidelog.server.http.headers import WholeRoute, check_path, check_query, headers_of
 from tidelog.server.http.health import Health
-from tidelog.server.http.limits import Bodies
 from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.http.threads import ServerThreads
@@ -129,8 +129,8 @@ class FrontDoor:
         self._threads = ServerThreads()
         self._topics = OpenTopics(home, self._threads.pool)
         link = telemetry.link if telemetry is not None else lambda: None
-        self._ingest = Ingest(home, self._topics, self._threads.pool, link)
-        self._bodies = Bodies(options.body_bytes_max)
+        self._ingest = Ingest(home, self._topics, self._threads, link)
+        self._bodies = Bodies(options.body_bytes_max, self._clock)
         self.metrics = Metrics(home.meter, self._buffered)
         self._complaints = Complaints(self._clock)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
@@ -142,7 +142,7 @@ class FrontDoor:
 
     async def start(self) -> None:
         """Read the tokens, and be ready. Raises where the home cannot be reached."""
-        self._watch = PartitionWatch(self._home.context.wakeups, self.metrics)
+        self._watch = PartitionWatch(self._home.context, self.metrics)
         parts = (self._home, self._threads, self._watch, self.metrics, self.gate.check)
         reads, tails = Reads(*parts), Tails(*parts)
         ids = ByIdHandlers(self._home, self._threads, self.metrics, self._bodies)
@@ -261,14 +261,13 @@ class FrontDoor:
         topic = scope["path"][len("/topics/") : -len("/events")]
         if "/" in topic:
             raise NotFoundError(f"path `{scope['path'][:80]}`: not found: see /openapi.json")
-        await self.gate.admit(scope, headers, "append", topic)
-        body = await self._bodies.read(receive, headers)
-        positions = await self._ingest.append(topic, headers, body)
-        self.metrics.events_in += len(positions)
-        self.metrics.bytes_in += len(body)
-        rows = b",".join(
-            [b'{"partition":%d,"offset":%d}' % (at.partition, at.offset) for at in positions]
-        )
+        admission = await self.gate.admit(scope, headers, "append", topic)
+        with self._bodies.place(admission.client) as place:
+            body = await place.read(receive, headers)
+            positions = await self._ingest.append(topic, headers, body, place.charge)
+            self.metrics.events_in += len(positions)
+            self.metrics.bytes_in += len(body)
+            rows = await self._ingest.rows(positions)
         answered = b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
         await answer(send, 201, [_JSON_TYPE], answered)
         return 201

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -71,23 +73,35 @@ async def _serve(
                 f"serve: {where} can be reached from elsewhere, and the home has no tokens: create "
                 "one with `tidelog token create`, or listen on 127.0.0.1 without --behind-proxy"
             )
-        server = _Server(door, stop, lambda: on_listening(_url(listener), door.gate.is_open))
+        counts = limits.ConnectionCounts(limits.raise_files_max(), not options.behind_proxy)
+        started = functools.partial(_tell, on_listening, listener, door)
+        server = _Server(door, counts, stop, started)
         await server.serve(sockets=[listener])
     finally:
         await door.stop()
+
+
+def _tell(
+    on_listening: Callable[[str, bool], None], listener: socket.socket, door: FrontDoor
+) -> None:
+    on_listening(_url(listener), door.gate.is_open)
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, with its signals and its stop as we promise them."""
 
     def __init__(
-        self, door: FrontDoor, stop: threading.Event | None, on_started: Callable[[], None]
+        self,
+        door: FrontDoor,
+        counts: limits.ConnectionCounts,
+        stop: threading.Event | None,
+        on_started: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 door,
                 loop="uvloop",
-                http=Connection,
+                http=cast("type[asyncio.Protocol]", functools.partial(Connection, counts)),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.serving import Served, ask, error, serving, status
+from tidelog.coordination.tokens import create_token
 from tidelog.model.event import Event
 from tidelog.server.api.pixel import GIF, event_of_query, parse_query
 
@@ -164,9 +165,11 @@ def test_an_event_beyond_the_limit_is_413(tmp_path: Path) -> None:
 
 def test_the_address_is_kept_behind_a_proxy_only(served: Served, tmp_path: Path) -> None:
     forged = {"x-forwarded-for": "1.2.3.4, 5.6.7.8"}
-    served.client.get("/track/t.gif", headers=forged)
+    served.client.get("/track/t.gif")
     assert "address" not in last(served)[1]
-    with serving(tmp_path, home=served.home, behind_proxy=True) as proxied:
+    create_token(served.home.context, ["pixel"])
+    public = {"behind_proxy": True, "public_pixels": ("t",)}
+    with serving(tmp_path, home=served.home, **public) as proxied:
         proxied.client.get("/track/t.gif", headers=forged)
         assert last(proxied)[1]["address"] == "5.6.7.8", "what the nearest proxy saw"
 

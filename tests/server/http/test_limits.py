@@ -220,9 +220,10 @@ def test_more_connections_than_the_limit_are_refused_politely(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(limits, "CLIENT_SHARE", 0.1)
     raws = [socket.create_connection(served.address, timeout=30) for _ in range(12)]
     try:
-        raws[-1].sendall(GET + b"\r\n")
+        raws[-1].sendall(GET.replace(b"/healthz", b"/topics") + b"\r\n")
         answer = read_answer(raws[-1])
         assert status(answer) == 503
         assert b"retry-after" in answer
@@ -235,8 +236,7 @@ def test_more_connections_than_the_limit_are_refused_politely(
 
 
 def test_more_tails_than_the_limit_are_503(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("watch", "tail"):
-        monkeypatch.setattr(f"tidelog.server.api.{module}.TAILS_MAX", 1)
+    monkeypatch.setattr("tidelog.server.api.watch.TAILS_MAX", 1)
     with served.client.stream("GET", "/topics/t/tail") as answer:
         lines = answer.iter_lines()  # kept, as httpx closes the stream with it
         next(lines)

@@ -22,9 +22,10 @@ from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
 from tidelog.server.api.by_offset import check_parameters, limit_of
+from tidelog.server.http.auth import ADMISSION
+from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.headers import headers_of
-from tidelog.server.http.limits import Bodies
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.threads import ServerThreads
 
@@ -79,14 +80,17 @@ class ByIdHandlers:
         """``PUT /topics/{topic}/ids/{id}``"""
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
-        value = await self._bodies.read(request.receive, headers_of(request.scope["headers"]))
-        bytes_max = self._home.context.settings.event_bytes_max
-        if len(value) > bytes_max:
-            raise TooLargeError(
-                f"body: has {len(value)} bytes, a value at most {bytes_max}", bytes_max=bytes_max
-            )
-        why, who = request.query_params.get("why", ""), request.scope[WHO]
-        await self._threads.run(self._home.update, topic, event_id, value, why=why, who=who)
+        headers = headers_of(request.scope["headers"])
+        with self._bodies.place(request.scope[ADMISSION].client) as place:
+            value = await place.read(request.receive, headers)
+            bytes_max = self._home.context.settings.event_bytes_max
+            if len(value) > bytes_max:
+                raise TooLargeError(
+                    f"body: has {len(value)} bytes, a value at most {bytes_max}",
+                    bytes_max=bytes_max,
+                )
+            why, who = request.query_params.get("why", ""), request.scope[WHO]
+            await self._threads.run(self._home.update, topic, event_id, value, why=why, who=who)
         return _json({"topic": topic, "id": event_id, "bytes": len(value)})
 
     async def delete(self, request: Request) -> Response:

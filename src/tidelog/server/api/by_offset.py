@@ -93,15 +93,17 @@ class Reads:
         wait_s = _seconds(params.get("wait", "0"))
         topic = await self._threads.run(self._home.topic, request.path_params["topic"])
         partition = partition_of(topic, request.path_params["partition"])
-        page = await self._page(topic, partition, (offset, limit), wait_s)
+        client = request.scope[ADMISSION].client
+        page = await self._page(topic, partition, (offset, limit), (wait_s, client))
         self._check(request.scope[ADMISSION])  # it may have waited for long
         self._metrics.events_out += page.count
         return _page_response(request, topic, partition, page, limit)
 
     async def _page(
-        self, topic: Topic, partition: int, wanted: tuple[From, int], wait_s: float
+        self, topic: Topic, partition: int, wanted: tuple[From, int], waiting: tuple[float, str]
     ) -> Page:
         """A page with at least one event, or after some time one without."""
+        wait_s, client = waiting
         context = self._home.context
         page = await self._threads.run(read_page, context, topic, partition, *wanted)
         if page.count or not wait_s:
@@ -109,12 +111,14 @@ class Reads:
         offset, limit = page.next, wanted[1]  # what `latest` was then
         clock = context.clock
         until_s = clock.monotonic_s() + wait_s
-        with self._watch.waiting(topic.incarnation, (partition,)) as waiter:
+        with self._watch.waiting(topic, (partition,), client) as waiter:
             while True:
                 # First of all again, as events may have come before anybody could be woken.
                 page = await self._threads.run(read_page, context, topic, partition, offset, limit)
                 offset = page.next
                 if page.count or not await waiter.wait(until_s - clock.monotonic_s()):
+                    return page
+                if not waiter.was_woken:
                     return page
 
     def _show(self, name: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,14 +20,16 @@ from tidelog.codec.event_json import event_of_line, json_problem
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnknownOutcomeError
 from tidelog.home import Home
-from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.flush import Flush, SendFuture
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits as model_limits
 from tidelog.model.depth import too_deep
 from tidelog.model.event import Event, Position, check_event, check_timestamp, from_iso
 from tidelog.model.positions import Positions
 from tidelog.model.topic import Topic
+from tidelog.server.http.bodies import EVENT_BYTES
 from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
+from tidelog.server.http.threads import ServerThreads
 from tidelog.server.topics import OpenTopic, OpenTopics
 
 __all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "time_of"]
@@ -38,6 +39,8 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 IF_ABSENT = "Tidelog-If-Absent"
 _IDEMPOTENCY_KEY_MAX = 255  # bytes
 _SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
+_FEW_EVENTS = 200  # up to this number the loop itself handles them: a millisecond at most
+_MANY_EVENTS = 5_000  # beyond this number they have threads of their own
 _OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
 
 _JSON = frozenset((b"application/json",))
@@ -47,6 +50,8 @@ _RAW = frozenset((b"", b"application/octet-stream", b"text/plain"))
 
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 Headers = Mapping[bytes, bytes]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Ingest:
@@ -56,29 +61,55 @@ class Ingest:
         self,
         home: Home,
         topics: OpenTopics,
-        pool: Executor,
+        threads: ServerThreads,
         link: Callable[[], object | None] = lambda: None,
     ) -> None:
         self._home = home
         self._topics = topics
-        self._pool = pool
+        self._threads = threads
+        self._pool = threads.pool
         self._link = link  # to the span of the present request
         self._event_bytes_max = home.context.settings.event_bytes_max
 
-    async def append(self, topic: str, headers: Headers, body: bytes) -> Sequence[Position]:
-        """Store the events of a body, all or none of them refused; where they stand."""
+    async def append(
+        self,
+        topic: str,
+        headers: Headers,
+        body: bytes,
+        charge: Callable[[int], None] = lambda size: None,
+    ) -> Sequence[Position]:
+        """Store the events of a body, all or none of them refused; where they stand.
+
+        ``charge`` counts what they take in memory while they are stored, and may refuse them.
+        """
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
         if_absent = _if_absent(headers)
-        if key is None and not if_absent and len(body) <= _SMALL_BYTES:
+        count = _events_at_most(headers, body)
+        is_small = len(body) <= _SMALL_BYTES and count <= _FEW_EVENTS
+        if is_small and key is None and not if_absent:
             return await self.send(opened, self._events(headers, body))
+        if not is_small:
+            charge(len(body) + EVENT_BYTES * count)
+        events = await self._run(count, self._events, headers, body)
         loop = asyncio.get_running_loop()
-        events = await loop.run_in_executor(self._pool, self._events, headers, body)
         if if_absent:
             return await loop.run_in_executor(self._pool, self._append_absent, topic, events)
         if key is None:
             return await self.send(opened, events)
         return await self._send_once(opened, _idempotency_key(key), events)
+
+    async def rows(self, positions: Sequence[Position]) -> bytes:
+        """Positions as JSON objects with commas between them."""
+        if len(positions) <= _FEW_EVENTS:
+            return _rows(positions)
+        return await self._run(len(positions), _rows, positions)
+
+    async def _run(self, events: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something to this number of events in a thread; to many of them apart."""
+        if events <= _MANY_EVENTS:
+            return await self._threads.run(call, *args, **kwargs)
+        return await self._threads.run_large(call, *args, **kwargs)
 
     async def send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
         """Store events through the shared producer; where they stand.
@@ -105,7 +136,7 @@ class Ingest:
             self._topics.leave(opened)
         link = self._link()
         if link is not None:
-            for flush in {each.flush: None for each in sent}:
+            for flush in await self._run(len(sent), _flushes, sent):
                 flush.links.append(link)
         if len(sent) == 1:  # the common case
             flush, index = sent[0].flush, sent[0].index
@@ -114,17 +145,23 @@ class Ingest:
                 return (flush.positions()[index],)
             flush.tell(index)
             raise flush.error_of(index).with_traceback(None)
-        for flush in {each.flush: None for each in sent}:
+        if len(sent) <= _FEW_EVENTS:
+            for flush in {each.flush: None for each in sent}:
+                await opened.durable(flush)
+            return _positions(opened.topic.name, sent)
+        for flush in await self._run(len(sent), _flushes, sent):
             await opened.durable(flush)
-        return _positions(opened.topic.name, sent)
+        return await self._run(len(sent), _positions, opened.topic.name, sent)
 
     async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
         """Put events into the producer's buffer, if that has room for all of them."""
-        size = self._check_room(opened, events)
-        if size <= _SMALL_BYTES:
+        if len(events) <= _FEW_EVENTS and self._check_room(opened, events) <= _SMALL_BYTES:
             return _send_all(opened, events)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, _send_all, opened, events)
+        return await self._run(len(events), self._enter_many, opened, events)
+
+    def _enter_many(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
+        self._check_room(opened, events)
+        return _send_all(opened, events)
 
     def _check_room(self, opened: OpenTopic, events: list[Event]) -> int:
         """Check each event, and that all fit; their size. ``BusyError``."""
@@ -209,6 +246,25 @@ def time_of(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 15:
         return check_timestamp(int(text))
     return from_iso(text)
+
+
+def _events_at_most(headers: Headers, body: bytes) -> int:
+    """How many events a body may hold; as it is looked at before it is read, at most."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind in _LINES:
+        return min(body.count(b"\n") + 1, model_limits.SEGMENT_EVENTS_MAX)
+    return min(body.count(b"{"), model_limits.SEGMENT_EVENTS_MAX) if kind in _JSON else 1
+
+
+def _rows(positions: Sequence[Position]) -> bytes:
+    return b",".join(
+        [b'{"partition":%d,"offset":%d}' % (at.partition, at.offset) for at in positions]
+    )
+
+
+def _flushes(sent: list[SendFuture]) -> list[Flush]:
+    """The flushes of events, each once, in order."""
+    return list({each.flush: None for each in sent})
 
 
 def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:

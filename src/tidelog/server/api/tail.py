@@ -30,14 +30,15 @@ from tidelog.server.api.by_offset import (
 )
 from tidelog.server.api.watch import PartitionWatch, Waiter
 from tidelog.server.http.auth import ADMISSION, Admission
-from tidelog.server.http.errors import BusyError, encode, shape
-from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, TAILS_MAX
+from tidelog.server.http.errors import encode, shape
+from tidelog.server.http.limits import PARTITIONS_TAILED_MAX
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.threads import ServerThreads
 
 __all__ = ["Tails", "parse_cursors"]
 
 _KEEP_ALIVE_S = 15.0  # after which a quiet stream says that it lives
+_CHECK_S = 1.0  # in which a quiet stream sees that its token was revoked
 _AT_ONCE = 500  # events of a partition before the next one has its turn
 _CURSORS = re.compile(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*")
 
@@ -67,8 +68,7 @@ class Tails:
         topic = await self._threads.run(self._home.topic, request.path_params["topic"])
         partitions = _partitions(topic, params.get("partition"))
         resumed = parse_cursors(request.headers.get("last-event-id", ""), partitions)
-        if self._metrics.waiting >= TAILS_MAX:
-            raise BusyError("server: too many requests wait for events: try later", retry_after_s=5)
+        self._watch.check_room(request.scope[ADMISSION].client)
         cursors = await self._threads.run(
             _begin, self._home.context, topic, partitions, offset_of(start), resumed
         )
@@ -83,7 +83,7 @@ class Tails:
     ) -> AsyncIterator[bytes]:
         """The stream; what goes wrong on the way is its last event."""
         try:
-            with self._watch.waiting(topic.incarnation, cursors) as waiter:
+            with self._watch.waiting(topic, cursors, admission.client) as waiter:
                 yield b"retry: 1000\nid: %s\n\n" % _spell(cursors).encode()
                 async for frame in self._news(topic, cursors, waiter, admission):
                     yield frame
@@ -96,9 +96,11 @@ class Tails:
         """What comes, page by page, and a sign of life where nothing does."""
         context = self._home.context
         spoke_s = context.clock.monotonic_s()
-        going = True
+        going = look = True
         while going:
-            changed = await self._threads.run(_changed, context, topic, cursors)
+            changed = []
+            if look:
+                changed = await self._threads.run(_changed, context, topic, cursors)
             for partition in changed:
                 page = await self._threads.run(
                     read_page, context, topic, partition, cursors[partition], _AT_ONCE
@@ -114,8 +116,10 @@ class Tails:
                 yield b": still here\n\n"
                 spoke_s = context.clock.monotonic_s()
             going = not self._watch.stopping
+            look = bool(changed)
             if not changed:
-                going = await waiter.wait(_KEEP_ALIVE_S)
+                going = await waiter.wait(_CHECK_S)
+                look = waiter.was_woken
 
 
 def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:

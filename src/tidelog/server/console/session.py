@@ -23,8 +23,8 @@ from tidelog.clock import Clock
 from tidelog.errors import InvalidError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.auth import HOME, Admission, Gate
+from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.errors import ForbiddenError, MediaTypeError
-from tidelog.server.http.limits import Bodies
 from tidelog.server.options import ServeOptions
 
 __all__ = ["COOKIE", "SESSION_IDLE_S", "SESSION_S", "Session", "Sessions", "cookie_of"]
@@ -34,6 +34,7 @@ SESSION_S = 12 * 3_600.0  # after which a person logs in again
 SESSION_IDLE_S = 2 * 3_600.0  # the same, where no page was looked at
 _SESSIONS_MAX = 10_000  # of one process; the oldest ends
 _FORM_BYTES_MAX = 65_536
+_FORMS_BYTES_MAX = 8 << 20  # of all together
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _FIELDS_MAX = 2_000
 
@@ -78,7 +79,7 @@ class Sessions:
         self._secret = new_secret()
         self._now_s = clock.monotonic_s
         self._logins: dict[str, _Login] = {}  # by the hash of a session's id, the oldest first
-        self._bodies = Bodies(_FORM_BYTES_MAX)
+        self._bodies = Bodies(_FORM_BYTES_MAX, clock, _FORMS_BYTES_MAX)
 
     def enter(self, scope: AsgiScope, headers: Headers) -> tuple[Session, Admission]:
         """The session of a request, by its cookie alone.
@@ -122,12 +123,13 @@ class Sessions:
         """End the session of a request, if it has one."""
         self._logins.pop(token_hash(cookie_of(headers, COOKIE).encode()), None)
 
-    async def form(self, receive: Receive, headers: Headers) -> dict[str, str]:
+    async def form(self, scope: AsgiScope, receive: Receive, headers: Headers) -> dict[str, str]:
         """The fields of a form that our own page sent. ``ForbiddenError``, ``InvalidError``."""
         self._check_origin(headers)
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != _FORM_TYPE:
             raise MediaTypeError(f"form: is no {_FORM_TYPE.decode()}: send it from its page")
-        body = await self._bodies.read(receive, headers)
+        with self._bodies.place(self._gate.address(scope, headers)) as place:
+            body = await place.read(receive, headers)
         try:
             pairs = parse_qsl(
                 body.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX, errors="strict"

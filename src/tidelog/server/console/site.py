@@ -188,7 +188,9 @@ class Console:
                 return await self._tail(scope, receive, send, path)
             if place.name == "static":
                 return await self._send(scope, receive, send, self._static(path["file"]))
-            form = await self._sessions.form(receive, headers) if place.method == "POST" else {}
+            form = (
+                await self._sessions.form(scope, receive, headers) if place.method == "POST" else {}
+            )
             if place.right is None:
                 answer = await self._come_or_go(place, scope, headers, form)
             else:

@@ -7,12 +7,15 @@ What is malformed gets status 400. None of these leaves a trace in a topic.
 Who is refused may still be sending. A socket that is closed with bytes unread is reset, and its
 client then sees the reset in place of the answer; so what comes is read for a moment, for nobody.
 
+A server that is full still answers health checks, and one address cannot fill it alone.
+
 Timers are armed for requests that do not come in one piece, so that most requests need none.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -22,6 +25,8 @@ from tidelog.server.http.errors import encode
 
 __all__ = ["HEAD_TOO_LARGE", "Connection"]
 
+_HEALTH = (b"/healthz", b"/readyz")
+_FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
 
 
@@ -34,15 +39,30 @@ class Connection(HttpToolsProtocol):
     _complete = True  # the request that came last
     _head_bytes = 0  # of a head that is not complete yet
     _refused = False  # answered without the app, and only read until it ends
+    _surplus = False  # beyond the number of connections: only a health check is answered
+    _address: str | None = None  # that is counted
+
+    def __init__(self, counts: limits.ConnectionCounts, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._counts = counts
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > limits.CONNECTIONS_MAX:
-            self._refuse(503, "unavailable", "server: too many connections: try again")
+        self._address = self.client[0] if self.client else ""
+        if not self._counts.enter(self._address):
+            self._refuse(503, "unavailable", "server: too many connections of this address")
+            transport.close()
             return
-        self._wait(limits.HEAD_S)
+        self._surplus = len(self.connections) > self._counts.most
+        if len(self.connections) > self._counts.most_lingering:
+            self._refuse(503, "unavailable", _FULL)
+            return
+        self._wait(limits.LINGER_S if self._surplus else limits.HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._address is not None:
+            self._counts.leave(self._address)
+            self._address = None
         self._relax()
         if self._slowness is not None:
             self._slowness.cancel()
@@ -78,7 +98,12 @@ class Connection(HttpToolsProtocol):
         self._relax()
         if self._is_too_large():
             self.scope["state"][HEAD_TOO_LARGE] = True
+        if self._surplus and self.url.partition(b"?")[0] not in _HEALTH:
+            self._refuse(503, "unavailable", _FULL)
+            return
         super().on_headers_complete()  # raises for a URL that is none: still in the head then
+        if self._surplus and self.cycle is not None:
+            self.cycle.keep_alive = False
         self._head_bytes = 0
         self._in_head = False
 
@@ -165,7 +190,7 @@ class Connection(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Say that no more will come, and let the client end, or lose patience with it."""
-        many = len(self.connections) > limits.CONNECTIONS_MAX + limits.LINGERING_MAX
+        many = len(self.connections) > self._counts.most_lingering
         if many or not self.transport.can_write_eof():
             self.transport.close()
             return

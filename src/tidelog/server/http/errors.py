@@ -29,6 +29,7 @@ __all__ = [
     "MediaTypeError",
     "MethodError",
     "Pair",
+    "SlowError",
     "TooLargeError",
     "TooManyError",
     "UnauthorizedError",
@@ -63,6 +64,13 @@ class ForbiddenError(HttpError):
 
     status = 403
     kind = "forbidden"
+
+
+class SlowError(HttpError):
+    """A body that came too slowly while others needed its place."""
+
+    status = 408
+    kind = "timeout"
 
 
 class MethodError(HttpError):

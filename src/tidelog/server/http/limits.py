@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
-from collections.abc import Mapping
-
-from starlette.types import Receive
+import resource
 
 from tidelog.clock import Clock
-from tidelog.server.http.errors import BusyError, DisconnectedError, TooLargeError
+from tidelog.errors import InvalidError
 
 __all__ = [
     "ANSWER_S",
     "BODY_S",
+    "CLIENT_SHARE",
+    "CONNECTIONS_LEAST",
     "CONNECTIONS_MAX",
+    "FILES_KEPT",
     "HEADERS_MAX",
     "HEAD_BYTES_MAX",
     "HEAD_S",
@@ -31,13 +33,16 @@ __all__ = [
     "TAILS_MAX",
     "WAIT_S_MAX",
     "WRITE_S",
-    "Bodies",
+    "ConnectionCounts",
     "Rates",
     "client_of",
+    "raise_files_max",
 ]
 
 # Of a connection.
-CONNECTIONS_MAX = 2_000  # at once; more are answered with 503 and closed
+CONNECTIONS_MAX = 2_000  # at once; of more, only health checks are answered
+CONNECTIONS_LEAST = 64  # with fewer a server does not start
+CLIENT_SHARE = 4  # one client has a quarter of all connections at most, and of all tails
 HEAD_BYTES_MAX = 32_768  # a request's line and headers
 HEADERS_MAX = 100
 HEAD_S = 10.0  # in which the head of a request must be there, from its first byte
@@ -46,7 +51,8 @@ LAST_S = 2.0  # in which it must be there once the server stops
 WRITE_S = 30.0  # in which a client must take what was written for it
 IDLE_S = 60.0  # between two requests
 LINGER_S = 2.0  # in which who was refused should have ended
-LINGERING_MAX = 200  # beyond CONNECTIONS_MAX; more than that are closed at once
+LINGERING_MAX = 200  # beyond CONNECTIONS_MAX, for health checks; more are closed at once
+FILES_KEPT = 96  # open files that are not connections: the store, the catalog, threads
 
 # Of a request.
 ANSWER_S = 60.0  # in which an append is durable, or said to have an unknown outcome
@@ -61,64 +67,63 @@ TAILS_MAX = 500  # at once, long polls included
 PRODUCERS_MAX = 100  # topics that are open for writing at once; each has a few threads
 STOP_S = 30.0  # in which requests under way may end after a signal
 
-_BODIES_BYTES = 256 << 20  # that are being received, of all requests together
-_SMALL_BYTES = 65_536  # bodies up to this size do not count
 _CLIENTS_MAX = 20_000  # whose rates are known at once
 _BURST_S = 2.0  # a client may send what it is allowed in this time at once
 
 
-class Bodies:
-    """Reads bodies, up to a size each, and up to a size all together."""
+class ConnectionCounts:
+    """How many connections the process may have, and how many each address has.
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self._held = 0
+    Behind a proxy all come from one address, and only the total counts.
+    """
 
-    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-        """The whole body. ``TooLargeError``, ``BusyError``, ``DisconnectedError``."""
-        length = headers.get(b"content-length", b"")
-        if length.isdigit() and (len(length) > 15 or int(length) > self.bytes_max):
-            raise self._too_large()
-        message = await receive()
-        if message["type"] != "http.request":
-            raise DisconnectedError
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > self.bytes_max:
-                raise self._too_large()
-            return body
-        return await self._read_on(receive, body, int(length) if length.isdigit() else None)
+    def __init__(self, files_max: int, per_address: bool) -> None:
+        room = files_max - FILES_KEPT
+        if room < CONNECTIONS_LEAST:
+            raise InvalidError(
+                f"serve: {files_max} open files are allowed (`ulimit -n`): allow "
+                f"{FILES_KEPT + CONNECTIONS_LEAST} or more"
+            )
+        self._room = room
+        self._per_address = per_address
+        self._counts: dict[str, int] = {}
 
-    async def _read_on(self, receive: Receive, first: bytes, length: int | None) -> bytes:
-        """A body in pieces; it is counted as large as it may become."""
-        counted = self.bytes_max if length is None else length
-        if counted <= _SMALL_BYTES:
-            counted = 0
-        if counted and self._held + counted > max(_BODIES_BYTES, self.bytes_max):
-            raise BusyError("server: too many large bodies at once: try again")
-        self._held += counted
-        try:
-            pieces, size, more = [first], len(first), True
-            while more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise DisconnectedError
-                piece = message.get("body", b"")
-                pieces.append(piece)
-                size += len(piece)
-                if size > self.bytes_max:
-                    raise self._too_large()
-                more = message.get("more_body", False)
-            return b"".join(pieces)
-        finally:
-            self._held -= counted
+    @property
+    def most(self) -> int:
+        """Connections at once; beyond that only health checks are answered."""
+        return min(CONNECTIONS_MAX, self._room * 3 // 4)
 
-    def _too_large(self) -> TooLargeError:
-        return TooLargeError(
-            f"body: has more than {self.bytes_max} bytes: send it in parts, "
-            "or let the operator raise --body-max",
-            bytes_max=self.bytes_max,
-        )
+    @property
+    def most_lingering(self) -> int:
+        """The same, with those that wait for a health check or for their end."""
+        return self.most + min(LINGERING_MAX, self._room // 4)
+
+    def enter(self, address: str) -> bool:
+        """Count a connection; False where its address has too many."""
+        client = client_of(address)
+        self._counts[client] = self._counts.get(client, 0) + 1
+        return not self._per_address or self._counts[client] <= max(1, self.most // CLIENT_SHARE)
+
+    def leave(self, address: str) -> None:
+        """A connection that was counted has ended."""
+        client = client_of(address)
+        left = self._counts.get(client, 0) - 1
+        if left > 0:
+            self._counts[client] = left
+        else:
+            self._counts.pop(client, None)
+
+
+def raise_files_max() -> int:
+    """Allow this process as many open files as the system lets it; how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX * 2 + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):  # what is allowed now must do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 class Rates:

@@ -1,0 +1,288 @@
+"""Many clients, and one that takes more than its share: the others are still served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.test_processes import running
+from tests.support.serving import Served, ask, read_answer, serving, status
+from tidelog.coordination.tokens import create_token
+from tidelog.home import create_home
+from tidelog.server.http import bodies, limits
+from tidelog.settings import Settings
+
+GET = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /topics/t/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> str:
+    with create_home(Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite")))[0] as made:
+        made.create_topic("t", 2)
+        return made.config
+
+
+def address_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
+def ask_from(source: str, address: tuple[str, int], path: bytes) -> int:
+    with socket.create_connection(address, timeout=30, source_address=(source, 0)) as raw:
+        raw.sendall(GET % path)
+        return status(read_answer(raw))
+
+
+def test_large_bodies_of_tiny_events_stall_no_other_request(home: str) -> None:
+    body = b"\n".join([b'{"value":""}'] * 250_000)
+    with running(home) as (_, url), httpx.Client(base_url=url, timeout=120) as client:
+        client.post("/topics/t/events", json={"value": "warm"})
+        typed = {"content-type": "application/x-ndjson"}
+        answers: list[int] = []
+
+        def post() -> None:
+            answer = httpx.post(f"{url}/topics/t/events", content=body, headers=typed, timeout=120)
+            answers.append(answer.status_code)
+
+        threads = [threading.Thread(target=post) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        waits = []
+        while any(thread.is_alive() for thread in threads):
+            began = time.monotonic()
+            assert client.get("/healthz").status_code == 200
+            waits.append(time.monotonic() - began)
+            time.sleep(0.005)
+        assert 201 in answers
+        assert set(answers) <= {201, 503}
+        assert max(waits) < 0.6, f"{max(waits):.2f} s, {answers}"
+
+
+def peak_bytes(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_bytes_of_all_bodies_have_one_bound_until_they_are_stored(home: str) -> None:
+    body = json.dumps([{"value": "x" * 1_000_000}] * 8).encode()
+    with running(home) as (process, url):
+        httpx.post(f"{url}/topics/t/events", json={"value": "warm"}, timeout=60)
+        before = peak_bytes(process.pid)
+        answers: list[int] = []
+
+        def post() -> None:
+            answer = httpx.post(
+                f"{url}/topics/t/events",
+                content=body,
+                headers={"content-type": "application/json"},
+                timeout=120,
+            )
+            answers.append(answer.status_code)
+
+        threads = [threading.Thread(target=post) for _ in range(70)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 70
+        assert set(answers) <= {201, 503}
+        assert 201 in answers
+        grown = (peak_bytes(process.pid) - before) >> 20
+        assert grown < 2.5 * (bodies.BODIES_BYTES_MAX >> 20), f"{grown} MiB"
+
+
+@contextlib.contextmanager
+def uploads(address: tuple[str, int], count: int, sent: int) -> Iterator[list[socket.socket]]:
+    """Bodies of 8 MiB that stop before their end."""
+    with contextlib.ExitStack() as stack:
+        raws = []
+        for _ in range(count):
+            raw = stack.enter_context(socket.create_connection(address, timeout=30))
+            head = POST % b"text/plain" + b"content-length: %d\r\n\r\n" % (8 << 20)
+            with contextlib.suppress(OSError):
+                raw.sendall(head + b"x" * sent)
+            raws.append(raw)
+        yield raws
+
+
+@pytest.mark.parametrize("sent", [1, (8 << 20) - 1])
+def test_idle_uploads_lose_their_place(
+    served: Served, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    monkeypatch.setattr(bodies, "BODIES_BYTES_MAX", 20 << 20)
+    with uploads(served.address, 40, sent) as raws:
+        time.sleep(2.5)
+        began = time.monotonic()
+        for _ in range(3):
+            body = json.dumps([{"value": "x" * 900_000}] * 4)
+            typed = {"content-type": "application/json"}
+            answer = served.client.post("/topics/t/events", content=body, headers=typed)
+            assert answer.status_code == 201
+        assert time.monotonic() - began < 20
+        if sent > 1:
+            lost = [status(read_answer(raw)) for raw in raws[:1]]
+            assert lost[0] in (408, 503)
+    assert len(served.values()) == 12
+
+
+def test_the_bound_is_free_again_after_every_kind_of_end(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bodies.Bodies] = []
+    real = bodies.Bodies.take
+
+    def take(self: bodies.Bodies, place: bodies.Place, size: int) -> None:
+        held.append(self)
+        real(self, place, size)
+
+    monkeypatch.setattr(bodies.Bodies, "take", take)
+    typed = {"content-type": "application/json"}
+    assert served.post({"value": "x"}).status_code == 201
+    assert served.client.post("/topics/t/events", content=b"{", headers=typed).status_code == 400
+    assert served.client.post("/topics/none/events", content=b"x" * 99_999).status_code == 404
+    with uploads(served.address, 3, 1_000_000):
+        pass
+    until = time.monotonic() + 30
+    while any(each.held or each._clients or each._uploads for each in held):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_one_address_cannot_take_all_connections(home: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4_096:
+        pytest.skip("this system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4_096), hard))
+    try:
+        with running(home) as (_, url), contextlib.ExitStack() as stack:
+            for _ in range(2_100):
+                raw = socket.create_connection(address_of(url), timeout=30)
+                stack.enter_context(raw)
+                with contextlib.suppress(OSError):
+                    raw.sendall(b"GET /hea")
+            assert ask_from("127.0.0.2", address_of(url), b"/topics") == 200
+            assert ask_from("127.0.0.2", address_of(url), b"/healthz") == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_open_files_are_kept_for_others_and_for_the_store(home: str) -> None:
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+    with running(home, first=few) as (_, url), contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(address_of(url), timeout=30))
+        assert ask_from("127.0.0.2", address_of(url), b"/healthz") == 200
+        source = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=source, base_url=url, timeout=30) as client:
+            assert client.post("/topics/t/events", json={"value": "x"}).status_code == 201
+
+
+def test_a_full_server_answers_health_checks(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(limits, "CLIENT_SHARE", 0.1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(socket.create_connection(served.address, timeout=30))
+        assert status(ask(served.address, GET % b"/healthz")) == 200
+        assert status(ask(served.address, GET % b"/readyz")) == 200
+        assert status(ask(served.address, GET % b"/topics")) == 503
+
+
+def test_too_few_open_files_are_refused() -> None:
+    with pytest.raises(Exception, match="ulimit -n"):
+        limits.ConnectionCounts(100, True)
+
+
+def test_one_client_has_a_share_of_all_tails(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tidelog.server.api.watch.TAILS_MAX", 8)
+    texts: list[str] = []
+
+    def first(home: Any) -> None:
+        texts.extend(create_token(home.context, ["read"])[1] for _ in range(2))
+
+    with serving(tmp_path, first=first) as served, contextlib.ExitStack() as stack:
+        greedy, other = ({"authorization": f"Bearer {text}"} for text in texts)
+        kept = []
+        for _ in range(2):
+            tail = served.client.stream("GET", "/topics/t/tail", headers=greedy)
+            kept.append(stack.enter_context(tail).iter_lines())
+            next(kept[-1])
+        assert served.client.get("/topics/t/tail", headers=greedy).status_code == 503
+        with served.client.stream("GET", "/topics/t/tail", headers=other) as answer:
+            assert answer.status_code == 200
+
+
+def test_idle_tails_share_one_look_at_the_catalog(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = served.home.context.catalog
+    real, looks = catalog.get, []
+
+    def get(partition: str, row: str) -> Any:
+        if partition.startswith("topic/") and row == "head":
+            looks.append(threading.current_thread().name)
+        return real(partition, row)
+
+    with contextlib.ExitStack() as stack:
+        kept = []
+        for _ in range(60):
+            tail = served.client.stream("GET", "/topics/t/tail")
+            kept.append(stack.enter_context(tail).iter_lines())
+            assert next(kept[-1]).startswith("retry")
+        time.sleep(1.5)
+        monkeypatch.setattr(catalog, "get", get)
+        time.sleep(3.0)
+        idle = [name for name in looks if "sample" not in name]
+        assert len(idle) < 20, f"{len(idle)} looks in 3 s for 60 tails"
+        assert served.post({"value": "news"}).status_code == 201
+        for lines in kept:
+            assert any("news" in line for line in iter(lambda it=lines: next(it), None) if line)
+            break
+
+
+def test_tokens_are_read_while_all_threads_hang(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.1)
+    catalog = served.home.context.catalog
+    real, release = catalog.get, threading.Event()
+
+    def hang(partition: str, row: str) -> Any:
+        if partition == "registry" and row.startswith("topic/"):
+            assert release.wait(60)
+        return real(partition, row)
+
+    _, text = create_token(served.home.context, ["read"])
+    shown = {"authorization": f"Bearer {text}"}
+    until = time.monotonic() + 30
+    while served.client.get("/metrics").status_code != 401:
+        assert time.monotonic() < until
+    monkeypatch.setattr(catalog, "get", hang)
+    asking = [
+        threading.Thread(target=lambda: httpx.get(f"{served.url}/topics/t", headers=shown))
+        for _ in range(20)
+    ]
+    for thread in asking:
+        thread.start()
+    try:
+        time.sleep(0.5)
+        _, new = create_token(served.home.context, ["read"])
+        answer = served.client.get("/metrics", headers={"authorization": f"Bearer {new}"})
+        assert answer.status_code == 200
+    finally:
+        release.set()
+        for thread in asking:
+            thread.join()
