@@ -1,7 +1,7 @@
-"""Journals: events that are found by id, corrected, erased, and compiled.
+"""Journals: find events by id, update and erase them, and compile runs into journals.
 
-It promises P5: an update or a delete is seen by every reader that starts after it returned, and is
-never undone by an older one. Readers apply amendments themselves (``log.reader.amendments``); here
-they are made, and compiled into journals in the background. It must not know Spark, HTTP or
+Promise P5: every reader that starts after an update or a delete returned sees it, and no older one
+ever undoes it. Readers apply amendments themselves (``log.reader.amendments``). This room writes
+amendments and compiles them into journals in the background. It must not know Spark, HTTP or
 commands.
 """

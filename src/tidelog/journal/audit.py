@@ -1,11 +1,11 @@
-"""Who amended what, when and why: records in the catalog, never with bytes of an event.
+"""The audit: records of who amended what, when and why. They never contain bytes of an event.
 
-A record has the hash of an id, as of a key; otherwise an erasure would leave the id in the catalog
-for good. A hash can be compared with a known id (:func:`id_mark`), but does not reveal it.
+A record contains the hash of an id or a key. The id itself would survive the erasure in the
+catalog. A hash can be compared with a known id (:func:`id_mark`), but does not reveal it.
 
-A record is put before the first row of its amendment, as ``begun``, and again when all are there,
-as ``done``. One that stays ``begun`` is of a process that died on the way: some of its events may
-be amended, others not; the same call again amends the rest.
+A record is written before the first row of its amendment, as ``begun``, and again after the last
+one, as ``done``. If it stays ``begun``, its process died: some of its events may be amended and
+others not. The same call again amends the rest.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
     "user_at_host",
 ]
 
-MARK_BYTES = 71  # of an id's or a key's hash
-RECORD_BYTES_MAX = 150_000  # of marks and places in one record
+MARK_BYTES = 71  # of the hash of an id or a key
+RECORD_BYTES_MAX = 150_000  # of marks and positions in one record
 WHO_MAX = 200  # characters
 WHY_MAX = 2_000
 
 
 class Owner(Protocol):
-    """What has an audit: a topic, or an archive that is erased from by itself."""
+    """What has an audit: a topic, or an archive with deletes of its own."""
 
     @property
     def name(self) -> str: ...
@@ -69,10 +69,10 @@ class AuditedEvent(Persisted, frozen=True, array_like=True):
 
 
 class AuditedSource(Persisted, frozen=True, array_like=True):
-    """A source partition of an archive, and which one of those that had this name."""
+    """A source partition of an archive, and its incarnation."""
 
     partition: str
-    incarnation: str  # empty: not known
+    incarnation: str  # empty: unknown
 
 
 class AuditRecord(Persisted, frozen=True):
@@ -85,9 +85,9 @@ class AuditRecord(Persisted, frozen=True):
     why: str
     events: tuple[AuditedEvent, ...]
     state: Literal["begun", "done"] = "begun"
-    key: str = ""  # of a delete by key: that key's mark
-    archived: bool = False  # the events were found in archives alone; decided once it is written
-    until_ms: int = 0  # of those: what the ledger says of their ids and key
+    key: str = ""  # of a delete by key: the mark of the key
+    archived: bool = False  # the events were found only in archives; decided once written
+    until_ms: int = 0  # of those: the time in the ledger for their ids and key
     sources: tuple[AuditedSource, ...] = ()  # of an archive's own record: its partitions
 
 
@@ -110,10 +110,10 @@ class Why:
 def put_record(
     context: Context, topic: Owner, record: AuditRecord, version: str | None = None
 ) -> str:
-    """Write a new record, or the next state of one by its version; the version that it has then.
+    """Writes a new record, or the next state of one by its version; returns its new version.
 
-    A delayed repeat of an earlier state changes nothing, since it expects that state's version or
-    none. ``NotFoundError`` when the topic was deleted meanwhile.
+    A delayed repeat of an earlier state changes nothing, since it expects an older version or none.
+    Raises ``NotFoundError`` if the topic was deleted in the meantime.
     """
     where = layout.audit_partition(topic.incarnation)
     row = layout.audit_row(record.at_ms, record.id)
@@ -128,7 +128,10 @@ def put_record(
 def read_audit(
     context: Context, topic: Owner, since_ms: int = 0, event_id: str | None = None
 ) -> Iterator[AuditRecord]:
-    """All records of a topic or an archive from a time on, the oldest first; or those of an id."""
+    """Yields the records of a topic or an archive from a time on, or those of an id.
+
+    The oldest comes first.
+    """
     wanted = None if event_id is None else id_mark(event_id)
     for record, _ in read_records(context, topic, since_ms):
         if wanted is None or any(each.id == wanted for each in record.events):
@@ -138,7 +141,7 @@ def read_audit(
 def read_records(
     context: Context, topic: Owner, since_ms: int = 0
 ) -> Iterator[tuple[AuditRecord, str]]:
-    """The same, each with its version."""
+    """Yields the same, each with its version."""
     where = layout.audit_partition(topic.incarnation)
     for row in context.catalog.scan(where, layout.audit_row(since_ms, "")):
         what = f"audit row `{row.row}` of `{topic.name}`"
@@ -146,22 +149,22 @@ def read_records(
 
 
 def key_mark(key: bytes) -> str:
-    """What a record says of a key, which may be a person's: it can be compared, not read."""
+    """Returns the hash of a key for a record. A key may be personal data."""
     return "sha256:" + hashlib.sha256(key).hexdigest()
 
 
 def id_mark(event_id: str) -> str:
-    """What a record says of an id, which may be a person's too."""
+    """Returns the hash of an id for a record. An id may be personal data."""
     return key_mark(event_id.encode())
 
 
 def key_digest(mark: str) -> bytes:
-    """The digest by which the ledger knows a key or an id, from what a record says of it."""
+    """Returns the digest in the ledger for a mark in a record."""
     return bytes.fromhex(mark.removeprefix("sha256:"))
 
 
 def user_at_host(environ: Mapping[str, str]) -> str:
-    """Who runs this process, as far as it can tell."""
+    """Returns the user and host of this process, as far as known."""
     user = environ.get("USER") or environ.get("LOGNAME")
     if not user:
         try:

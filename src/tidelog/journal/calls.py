@@ -1,4 +1,4 @@
-"""What a home can do with events by their ids: the part of ``Home`` that journals bring."""
+"""The part of ``Home`` that works with events by id: lookup, update, delete, compile."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ __all__ = ["JournalCalls", "presign_s"]
 
 
 class JournalCalls(ABC):
-    """Lookup, update, delete, and what tells of them."""
+    """Lookup, update, delete, and their audit."""
 
     context: Context
     _pool: Executor
     _lookups: Lookups
-    _who: str  # in audit records, where nobody is named
+    _who: str  # the default author in audit records
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
+        """Returns the topic of this name. Raises ``NotFoundError``."""
 
     @abstractmethod
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
-        """The event that has this id, the newest of several. ``NotFoundError``."""
+        """Returns the newest event that has this id. Raises ``NotFoundError``."""
         return self._lookups.of(self.topic(topic)).get(id)
 
     def update(
         self, topic: str, id: str, value: bytes | None, *, why: str = "", who: str | None = None
     ) -> None:
-        """Give an event another value; all else of it stays. ``NotFoundError``.
+        """Replaces the value of every event that has the id. Raises ``NotFoundError``.
 
-        Every event that has the id gets it. Seen by all who begin to read after this returned.
+        All other fields stay. Every reader that starts after this returned sees the new value.
         """
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
@@ -65,17 +65,18 @@ class JournalCalls(ABC):
         why: str = "",
         who: str | None = None,
     ) -> AmendResult:
-        """Give many events other values, by their ids; the result names ids that are not there."""
+        """Replaces the values of many events, by id; the result lists ids without an event."""
         return self._amender(topic, why, who).update(values)
 
     def delete(
         self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
     ) -> AmendResult:
-        """Delete all events that have one of these ids, for good.
+        """Deletes all events that have one of these ids, for good.
 
-        No reader that begins after this returned sees them. The bytes go when what shared their
-        object was compiled and swept. Given one id, it raises ``NotFoundError`` when there is no
-        such event; given several, the result names those that are not there.
+        No reader that starts after this returned sees them. Their bytes are deleted when the
+        objects that contain them have been compiled and swept. For a single id, raises
+        ``NotFoundError`` if there is no such event. For several, the result lists the ids without
+        an event.
         """
         amender = self._amender(topic, why, who)
         if not isinstance(ids, str):
@@ -94,9 +95,9 @@ class JournalCalls(ABC):
         who: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> AmendResult:
-        """Delete all events that have this key, up to the ends of now, as ``delete`` does.
+        """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
-        The keys of the whole topic are read; ``progress`` is called with the bytes that are done.
+        Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
         """
         if not isinstance(key, bytes):
             raise InvalidError(f"key: is {type(key).__name__}: give bytes")
@@ -106,9 +107,9 @@ class JournalCalls(ABC):
     def audit(
         self, topic: str, since: Time = None, event_id: str | None = None
     ) -> Iterator[AuditRecord]:
-        """Returns who amended what, when and why, the oldest first. With an id, only its records.
+        """Yields who amended what, when and why, oldest first. With an id, only its records.
 
-        Records hold hashes of ids, so that they do not keep what was erased.
+        Records contain hashes of ids, so that they do not keep what was erased.
         """
         times = whole_range(since, None, self.context.clock.now_ms())
         return read_audit(self.context, self.topic(topic), times.start_ms, event_id)
@@ -121,9 +122,10 @@ class JournalCalls(ABC):
         *,
         presign: str | int | None = None,
     ) -> Iterator[JournalEntry]:
-        """The journals and runs that hold events of ``[start, end)``, for readers without Tidelog.
+        """Yields the journals and runs with events of ``[start, end)``, for readers without
+        Tidelog.
 
-        By default of all times. ``presign`` says how long their URLs shall be good, as ``1h``.
+        By default of all times. ``presign`` is how long their URLs stay valid, such as ``1h``.
         """
         times = whole_range(start, end, self.context.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
@@ -139,18 +141,19 @@ class JournalCalls(ABC):
         slot: str | int = "1s",
         include: Collection[str] = (),
     ) -> RecoverReport:
-        """Append events of objects that the catalog has forgotten; those it has by id are left out.
+        """Appends events of objects that the catalog has lost, except those that the topic has.
 
-        For a catalog that was restored from an older copy. A second call doubles nothing. With
-        ``dry_run`` it counts what it would do, and changes nothing.
+        Use it after restoring a catalog from an older copy. A second call duplicates nothing. With
+        ``dry_run``, it counts what it would do and changes nothing.
 
         Events of named writers (producers, pumps, playbacks, Spark sinks) wait in their objects
         until the topic has them: let these writers resume first. ``include=["writers"]`` appends
         what they have not sent again. ``include=["trimmed"]`` appends trimmed events that a journal
-        of a compiler which died still has.
+        of a compile that died still contains.
 
-        With ``incarnation``, first makes a topic of this name of one whose registry row was lost,
-        with ``slot`` and as many partitions as its objects and rows show, or ``partitions``.
+        With ``incarnation``, first registers a topic of this name for an incarnation that has lost
+        its registry row, with ``slot`` and ``partitions``. By default it has as many partitions as
+        its objects and rows show.
         """
         unknown = sorted(set(include) - {"writers", "trimmed"})
         if unknown:
@@ -178,9 +181,9 @@ class JournalCalls(ABC):
         go_on: Callable[[], bool] = lambda: True,
         on_swap: Callable[[CompileReport], None] = lambda _: None,
     ) -> CompileReport:
-        """Make journals of a topic's runs, with amendments applied; by default of all of them.
+        """Compiles a topic's runs into journals, with amendments applied; by default all of them.
 
-        ``go_on`` is asked between two swaps, and ``on_swap`` is told of each.
+        Calls ``go_on`` between two swaps to ask whether to continue, and ``on_swap`` after each.
         """
         wanted = policy or CompilePolicy.everything()
         return compile_topic(self.context, self.topic(topic), wanted, self._pool, go_on, on_swap)
@@ -188,23 +191,23 @@ class JournalCalls(ABC):
     def scribe(
         self, how: ScribeOptions | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> Scribe:
-        """A scribe, of which one works at a time for a home.
+        """Returns a scribe. Only one works at a time for a home.
 
-        It compiles all topics, carries deletes into archives, and sweeps all of the home.
+        It compiles all topics, applies deletes to archives, and sweeps the whole home.
         """
         wanted = how or ScribeOptions()
         return Scribe(self.context, wanted, self._pool, stopped, self._after_turns(wanted))
 
     def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
-        """One turn of the scribe, for cron or a function; None while another one is at work."""
+        """Runs one turn of the scribe, for cron or a function; None if another one is working."""
         return self.scribe(how).once()
 
     def reason(self, why: str = "", who: str | None = None) -> Why:
-        """What audit records say of a call: by default it is the user at this host."""
+        """Returns the author and reason for audit records; by default the user at this host."""
         return Why(self._who if who is None else who, why)
 
     def amender(self, topic: str, why: Why) -> Amender:
-        """Returns what amends events of a topic, with ``why`` in the audit. ``NotFoundError``."""
+        """Returns an object that amends events of a topic. Raises ``NotFoundError``."""
         return Amender(self.context, self._lookups.of(self.topic(topic)), why, self._pool)
 
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
@@ -212,7 +215,7 @@ class JournalCalls(ABC):
 
 
 def presign_s(text: str | int) -> int:
-    """For how many seconds a URL shall be good. ``InvalidError``."""
+    """Returns how many seconds a URL stays valid. Raises ``InvalidError``."""
     seconds = duration_ms(text) // 1000
     if not 1 <= seconds <= PRESIGN_SECONDS_MAX:
         raise InvalidError(

@@ -1,8 +1,8 @@
-"""What a topic consists of, for readers without Tidelog: its journals and runs, and their places.
+"""Lists the journals and runs of a topic, and where they are, for readers without Tidelog.
 
-A journal is a Parquet object. A run is a piece of an Arrow file: the bytes of ``schema`` and then
-those of its own range are an Arrow stream. Events of offsets that were amended since are named, so
-that nobody trusts what was deleted or has another value now; compile takes them in.
+A journal is a Parquet object. A run is a piece of an Arrow file: the bytes of ``schema`` followed
+by those of its own range are an Arrow stream. Each entry lists the offsets that were amended since,
+so that a reader ignores deleted events and old values. A compile applies them.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from tidelog.model.topic import Topic
 
 __all__ = ["JournalEntry", "list_journals"]
 
-_LOOKS = 20  # at rows that are compiled again and again meanwhile
+_LOOKS = 20  # attempts while rows keep being compiled
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A journal or a run of a topic, as others need it to read it."""
+    """A journal or a run of a topic, with what a reader needs."""
 
     topic: str
     partition: int
-    base: int  # offsets from here
-    end: int  # to here, exclusive
-    start: int  # leave out what is below: it was trimmed, or listed before
+    base: int  # the first offset
+    end: int  # the offset after the last
+    start: int  # ignore lower offsets: they were trimmed, or listed before
     events: int
-    first: str  # least and greatest event time
+    first: str  # earliest and latest event time
     last: str
     format: str  # parquet or arrow
     object: str
     byte_start: int
     byte_end: int
     crc32c: int  # of these bytes
-    schema: tuple[int, int] | None  # bytes of the object to put in front; None for Parquet
-    deleted: tuple[int, ...]  # offsets of it that are to be left out
-    updated: tuple[int, ...]  # offsets of it that have another value now
+    schema: tuple[int, int] | None  # bytes of the object to put first; None for Parquet
+    deleted: tuple[int, ...]  # offsets to ignore
+    updated: tuple[int, ...]  # offsets that have another value now
     url: str | None = None
 
 
@@ -57,10 +57,10 @@ def list_journals(
     after: tuple[int, int] = (0, 0),
     expires_s: int | None = None,
 ) -> Iterator[JournalEntry]:
-    """Those that hold events of a range of times, by partition and offset, as they are now.
+    """Yields those that hold events of a range of times, by partition and offset, as they are now.
 
-    It begins at a partition and an offset. With ``expires_s`` each has a URL by which anybody can
-    get the object for so long. Lazy.
+    Starts at the partition and offset ``after``. With ``expires_s``, each has a URL that anyone can
+    use for that long. Lazy.
     """
     for partition in range(after[0], topic.partitions):
         head, _ = read_head(context, topic, partition)
@@ -85,7 +85,7 @@ class _AmendedOffsets:
         self._rows = rows  # offset, sequence, kind; by offset
 
     def of(self, run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Deleted and updated offsets that a run does not show as they are."""
+        """Returns the deleted and the updated offsets that a run does not contain yet."""
         applied = 0 if run.journal is None else run.journal.applied
         first, last = (bisect_left(self._rows, (at,)) for at in (run.base, run.end))
         here = [
@@ -100,7 +100,7 @@ class _AmendedOffsets:
 def _page(
     context: Context, topic: Topic, partition: int, at: int
 ) -> tuple[list[Run], _AmendedOffsets]:
-    """Some runs, and what was amended in them, both of one time: no swap came in between."""
+    """Returns some runs and their amendments, read without a swap in between."""
     where = layout.topic_partition(topic.incarnation, partition)
     for attempt in range(_LOOKS):
         before, _ = read_head(context, topic, partition)

@@ -1,4 +1,4 @@
-"""The journals and runs of a partition, as they cover it from its start to its end."""
+"""The journals and runs that cover a partition from its start to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MovedError", "covering", "is_settled", "read_row"]
 
 
 class MovedError(CorruptError):
-    """Rows were swapped or trimmed since the head was read: read it again, and begin anew."""
+    """Rows were swapped or trimmed since the head was read: read it again and start over."""
 
     kind = "moved"
 
@@ -28,10 +28,10 @@ def covering(
     head: Head,
     bounds: tuple[int, int] | None = None,
 ) -> Iterator[Run]:
-    """The journals and runs that hold some offsets, in order and without a gap.
+    """Yields the journals and runs that hold some offsets, in order and without a gap.
 
-    By default those of all that can be read. ``MovedError`` when they have changed since the head
-    was read, or on the way.
+    By default those of all readable offsets. Raises ``MovedError`` if they have changed since the
+    head was read.
     """
     at, end = bounds or (0, head.next)
     at, end = max(at, head.start), min(end, head.next)
@@ -49,7 +49,7 @@ def covering(
 
 
 def read_row(context: Context, topic: Topic, partition: int, head: Head, base: int) -> Run:
-    """The journal or run that begins at an offset. ``MovedError`` when there is none any more."""
+    """Returns the journal or run that begins at an offset. Raises ``MovedError`` if it is gone."""
     where = layout.topic_partition(topic.incarnation, partition)
     name = layout.journal_row(base) if base < head.journaled else layout.run_row(base)
     row = context.catalog.get(where, name)
@@ -59,9 +59,9 @@ def read_row(context: Context, topic: Topic, partition: int, head: Head, base: i
 
 
 def is_settled(context: Context, topic: Topic, partition: int, seen: Head, first: int) -> bool:
-    """Whether, since a head was read, nothing was compiled, and nothing trimmed from an offset on.
+    """Returns whether nothing was compiled, or trimmed from an offset on, since a head was read.
 
-    Until then every amendment of these offsets has its row.
+    If so, every amendment of these offsets still has its row.
     """
     head, _ = read_head(context, topic, partition)
     return head.compiled == seen.compiled and head.start <= max(seen.start, first)
@@ -70,7 +70,7 @@ def is_settled(context: Context, topic: Topic, partition: int, seen: Head, first
 def _rows(
     context: Context, topic: Topic, partition: int, kind: str, bounds: tuple[int, int]
 ) -> Iterator[Row]:
-    """The rows of one kind from the one that holds the first offset on."""
+    """Yields the rows of one kind, from the one that holds the first offset on."""
     where = layout.topic_partition(topic.incarnation, partition)
     named = layout.journal_row if kind == "journal" else layout.run_row
     first, end = named(bounds[0]), named(bounds[1])

@@ -1,29 +1,28 @@
 """The scribe: compiles all topics of a home in the background, a turn at a time.
 
-1. issue: the ticket of this stretch of time, if nobody has (``journal.tickets``)
-2. take the ``lease`` row, if a ticket waits and no living scribe has it
-3. the turn: compile topic after topic, from where the last turn left, then sweep, until all is done
-   or the time is over; it is left between two swaps only
-4. remove the ticket, and note where the next turn begins, by the lease
-5. release the lease
+1. Add the ticket of this interval, if no other scribe has.
+2. Take the ``lease`` row if a ticket waits and no living scribe has the lease.
+3. Run the turn: compile topic after topic, from where the last turn ended, then sweep, until all is
+   done or the time is over. A turn stops only between two swaps.
+4. Remove the ticket, and record where the next turn begins; expects the lease.
+5. Release the lease.
 
-| dies after | what is there                      | who repairs it                               |
-|------------|------------------------------------|----------------------------------------------|
-| 1          | a ticket                           | any scribe has the turn                      |
-| 2, 3       | a ticket, an owner that is silent, | another scribe, after the time to live, at   |
-|            | and what was swapped               | once on the same host: it has the turn again |
-| 4          | an owner that is silent            | the same                                     |
-| 5          | nothing                            | nobody needs to                              |
+| crash after | what it leaves                     | repair                                       |
+|-------------|------------------------------------|----------------------------------------------|
+| 1           | a ticket                           | any scribe runs the turn                     |
+| 2, 3        | a ticket, a silent owner,          | another scribe repeats the turn after the    |
+|             | and what was swapped               | time to live; at once on the same host       |
+| 4           | a silent owner                     | the same                                     |
+| 5           | nothing                            | none needed                                  |
 
-Nothing rests on there being one: a scribe that was taken for dead does no harm.
+Safety does not depend on there being one scribe: one that was wrongly considered dead does no harm.
 
-A scribe as Prometheus reads it: what this process has done, and what waits.
+A ticket is added every N minutes, and tickets older than M minutes are dropped. All scribes of a
+home share one row. The first one to look in an interval of N minutes adds its ticket, by the row's
+version. So each interval has one ticket, however many scribes look. At most M/N tickets wait. A
+ticket is removed when its turn ends: if a scribe dies, the next one finds its ticket.
 
-How often the scribe works: a ticket every N minutes, and those older than M are dropped.
-
-All scribes of a home share one row. Whoever looks first in a stretch of N minutes adds its ticket,
-by the row's version, so there is one for each stretch however many look. At most M/N wait. A ticket
-is removed when its turn is over: that of a scribe that died is met again by the next one.
+:class:`ScribeMetrics` exports what this process has done, and what waits, for Prometheus.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _WAITING_MAX = 1_000  # tickets; the row has a limit
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """When tickets are added, and when they are dropped."""
+    """When tickets are added and dropped."""
 
     every_ms: int = 600_000
     discard_ms: int = 3_600_000
@@ -92,21 +91,21 @@ class Rate:
 
 
 class TurnPosition(Persisted, frozen=True):
-    """A partition of a topic, where a turn begins or ended."""
+    """A partition of a topic at which a turn begins or ended."""
 
-    topic: str = ""  # name; empty: the first
+    topic: str = ""  # the name; empty: the first
     partition: int = 0
 
 
 class Queue(Persisted, frozen=True):
     """The row that scribes share."""
 
-    issued_ms: int = 0  # the stretch that had its ticket last
-    tickets: tuple[int, ...] = ()  # those that wait, by their stretch, the oldest first
+    issued_ms: int = 0  # the latest interval with a ticket
+    tickets: tuple[int, ...] = ()  # those that wait, by their interval, oldest first
     dropped: int = 0  # so far
     turns: int = 0  # so far
     place: TurnPosition = TurnPosition()  # where the next turn begins
-    swept_ms: int = 0  # when a sweep last ended, by the clock of that scribe
+    swept_ms: int = 0  # when a sweep last ended, by that scribe's clock
 
 
 class Tickets:
@@ -117,7 +116,7 @@ class Tickets:
         self._rate = rate
 
     def issue(self) -> Queue:
-        """Add the ticket of this stretch if nobody has, drop old ones; the queue as it is now."""
+        """Adds the ticket of this interval if there is none, drops old ones; returns the queue."""
         for _ in range(_ATTEMPTS):
             queue, version = self.read()
             wanted = self._issued(queue)
@@ -126,14 +125,14 @@ class Tickets:
         raise _crowded()
 
     def read(self) -> tuple[Queue, str | None]:
-        """The queue and its version; an empty one before anybody wrote it."""
+        """Returns the queue and its version; an empty queue if it was never written."""
         row = self._context.catalog.get(layout.SCRIBE, layout.SCRIBE_QUEUE)
         if row is None:
             return Queue(), None
         return decode_row(row.value, Queue, "the scribe's queue"), row.version
 
     def done(self, ticket: int | None, place: TurnPosition, swept_ms: int, held: Check) -> bool:
-        """A turn is over: its ticket goes. False when the scribe's row is no longer ours."""
+        """Removes the ticket of a finished turn. Returns False if the lease is no longer ours."""
         for _ in range(_ATTEMPTS):
             queue, version = self.read()
             wanted = msgspec.structs.replace(
@@ -141,7 +140,7 @@ class Tickets:
                 tickets=tuple(each for each in queue.tickets if each != ticket),
                 turns=queue.turns + 1,
                 place=place,
-                swept_ms=swept_ms,  # not the later one: a wrong clock may have written it
+                swept_ms=swept_ms,  # not the later one, which a wrong clock may have written
             )
             if self._put(wanted, version, held):
                 return True
@@ -154,7 +153,7 @@ class Tickets:
         now_ms = self._context.clock.now_ms()
         stretch = now_ms // self._rate.every_ms * self._rate.every_ms
         waiting = queue.tickets
-        # A stretch that lies ahead comes from a clock that was wrong.
+        # An interval in the future comes from a clock that was wrong.
         if stretch > queue.issued_ms or queue.issued_ms > stretch + self._rate.every_ms:
             waiting = (*waiting, stretch)
             queue = msgspec.structs.replace(queue, issued_ms=stretch)
@@ -172,19 +171,19 @@ def _crowded() -> InvalidError:
     return InvalidError("the scribe's queue: too many scribes at once: run one or two of a home")
 
 
-_LOOKS = 3  # within a stretch, and within the time to live of another scribe
+_LOOKS = 3  # per interval, and per time to live of another scribe
 _LOOK_S_MAX = 5.0
-_SKEW_MS = 60_000  # by which clocks of hosts may differ without a report
+_SKEW_MS = 60_000  # clocks of hosts may differ by this much without a report
 
 
 @dataclass(frozen=True, slots=True)
 class ScribeOptions:
-    """How a scribe works; plain values."""
+    """How a scribe works, as plain values."""
 
     rate: Rate = field(default_factory=Rate)
     policy: CompilePolicy = field(default_factory=CompilePolicy)
-    budget_ms: int = 300_000  # of one turn; the swap under way is finished
-    grace_ms: int | None = 3_600_000  # of its sweeps; None: it does not sweep
+    budget_ms: int = 300_000  # of one turn; a running swap is finished
+    grace_ms: int | None = 3_600_000  # of its sweeps; None: no sweeps
     sweep_every_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
@@ -208,19 +207,19 @@ class Turn:
 
     began_ms: int
     seconds: float
-    finished: bool  # False: the time was over, or it was stopped; the next one goes on
-    topics: int  # that it came to
+    finished: bool  # False: time was over, or it was stopped; the next one resumes
+    topics: int  # that it reached
     compiled: CompileReport
     swept: SweepReport | None = None
     troubles: tuple[Trouble, ...] = ()
-    erased: int = 0  # events that were taken out of files of archives
-    waiting: int = 0  # tickets that are left
+    erased: int = 0  # events deleted from files of archives
+    waiting: int = 0  # remaining tickets
     dropped: int = 0  # tickets, since the home has a scribe
     turns: int = 0  # the same
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has done all that there was to do."""
+        """Returns whether it has done everything that there was to do."""
         well = self.finished and not self.troubles
         return well and (self.swept is None or not self.swept.refused)
 
@@ -236,7 +235,7 @@ class Scribe:
         stopped: Callable[[], bool] = lambda: False,
         after: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> None:
-        """``after`` does what a turn does beside topics, and returns the turn with that."""
+        """``after`` does what a turn does besides topics, and returns the turn with its results."""
         self._after = after
         self._context = context
         self._how = how or ScribeOptions()
@@ -246,18 +245,18 @@ class Scribe:
         self._holding = Ownership(context, layout.SCRIBE, layout.SCRIBE_LEASE, "the scribe's lease")
 
     def tick(self) -> Turn | None:
-        """One turn, if a ticket waits and no other scribe is at work."""
+        """Runs one turn if a ticket waits and no other scribe is working; None otherwise."""
         if not self._tickets.issue().tickets or not self._holding.try_take():
             return None
         try:
-            tickets = self._tickets.issue().tickets  # another scribe may have had the turn since
+            tickets = self._tickets.issue().tickets  # another scribe may have run the turn since
             turn = self._turn(tickets[0]) if tickets else None
         finally:
             self._holding.release()
         return None if turn is None else self._after(turn)
 
     def once(self) -> Turn | None:
-        """One turn now, for cron or a function; None while another scribe is at work."""
+        """Runs one turn now, for cron or a function; None if another scribe is working."""
         if not self._holding.take():
             return None
         try:
@@ -272,10 +271,10 @@ class Scribe:
         on_turn: Callable[[Turn], None],
         on_error: Callable[[TidelogError], None],
     ) -> None:
-        """Turn after turn, until ``stopped``; ``wait`` returns after so many seconds, or sooner.
+        """Runs turn after turn until ``stopped``; ``wait`` returns after a number of seconds, or
+        sooner.
 
-        An error that may pass, such as a catalog that is out of reach, is told, and the turn is
-        tried again.
+        Reports a temporary error, such as an unreachable catalog, and tries the turn again.
         """
         shorter_ms = min(self._how.rate.every_ms, self._context.settings.lease_ttl_ms)
         look_s = min(_LOOK_S_MAX, shorter_ms / 1000 / _LOOKS)
@@ -320,12 +319,12 @@ class Scribe:
         return waited_ms >= self._how.sweep_every_ms or self._is_ahead(swept_ms)
 
     def _is_ahead(self, swept_ms: int) -> bool:
-        """Whether the last sweep is dated so far ahead that its clock or ours was wrong."""
+        """Returns whether the last sweep is so far in the future that a clock was wrong."""
         return swept_ms - self._context.clock.now_ms() > max(self._how.sweep_every_ms, _SKEW_MS)
 
 
 class _TurnWork:
-    """One turn under way."""
+    """One turn in progress."""
 
     def __init__(
         self,
@@ -345,13 +344,13 @@ class _TurnWork:
         self._troubles: list[Trouble] = []
 
     def go_on(self) -> bool:
-        """Whether there is time left."""
+        """Returns whether there is time left."""
         return not self._stopped() and self._context.clock.monotonic_s() < self._ends_s
 
     def compile(self, start: TurnPosition) -> TurnPosition:
-        """All partitions, from a place on and around; where the next turn begins.
+        """Compiles all partitions once, starting at ``start``; returns where the next turn begins.
 
-        A partition that had a whole turn and is not done waits until the others had theirs.
+        A partition that took a whole turn and is not done waits until the others had theirs.
         """
         places = list(self._places(start))
         for number, (topic, place) in enumerate(places):
@@ -364,18 +363,18 @@ class _TurnWork:
         return TurnPosition()
 
     def sweep(self) -> None:
-        """Delete what nobody refers to."""
+        """Deletes what nothing refers to."""
         with contained("sweep", self.note):
             self._swept = sweep_home(self._context, self._how.grace_ms or 0)
             self._troubles += [Trouble(each.topic, each.error) for each in self._swept.refused]
             self._troubles += [Trouble("", each) for each in self._swept.unlisted]
 
     def note(self, error: TidelogError) -> None:
-        """Report something that concerns no topic."""
+        """Reports an error that concerns no topic."""
         self._troubles.append(Trouble("", error))
 
     def turn(self, began_ms: int, seconds: float, finished: bool) -> Turn:
-        """What was done."""
+        """Returns what was done."""
         return Turn(
             began_ms=began_ms,
             seconds=round(seconds, 3),
@@ -391,7 +390,7 @@ class _TurnWork:
         policy = self._how.policy
 
         def note(error: TidelogError) -> None:
-            if not isinstance(error, NotFoundError):  # else it was deleted meanwhile
+            if not isinstance(error, NotFoundError):  # otherwise it was deleted in the meantime
                 self._troubles.append(Trouble(topic.name, error))
 
         with contained(f"topic `{topic.name}`: partition {partition}", note):
@@ -422,7 +421,7 @@ def _wrong_clock(swept_ms: int, now_ms: int) -> InvalidError:
 
 @dataclass(slots=True)
 class ScribeMetrics:
-    """Counts of one process; told as counters, but for the last three."""
+    """Counts of one process; all are counters except the last three."""
 
     turns: int = 0
     turns_unfinished: int = 0
@@ -442,7 +441,7 @@ class ScribeMetrics:
     last_turn_timestamp_seconds: float = 0.0
 
     def add(self, turn: Turn) -> None:
-        """A turn is over."""
+        """Adds a finished turn."""
         done = turn.compiled
         self.turns += 1
         self.turns_unfinished += not turn.finished
@@ -463,7 +462,7 @@ class ScribeMetrics:
         self.last_turn_timestamp_seconds = turn.began_ms / 1000 + turn.seconds
 
     def text(self) -> str:
-        """The text of Prometheus' exposition format."""
+        """Returns the text in Prometheus' exposition format."""
         lines = []
         for each in fields(self):
             is_counter = each.name not in _GAUGES

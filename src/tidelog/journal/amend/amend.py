@@ -1,29 +1,30 @@
-"""Updating and deleting events: seen by every reader that begins after the call has returned.
+"""Updates and deletes events, so that every reader that starts after the call returned sees it.
 
-In seven steps, of which an update has 1, 2, 6 and 7; the same call again goes on after a crash
-anywhere:
+A delete has seven steps; an update has 1, 2, 6 and 7. After a crash anywhere, the same call again
+resumes. What a crash after each step leaves:
 
-1. look the ids up, in all partitions; a delete
-   also reads the store's time                  → nothing
-2. an audit record, as ``begun``                → a record of something that was not done
-3. the hashes of the ids into the ledger        → ids that no copy brings, whose events are there
-4. raise ``erasures`` in the head of each
-   partition that something copies into         → the same; copies read the ledger again
-5. look the ids up again, in those of these
-   partitions that have got events since 1;
-   what is found goes into the record           → the same
-6. an ``amend/<offset>`` row for each event,
-   some in one write with the ``head``          → those events are amended
-7. the audit record, as ``done``                → all of it
+    1. look up the ids in all partitions; a delete
+       also reads the store's time                  → nothing
+    2. write an audit record, as ``begun``          → a record of something that was not done
+    3. write the hashes of the ids into the ledger  → ids that no copy brings back, with events
+    4. raise ``erasures`` in the head of each
+       partition that something copies into         → the same; copies read the ledger again
+    5. look up the ids again in those of these
+       partitions that got events since step 1;
+       add what is found to the record              → the same
+    6. write an ``amend/<offset>`` row for each
+       event, several in one write with the
+       ``head``                                     → those events are amended
+    7. write the audit record, as ``done``          → everything
 
-Every event that has the id is amended, should there be several. The last write wins, by the
-sequence that the head of its partition counts; but a delete is final: an update that finds one
-finds no event. A lot of rows that is durable is never written again: where a compile makes the rest
-look its events up again, and where a reply was lost (``journal.marks``). An update replaces the
-value alone. A value too large for a row is put into the store between 2 and 6; no row names it
-when the call dies there, and a sweep removes it. ``log.ledger`` says why steps 3 to 5 keep copies
-of a deleted event away. From step 2 on a call that cannot go on ends by ``UnknownOutcomeError``,
-never by ``UnavailableError``, which says that nothing was stored (``log.outcome``).
+If several events have the id, all are amended. The last write wins, by the sequence that the head
+of the partition counts. But a delete is final: an update that finds a delete finds no event. A
+batch of rows that is durable is never written again, even if a compile forces the rest to be looked
+up again, or a reply was lost (``amendment_writer``). An update replaces only the value. A value
+that is too large for a row is put into the store between steps 2 and 6. If the call dies there, no
+row names it, and a sweep deletes it. ``log.ledger`` explains how steps 3 to 5 keep out copies of a
+deleted event. From step 2 on, a call that cannot continue raises ``UnknownOutcomeError``, never
+``UnavailableError``, which means that nothing was stored (``coordination.outcome``).
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ from tidelog.model.event import Event, check_event, check_event_bytes
 
 __all__ = ["AmendResult", "Amender"]
 
-_IDS_AT_ONCE = 1_000  # that are looked for together
-_PLACE_BYTES = 24  # of an event in a record, beside its id
-_ROUNDS = 20  # against compiles that end again and again meanwhile
+_IDS_AT_ONCE = 1_000  # ids looked up together
+_PLACE_BYTES = 24  # per event in a record, besides its id
+_ROUNDS = 20  # attempts against concurrent compiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class AmendResult:
     """What a call did."""
 
     events: int = 0  # that were amended
-    missing: tuple[str, ...] = ()  # ids of which there was no event
+    missing: tuple[str, ...] = ()  # ids without an event
 
 
 class Amender:
-    """Amends events of one topic, on behalf of somebody. Safe to share between threads."""
+    """Amends events of one topic, for one author and reason. Thread-safe."""
 
     def __init__(
         self, context: Context, lookup: Lookup, why: Why, pool: Executor | None = None
@@ -89,11 +90,11 @@ class Amender:
         self._pool = pool
 
     def update(self, values: Mapping[str, bytes | None]) -> AmendResult:
-        """Give events another value, by their ids; None is a value too.
+        """Replaces the values of events, by id; None is a value too.
 
-        ``InvalidError`` when an event would be larger than an append allows: key, id, type,
-        headers and the new value together. Ids are looked up some at a time; those before the one
-        that was refused may be updated, and the same call again may include them.
+        Raises ``InvalidError`` if an event would become larger than an append allows: key, id,
+        type, headers and the new value together. Ids are looked up in batches. The batches before
+        the one that was refused may be updated; the same call again may include them.
         """
         for value in values.values():
             check_event(Event(value), self._context.settings.event_bytes_max)
@@ -101,22 +102,22 @@ class Amender:
             return call._amend("update", values)
 
     def delete(self, ids: Iterable[str]) -> AmendResult:
-        """Delete all events that have one of these ids, for good."""
+        """Deletes all events that have one of these ids, for good."""
         with self._call("delete", "delete again") as call:
             return call._amend("delete", dict.fromkeys(ids))
 
     def delete_key(self, key: bytes, progress: Callable[[int], None]) -> AmendResult:
-        """Delete all events that have this key, up to the ends of now, with or without ids.
+        """Deletes all events that have this key, up to the current ends, with or without ids.
 
-        Where it finds some, it then looks at what was appended meanwhile: so it finds copies that
-        got in before the ledger had the key.
+        If it finds some, it then checks what was appended in the meantime, which finds copies that
+        arrived before the ledger had the key.
         """
         with self._call("delete", "delete again") as call:
             return call._delete_key(key, progress)
 
     @contextmanager
     def _call(self, op: str, advice: str) -> Iterator[Amender]:
-        """One call, by a log that notes what is sent: it decides which error the call ends by."""
+        """Runs one call, and tracks what is sent, which decides the error that the call raises."""
         sent = Sent()
         with sent.told(f"{op} in `{self.topic.name}`", advice):
             yield Amender(sent.noting(self._context), self._lookup, self.why, self._pool)
@@ -159,8 +160,8 @@ class Amender:
             found = self._find(op, some, values)  # step 1
             done: set[str | None] = set()
             for marks in _records(_marks(op, found, some, values)):
-                # Each record by the heads of this look: what the one before it has looked up since
-                # were its own events, so newer heads say nothing of these.
+                # Each record uses the heads of this lookup. The record before it only looked up its
+                # own events again, so newer heads prove nothing about these.
                 applied = self._apply(op, marks, dict(found.heads))
                 done |= {mark.id for mark in applied}
                 amended += len(applied)
@@ -173,10 +174,10 @@ class Amender:
         ids: Sequence[str],
         values: Mapping[str, bytes | None],
     ) -> LookupResult:
-        """Look ids up. ``InvalidError`` when an update would make an event too large.
+        """Looks up ids. Raises ``InvalidError`` if an update would make an event too large.
 
-        It could be read, but neither played into a topic nor restored: those check events as an
-        append does.
+        Such an event could be read, but neither played into a topic nor restored, since those check
+        events as an append does.
         """
         if op == "delete":
             return self._lookup.find(ids)
@@ -199,7 +200,7 @@ class Amender:
         heads: dict[int, Seen],
         key: bytes | None = None,
     ) -> Sequence[AmendmentChange]:
-        """Steps 2 to 7 for one record; the marks that were there to be put."""
+        """Runs steps 2 to 7 for one record; returns the changes whose events existed."""
         record = AuditRecord(
             id=self._context.ids.new(),
             op=op,
@@ -229,10 +230,11 @@ class Amender:
         heads: dict[int, Seen],
         until_ms: int,
     ) -> Sequence[AmendmentChange]:
-        """Steps 3 to 5; the marks, with those of events that were copied here meanwhile.
+        """Runs steps 3 to 5; returns the changes, with those of events that were copied in
+        meanwhile.
 
-        The ledger says that events up to ``until_ms`` are erased, or later ones if they were found.
-        Of a delete by key the caller looks for copies.
+        The ledger marks events up to ``until_ms`` as erased, or later ones if they were found. For
+        a delete by key, the caller looks for copies.
         """
         known = {(mark.partition, mark.offset): mark for mark in marks}
         for _ in range(_ROUNDS):
@@ -265,7 +267,7 @@ class Amender:
         return list(known.values())
 
     def _announce(self) -> Sequence[int]:
-        """Step 4; where each partition ended then."""
+        """Step 4: returns where each partition ended then."""
 
         def announce(partition: int) -> int:
             return announce_erasure(self._context, self.topic, partition).next
@@ -278,10 +280,10 @@ class Amender:
     def _put(
         self, record: AuditRecord, marks: Sequence[AmendmentChange], heads: dict[int, Seen]
     ) -> Sequence[AmendmentChange]:
-        """Step 6 in each partition; what was compiled meanwhile is looked up again.
+        """Step 6 in each partition; looks up again what was compiled in the meantime.
 
-        ``heads`` are those by which the events of this record were found, and change with what
-        is looked up again and written; other records need their own.
+        ``heads`` are those by which the events of this record were found. They change with what is
+        looked up again and written, so other records need their own.
         """
         applied: Applied = {}
         for _ in range(_ROUNDS):
@@ -314,10 +316,10 @@ class Amender:
         heads: dict[int, Seen],
         applied: Applied,
     ) -> Sequence[AmendmentChange]:
-        """Put the marks of one partition; those that must be looked up again.
+        """Writes the changes of one partition; returns those that must be looked up again.
 
-        A lot that is durable is not among these: readers have seen it, and by now they may have
-        seen a newer value, which a repeat would replace by the older one.
+        A durable batch is not among these. Readers have seen it, and by now may have seen a newer
+        value, which a repeat would replace with the older one.
         """
         partition = marks[0].partition
         seen = heads[partition]
@@ -339,7 +341,7 @@ class Amender:
         call: Callable[[Sequence[AmendmentChange]], Sequence[AmendmentChange]],
         lots: Iterable[Sequence[AmendmentChange]],
     ) -> Iterable[Sequence[AmendmentChange]]:
-        """Side by side where a write is a round trip."""
+        """Calls ``call`` for each batch, in parallel if a write is a round trip."""
         if self._pool is None or self._context.commits_at_once == 1:
             return map(call, lots)
         return self._pool.map(call, lots)
@@ -374,7 +376,7 @@ def _audited(marks: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
 
 
 def _records(marks: Iterable[AmendmentChange]) -> Iterator[list[AmendmentChange]]:
-    """As many as one audit record can name."""
+    """Yields as many changes as one audit record can list."""
     some: list[AmendmentChange] = []
     size = 0
     for mark in marks:

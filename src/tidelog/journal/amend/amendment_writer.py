@@ -1,22 +1,23 @@
-"""Amendments of one partition on their way into the catalog: a few rows in a write, with the head.
+"""Writes amendments of one partition to the catalog: a few rows per write, together with the head.
 
-Every write expects the head as it is known, and counts its rows in it. Five rules follow:
+Every write expects the head as we know it, and counts its rows in it. Five rules follow:
 
-- An update is written only against a head whose amendments, up to that head, were all looked at for
-  the update's own offsets. ``_looked`` is the sequence up to which that is true of every mark still
-  to be written; it moves only over this marker's own rows. A lot that meets a head with more of
-  them reads the rows of its offsets first. So an update never lands on a delete it has not seen.
-- A swap of compile may have removed those rows: the events are then looked up again, by a caller
+- An update is written only against a head all of whose amendments were checked for the update's own
+  offsets. ``_looked`` is the sequence up to which that is true of every change still to be written.
+  It moves only over this writer's own rows. If a batch finds a head with more amendments, it reads
+  the rows of its offsets first. So an update never lands on a delete that it has not seen.
+- A swap of a compile may have removed those rows. Then the events are looked up again, by a caller
   that repeats only what is not in ``applied``.
-- A row that names an object and is replaced is known before the write, which lists the object as
-  unused: by the look that found the event, while all amendments since are our own, or by a read.
-- A large value that is stored again, since a sweep has passed its generation, and one whose event
-  must be looked up again, is listed as unused under its old key, by the write that names the new
-  one or by one of its own (``left``).
-- A lost reply is settled by the rows of the lot, once the head has moved past the version that the
-  write expects. A row with a higher sequence than the head had before that write is ours, or
-  newer than ours: either way the mark is done, and writing it again would bring an older value
-  back. An offset without one shows that the lot did not land, and it never will.
+- If a write replaces a row that names an object, it lists that object as unused. So the object must
+  be known before the write: from the lookup that found the event, while all amendments since are
+  our own, or from a read.
+- A large value may be stored again because a sweep has raised the floor above its generation, or
+  its event may have to be looked up again. Then its old key is listed as unused, by the write that
+  names the new one or by a separate one (``left``).
+- A lost reply is settled by the rows of the batch, once the head has moved past the version that
+  the write expects. A row with a higher sequence than the head had before that write is ours, or
+  newer than ours. Either way the change is done, and writing it again would bring an older value
+  back. An offset without such a row shows that the batch did not land, and never will.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from tidelog.store.create import put_fresh
 __all__ = ["INLINE_BYTES_MAX", "AmendmentChange", "Applied", "Marker"]
 
 INLINE_BYTES_MAX = 8_192  # of a new value in a row; a larger one is an object
-_ROWS_AT_ONCE = limits.CHANGES_MAX - 2  # beside the head, and the row of unused objects
-_NEAR = 8  # offsets for each mark: a scan over this many costs less than a read of each row
+_ROWS_AT_ONCE = limits.CHANGES_MAX - 2  # besides the head and the row of unused objects
+_NEAR = 8  # offsets per change: a scan over this many costs less than a read of each row
 
 
 @dataclass(frozen=True, slots=True)
 class AmendmentChange:
-    """What shall become of the event at an offset."""
+    """What to do with the event at an offset."""
 
     id: str | None
     partition: int
@@ -58,17 +59,17 @@ class AmendmentChange:
     kind: Literal["update", "delete"]
     value: bytes | None = None
     time_ms: int = 0  # of the event
-    is_looked: bool = False  # whether its amendment was looked for when the event was found
+    is_looked: bool = False  # whether its amendment was looked up with the event
     before: str | None = None  # the object that this amendment names, if it was
 
 
 Applied = dict[tuple[int, int], AmendmentChange]
-"""Marks that are durable, by partition and offset."""
+"""Changes that are durable, by partition and offset."""
 
 
 @dataclass
 class Marker:
-    """Writes the marks of one audit record into one partition."""
+    """Writes the changes of one audit record into one partition."""
 
     context: Context
     topic: Topic
@@ -77,8 +78,8 @@ class Marker:
     audit: str
     at_ms: int
     applied: Applied = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)  # values that were stored, and no row will name
-    _looked: int = field(init=False)  # amendments up to here were looked at, for all marks
+    left: list[str] = field(default_factory=list)  # stored values that no row will name
+    _looked: int = field(init=False)  # amendments up to here were checked, for all changes
     _found: Seen = field(init=False)
     _stored: dict[int, tuple[int, str]] = field(default_factory=dict)  # offset → generation, key
 
@@ -88,19 +89,18 @@ class Marker:
 
     @property
     def reached(self) -> Seen:
-        """The newest head by which other events of the same look may be amended."""
+        """Returns the newest head by which other events of the same lookup may be amended."""
         head = self.seen[0]
         is_known = self._looked == head.amendments and head.compiled == self._found[0].compiled
         return self.seen if is_known else self._found
 
     def put(self, marks: Sequence[AmendmentChange]) -> Sequence[AmendmentChange]:
-        """Write them, and return those that were there to be amended.
+        """Writes the changes; returns those whose events existed.
 
-        Each is in ``applied`` as soon as it is durable.
-
-        ``MovedError`` when the events of those that are not must be looked up again, since
-        journals were compiled meanwhile. ``NotFoundError`` when the topic was deleted.
-        ``UnknownOutcomeError`` when a reply was lost and compile has removed what would tell.
+        Each change is in ``applied`` as soon as it is durable. Raises ``MovedError`` if the events
+        of the others must be looked up again, since journals were compiled in the meantime. Raises
+        ``NotFoundError`` if the topic was deleted, and ``UnknownOutcomeError`` if a reply was lost
+        and a compile has removed the rows that would settle it.
         """
         for first in range(0, len(marks), _ROWS_AT_ONCE):
             self._put(marks[first : first + _ROWS_AT_ONCE])
@@ -108,9 +108,9 @@ class Marker:
         return [mark for mark in marks if (mark.partition, mark.offset) in self.applied]
 
     def _put(self, marks: Sequence[AmendmentChange]) -> None:
-        """Write one lot, against a head whose amendments of its offsets are known."""
+        """Writes one batch, against a head whose amendments of its offsets are known."""
         sent_for = write_id = ""
-        before: Head | None = None  # what the first write expected whose outcome is not known
+        before: Head | None = None  # what the first write with an unknown outcome expected
         for delay_s in RACE.delays_s(self.context.random):
             head, version = self.seen
             if head.closed:
@@ -119,7 +119,7 @@ class Marker:
                 self._wrote(marks, head)
                 return
             marks = [mark for mark in marks if mark.offset >= head.start]
-            if version != sent_for:  # else it is the same write again
+            if version != sent_for:  # otherwise it is the same write again
                 marks = self._still_to_put(marks, before)
                 sent_for, write_id = version, self.context.ids.new()
             if not marks:
@@ -145,7 +145,7 @@ class Marker:
         )
 
     def _wrote(self, marks: Sequence[AmendmentChange], head: Head) -> None:
-        """Count a lot as written, as the last amendments that a head has."""
+        """Counts a batch as written: the last amendments that a head has."""
         if self._looked == head.amendments - len(marks):
             self._looked = head.amendments
         self.left.clear()
@@ -158,10 +158,10 @@ class Marker:
     def _still_to_put(
         self, marks: Sequence[AmendmentChange], before: Head | None
     ) -> Sequence[AmendmentChange]:
-        """Return the marks that may be written against the head at hand, by the rules above."""
+        """Returns the changes that may be written against the current head, by the rules above."""
         head = self.seen[0]
         if not marks or marks[0].kind == "delete":
-            return marks  # whatever others did, these events are to be deleted
+            return marks  # a delete applies whatever others did
         is_settled = before is None or before.amendments == head.amendments
         rows: Sequence[Amendment | None] = [None] * len(marks)
         if head.amendments != self._looked or not is_settled:
@@ -171,12 +171,12 @@ class Marker:
         for mark, row in zip(marks, rows, strict=True):
             if row is not None and row.kind == "delete":
                 self._leave(mark)
-                continue  # final: the event is not there any more
+                continue  # final: the event no longer exists
             is_newer = before is not None and row is not None and row.sequence > before.amendments
             (overtaken if is_newer else left).append(mark)
         self._done(overtaken)
         if before is not None and any(row and row.audit == self.audit for row in rows):
-            self._done(left)  # one row of a lot is ours: all of it landed, and some was compiled
+            self._done(left)  # one row of a batch is ours: all of it landed, and some was compiled
             return []
         if left and head.compiled != self._found[0].compiled:
             is_known = is_settled or self._is_not_compiled(left[0], before)
@@ -186,7 +186,7 @@ class Marker:
         return left
 
     def _is_not_compiled(self, mark: AmendmentChange, before: Head | None) -> bool:
-        """Whether no journal has taken in what came after a head: then its row would be there."""
+        """Returns whether no journal contains what came after a head: then its row would exist."""
         offset = mark.offset
         head = self.seen[0]
         try:
@@ -199,7 +199,7 @@ class Marker:
         return before is not None and all(each <= before.amendments for each in applied)
 
     def _rows(self, marks: Sequence[AmendmentChange]) -> Sequence[Amendment | None]:
-        """Return what became of the events of a lot, so far."""
+        """Returns the current amendments of a batch's events."""
         offsets = [mark.offset for mark in marks]
         first, last = min(offsets), max(offsets)
         if last - first > _NEAR * len(offsets):
@@ -210,7 +210,7 @@ class Marker:
         return [found.get(each) for each in offsets]
 
     def _replaced(self, marks: Sequence[AmendmentChange], head: Head) -> Sequence[str]:
-        """Objects that rows of these offsets name, by a head that the write expects."""
+        """Returns the objects that rows of these offsets name, as of the head to expect."""
         first, last = head.amended or (0, -1)
         inside = [mark for mark in marks if first <= mark.offset <= last]
         if not inside:
@@ -223,7 +223,7 @@ class Marker:
         return [key for key in found if key is not None and key not in ours]
 
     def _plan(self, marks: Sequence[AmendmentChange], head: Head) -> tuple[Head, list[Put]]:
-        """What one write makes true."""
+        """Returns the new head and the rows of one write."""
         rows = []
         for sequence, mark in enumerate(marks, head.amendments + 1):
             row = Amendment(sequence, mark.kind, self.at_ms, audit=self.audit)
@@ -242,7 +242,10 @@ class Marker:
         return new_head, rows
 
     def _object(self, mark: AmendmentChange, head: Head) -> str:
-        """Where a large value stands; stored again when a sweep has passed its generation."""
+        """Returns the key of a large value.
+
+        Stores it again if its generation is below the floor.
+        """
         floor = head.floor
         generation, key = self._stored.get(mark.offset, (-1, ""))
         if generation < floor or not key:
@@ -266,7 +269,7 @@ class Marker:
         return key
 
     def _leave(self, mark: AmendmentChange) -> None:
-        """Let the stored value of a mark be listed as unused: no row names it, or will."""
+        """Marks the stored value of a change to be listed as unused: no row will name it."""
         _, key = self._stored.pop(mark.offset, (-1, ""))
         if key:
             self.left.append(key)

@@ -1,9 +1,9 @@
-"""Appending events only where their ids are new.
+"""Appends events only if their ids are new.
 
-Such events go to the partition of their id, and there the check and the append are one: it expects
-the partition's end as it was when nothing was found, and looks again when others have moved that.
-Events with the same id in other partitions, where a key or a person has put them, are looked for
-too, before; but nobody keeps others from appending there at the same time.
+Such events go to the partition of their id. There, the check and the append are atomic: the append
+expects the partition's end as it was when the check found nothing, and the check is repeated when
+others have moved that end. Other partitions, where a key or a person has put events with the same
+id, are checked before. But other producers can append there at the same time.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from tidelog.model.positions import Positions
 
 __all__ = ["Append", "append_absent"]
 
-_NAMED_MAX = 10  # ids that an error names
+_NAMED_MAX = 10  # ids that an error lists
 
 Events = Any  # Event objects, or an Arrow table or batch
 
 
 class Append(Protocol):
-    """How events are appended to one partition at an offset. ``ConflictError``."""
+    """Appends events to one partition at an offset. Raises ``ConflictError``."""
 
     def __call__(self, events: Any, *, partition: int, expected_offset: int) -> Positions: ...
 
 
 def append_absent(context: Context, lookup: Lookup, events: Events, append: Append) -> Positions:
-    """Append events whose ids are new; where they stand, in the order in which they were given.
+    """Appends events whose ids are new; returns their positions, in the order given.
 
-    ``AlreadyExistsError`` names ids that are there, and nothing is appended. Where one comes to be
-    there between two partitions' appends, ``PartialAppendError`` tells what is stored.
+    Raises ``AlreadyExistsError`` with the ids that exist, and appends nothing. If one is appended
+    by others between the appends to two partitions, raises ``PartialAppendError``, which says what
+    is stored.
     """
     given: Any = events if isinstance(events, pa.Table | pa.RecordBatch) else list(events)
     ids = _ids(given)
@@ -81,7 +82,7 @@ class _Lot:
     events: Any
 
     def append(self, context: Context, lookup: Lookup, append: Append, end: int) -> Positions:
-        """Append at an end up to which nothing was found, or at a later one after looking again."""
+        """Appends at ``end``, up to which nothing was found, or later after checking again."""
         for delay_s in RACE.delays_s(context.random):
             try:
                 return append(self.events, partition=self.partition, expected_offset=end)
@@ -97,7 +98,7 @@ class _Lot:
 
 
 def _ids(given: Any) -> list[str]:
-    """The ids of events that all have one, each another."""
+    """Returns the ids of events, which must all have different ids."""
     if isinstance(given, pa.Table | pa.RecordBatch):
         has_ids = "id" in given.schema.names
         ids: list[Any] = given.column("id").to_pylist() if has_ids else [None] * given.num_rows

@@ -1,9 +1,9 @@
-"""Making journals of a group of rows: step 3 of compile. Needs nothing but the store.
+"""Builds journals from a group of rows: step 3 of a compile. Needs only the store.
 
-Rows are read as a stream from the partition's start on, with amendments applied, and encoded as
-they come: a journal never has events that were trimmed before it was made. What is held at a time
-is a row group and the bytes of one journal. A group becomes one journal, or several where updates
-have made it much larger than it was.
+It reads rows as a stream from the partition's start on, with amendments applied, and encodes them
+as they come. So a journal never contains events that were trimmed before it was built. Memory holds
+a row group and the bytes of one journal. A group becomes one journal, or several if updates have
+made it much larger.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from tidelog.store.create import put_fresh
 
 __all__ = ["Made", "Pages", "Work", "make_journals"]
 
-_AHEAD = 8  # objects that are fetched before they are asked for
+_AHEAD = 8  # objects fetched in advance
 
 Pages = Callable[[int], Amendments]
-"""The amendments from an offset on, or as many of the first as are read at once."""
+"""Returns the amendments from an offset on, or the first of them up to a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A group, and all that is needed to make journals of it anywhere; pickles."""
+    """A group, and everything needed to build journals from it anywhere. Pickles."""
 
     topic: Topic
     partition: int
     epoch: int
-    id: str  # which all its journals have in their keys
+    id: str  # part of the keys of all its journals
     group: CompileGroup
-    start: int  # events below it were trimmed
-    applied: int  # the sequence that amendments were read up to, at least
-    max_raw_bytes: int  # after which another journal is begun
+    start: int  # lower offsets were trimmed
+    applied: int  # amendments were read at least up to this sequence
+    max_raw_bytes: int  # the size at which another journal is started
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Journals in the store that are not yet part of anything."""
+    """Journals in the store that no row names yet."""
 
     journals: tuple[Run, ...]
     amendments: int  # that were applied
@@ -62,11 +62,11 @@ class Made:
 def make_journals(
     store: Store, ids: Ids, work: Work, pages: Pages, pool: Executor | None = None
 ) -> Made:
-    """Read, encode and upload. ``NotFoundError``: an object is gone, so plan again."""
+    """Reads, encodes and uploads. Raises ``NotFoundError`` if an object is missing: plan again."""
     reading = _GroupReader(store, work, pages, pool)
     group = work.group
     committed_ms = max(run.committed_ms for run in group.rows)
-    parts_max = JOURNALS_AT_ONCE + 1 - len(group.journals)  # what one swap can put
+    parts_max = JOURNALS_AT_ONCE + 1 - len(group.journals)  # the limit of one swap
     journals: list[Run] = []
     base = group.base
     while base < group.end:
@@ -88,7 +88,7 @@ def make_journals(
 
 
 class _GroupReader:
-    """The events of a group in journal columns, cut where a journal is full."""
+    """Reads the events of a group in journal columns, split where a journal is full."""
 
     def __init__(self, store: Store, work: Work, pages: Pages, pool: Executor | None) -> None:
         self._store = store
@@ -102,7 +102,7 @@ class _GroupReader:
         self._next = next(self._rows, None)
 
     def part(self, bytes_max: int | None) -> Iterator[pa.Table]:
-        """What follows, up to so many bytes."""
+        """Yields what follows, up to this many bytes."""
         size = 0
         while self._next is not None and (bytes_max is None or size < bytes_max):
             rows, self._next = self._next, None
@@ -119,7 +119,7 @@ class _GroupReader:
             self.end = self._work.group.end
 
     def sources(self, base: int) -> list[JournalOrigin]:
-        """Those of what was read from an offset on."""
+        """Returns the origins of what was read from an offset on."""
         parts = (each.between(base, self.end) for each in self._sources)
         return [part for part in parts if part is not None]
 
@@ -157,7 +157,7 @@ def _fetch(data: bytes) -> Fetch:
 
 
 def _cut(rows: EventRows, room: int) -> tuple[EventRows, EventRows | None]:
-    """As many of the first events as fit, one at least, and the rest."""
+    """Returns the first events that fit, at least one, and the rest."""
     count, size = rows.batch.num_rows, batch_bytes(rows.batch)
     if size <= room or count < 2:
         return rows, None

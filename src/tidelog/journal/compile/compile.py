@@ -1,35 +1,34 @@
-"""Compile: many runs become one journal, with amendments applied; offsets stay as they were.
+"""Compile: turns many runs into one journal, with amendments applied. Offsets do not change.
 
-For one partition, in six steps; anybody may die, run twice or sweep between any two of them:
+For one partition it takes six steps. Any process may die, repeat a step or sweep between two of
+them:
 
-1. take the partition's ``compile`` row: owner, epoch + 1
-2. plan: read the head, then amendments, then rows; choose neighbours by policy, from the oldest on;
-   list the journals that will be made as unused
-3. read them, encode journals, and upload each under the epoch
-4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows; it
-   deletes the rows of journals that it replaces, lists these as unused, and deletes the row of
-   step 2; it expects the head and the ``compile`` row (``journal.swap``)
-5. delete the rows of runs below ``journaled``, with their slot rows; list their objects as unused
-6. release the ``compile`` row
+1. Take the partition's ``compile`` row: owner, epoch + 1.
+2. Plan: read the head, then amendments, then rows. Choose neighbors by policy, from the oldest on.
+   List the journals to be built as unused.
+3. Read the rows, encode journals, and upload each under the epoch.
+4. Swap, in one write: put the head (``journaled``, ``compiled`` + 1), the journal and its slot
+   rows. Delete the rows of journals that it replaces, list these as unused, and delete the row of
+   step 2. The write expects the head and the ``compile`` row (``swap``).
+5. Delete the rows of runs below ``journaled``, with their slot rows; list their objects as unused.
+6. Release the ``compile`` row.
 
-| dies after | what is there                          | who repairs it                          |
-|------------|----------------------------------------|-----------------------------------------|
-| 1, 2       | an owner that is silent                | the next compile, after the time to     |
-|            |                                        | live; at once on the same host          |
-| 3          | the same; journals that no row needs   | the next sweep                          |
-| 4          | the journal; rows of runs that no      | the next compile, trim or sweep does    |
-|            | reader counts                          | step 5                                  |
-| 5, partly  | the same, fewer                        | the same                                |
-| 5          | an owner that is silent                | as after 1                              |
-| 6          | nothing but the journal                | nobody needs to                         |
+| crash after | what it leaves                       | repair                                  |
+|-------------|--------------------------------------|-----------------------------------------|
+| 1, 2        | a silent owner                       | the next compile, after the time to     |
+|             |                                      | live; at once on the same host          |
+| 3           | the same; journals that no row needs | the next sweep                          |
+| 4           | the journal; rows of runs that no    | the next compile, trim or sweep does    |
+|             | reader uses                          | step 5                                  |
+| 5, partly   | the same, fewer                      | the same                                |
+| 5           | a silent owner                       | as after 1                              |
+| 6           | only the journal                     | none needed                             |
 
-The runs' objects go with a sweep. A sweep raises the epoch of a partition that is being compiled:
-the swap then fails, the row is taken anew and the journal is copied under the new epoch, or made
-again. Amendments that come after step 2 stay pending: the journal's row says up to which sequence
-it has them. Readers in the middle of old runs go on: what they hold is as good as before, and when
-an object is gone they read the catalog again.
-
-What of a partition is to be compiled: its rows as they are now, chosen by a policy.
+A sweep deletes the runs' objects. A sweep also raises the epoch of a partition that is being
+compiled. Then the swap fails, the compiler takes the row again, and the journal is copied under the
+new epoch, or built again. Amendments that come after step 2 stay pending: the journal's row records
+up to which sequence it contains them. Readers in the middle of old runs continue: their data is
+still valid, and if an object is missing, they read the catalog again.
 """
 
 from __future__ import annotations
@@ -75,10 +74,10 @@ __all__ = [
     "waiting_bytes",
 ]
 
-_IN_VAIN_MAX = 10  # groups one after another that others changed under our hands
+_IN_VAIN_MAX = 10  # consecutive groups that others changed during the compile
 
 GoOn = Callable[[], bool]
-"""Asked between swaps; what is left when it says no is done by whoever comes next."""
+"""Called between swaps; if it returns False, the next compile does the rest."""
 
 
 def _always() -> bool:
@@ -89,10 +88,10 @@ def _always() -> bool:
 class CompileReport:
     """What was compiled."""
 
-    partitions: int = 0  # in which there was something to do
-    busy: int = 0  # of them, that another process compiles
-    journals: int = 0  # that were made
-    runs: int = 0  # that they took the place of, journals included
+    partitions: int = 0  # that had something to do
+    busy: int = 0  # of them, those that another process compiles
+    journals: int = 0  # that were built
+    runs: int = 0  # that they replaced, including journals
     events: int = 0  # in the new journals
     amendments: int = 0  # that were applied
     bytes_before: int = 0  # of what was replaced, in the store
@@ -105,12 +104,12 @@ class CompileReport:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A group to make journals of, as the partition was when it was planned."""
+    """A group to build journals from, as the partition was when it was planned."""
 
     work: Work
     head: Head
     compiled: int  # what the swap expects
-    amendments: Amendments | None = None  # all of the partition, where the plan has read them
+    amendments: Amendments | None = None  # all of the partition, if the plan has read them
 
 
 class PartitionCompile:
@@ -125,14 +124,14 @@ class PartitionCompile:
         self._policy = policy
         self._marks: Marks | None = None
         self._swapped = 0  # since the plan was made
-        self._journaled = 0  # up to where journals are known to stand
+        self._journaled = 0  # the known end of journals
         where = layout.topic_partition(topic.incarnation, partition)
         what = f"the compiler of `{topic.name}/{partition}`"
         self.holding = Ownership(context, where, layout.COMPILE_ROW, what, self._guard)
         self._swap = Swap(context, topic, partition, self.holding)
 
     def plan(self) -> CompilePlan:
-        """Step 2. What comes after the first plan is left to the next compile."""
+        """Step 2. What arrives after the first plan is left to the next compile."""
         head, _ = read_head(self._context, self._topic, self._partition)
         amendments = None
         if self._marks is None:
@@ -144,10 +143,11 @@ class PartitionCompile:
         return replace(plan, amendments=amendments, sequence=head.amendments)
 
     def prepare(self, plan: CompilePlan, group: CompileGroup) -> PlannedGroup:
-        """The work of a group, as of now; those before it in the plan may be swapped already.
+        """Returns the work of a group as of now; groups before it in the plan may be swapped
+        already.
 
-        Its journals are listed as unused until the swap: should this process die, they are garbage.
-        ``FencedError`` when another process compiles the partition by now.
+        Lists its journals as unused until the swap: if this process dies, they are garbage. Raises
+        ``FencedError`` if another process compiles the partition by now.
         """
         head, _ = read_head(self._context, self._topic, self._partition)
         work_id = self._context.ids.new()
@@ -166,11 +166,11 @@ class PartitionCompile:
         return PlannedGroup(work, head, plan.compiled, known)
 
     def is_stale(self, planned: PlannedGroup) -> bool:
-        """Whether somebody else has swapped since the plan was made."""
+        """Returns whether another process has swapped since the plan was made."""
         return planned.head.compiled != planned.compiled + self._swapped
 
     def check_lost(self, planned: PlannedGroup, lost: NotFoundError) -> None:
-        """Whether an object of a group could go, since rows have changed; raises if not."""
+        """Raises unless a change of rows explains why an object of a group is missing."""
         head, _ = read_head(self._context, self._topic, self._partition)
         before, key = planned.head, lost.context.get("key")
         same = (before.compiled, before.start, before.amendments) == (
@@ -185,7 +185,7 @@ class PartitionCompile:
             ) from lost
 
     def pages(self, planned: PlannedGroup) -> Pages:
-        """The amendments of a group, page by page; not read again where the plan has them all."""
+        """Returns the amendments of a group, page by page; reads none if the plan has them all."""
         end = planned.work.group.end
         if planned.amendments is not None:
             known = planned.amendments.between(planned.work.group.base, end)
@@ -197,7 +197,7 @@ class PartitionCompile:
         return page
 
     def swap(self, planned: PlannedGroup, made: Made) -> CompileReport | None:
-        """Step 4; None: rows have changed, so plan anew."""
+        """Step 4; returns None if rows have changed: plan again."""
         group = planned.work.group
         compiled = planned.compiled + self._swapped
         if not self._swap.run(group, made.journals, compiled, planned.head):
@@ -214,11 +214,11 @@ class PartitionCompile:
         )
 
     def clean(self) -> None:
-        """Step 5."""
+        """Runs step 5."""
         remove_shadowed(self._context, self._topic, self._partition, self._journaled)
 
     def _guard(self) -> tuple[Check, ...]:
-        """A ``compile`` row is made only where there is a topic."""
+        """Returns a check that the topic exists, for a new ``compile`` row."""
         head, version = read_head(self._context, self._topic, self._partition)
         if head.closed:
             raise NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was compiled")
@@ -233,9 +233,9 @@ def compile_topic(
     go_on: GoOn = _always,
     on_swap: Callable[[CompileReport], None] = lambda _: None,
 ) -> CompileReport:
-    """Compile all partitions of a topic, one after another; ``pool`` fetches ahead.
+    """Compiles all partitions of a topic, one after another; ``pool`` fetches ahead.
 
-    Idempotent, and safe at any time beside anything. ``NotFoundError`` when the topic was deleted.
+    Idempotent, and safe at any time. Raises ``NotFoundError`` if the topic was deleted.
     """
     total = CompileReport()
     for partition in range(topic.partitions):
@@ -248,7 +248,7 @@ def compile_topic(
 
 
 def waiting_bytes(context: Context, topic: Topic, policy: CompilePolicy) -> int:
-    """What a compile would replace, in the store; more may come of it when journals are merged."""
+    """Returns the bytes in the store that a compile would replace, without later merges."""
     plans = (
         PartitionCompile(context, topic, each, policy).plan() for each in range(topic.partitions)
     )
@@ -263,7 +263,7 @@ def compile_partition(
     pool: Executor | None = None,
     go_on: GoOn = _always,
 ) -> Iterator[CompileReport]:
-    """What each swap did, as it is done; nothing where there is nothing to do."""
+    """Yields what each swap did, right after it; nothing if there is nothing to do."""
     compiling = PartitionCompile(context, topic, partition, policy)
     plan = compiling.plan()
     if not plan.groups:
@@ -311,7 +311,7 @@ def _swaps(
 def _compile_group(
     context: Context, compiling: PartitionCompile, planned: PlannedGroup, pool: Executor | None
 ) -> CompileReport | None:
-    if compiling.is_stale(planned):  # the one who compiled before us has done it
+    if compiling.is_stale(planned):  # the previous compiler has done it
         return None
     try:
         made = make_journals(
@@ -323,25 +323,25 @@ def _compile_group(
     return compiling.swap(planned, made)
 
 
-_RUNS_MAX = 4 * RUNS_AT_ONCE  # rows of runs that are looked at together
-_REREADS = 5  # of rows that do not tile, before they are called damaged
+_RUNS_MAX = 4 * RUNS_AT_ONCE  # rows of runs that are planned together
+_REREADS = 5  # attempts on rows with a gap, before they count as damaged
 
 _Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CompilePlan:
-    """Groups to compile, true as long as the head says ``compiled``."""
+    """Groups to compile; valid while the head has the same ``compiled``."""
 
     compiled: int
     groups: tuple[CompileGroup, ...]
-    is_whole: bool = False  # one group holds all rows: when it is done, nothing is left to do
-    amendments: Amendments | None = None  # all of them, where they were few and were just read
+    is_whole: bool = False  # one group holds all rows: afterwards nothing is left to do
+    amendments: Amendments | None = None  # all of them, if they were few and just read
     sequence: int = 0  # of the newest of these
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """What a plan needs of an amendment's row."""
+    """The fields of an amendment's row that a plan needs."""
 
     sequence: int
     at_ms: int
@@ -349,9 +349,10 @@ class _Mark(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """How far a compile goes: what comes later is left to the next one, so that it ends.
+    """How far a compile goes. It leaves later events and amendments to the next one, so that it
+    ends.
 
-    The offset that was next when it began, and the amendments of that time, in order.
+    Holds the offset that was next when it began, and the amendments of that time, in order.
     """
 
     next: int
@@ -360,7 +361,7 @@ class Marks:
     times_ms: _Numbers
 
     def of(self, run: Run, start: int) -> Candidate:
-        """A row with the amendments that are not in it yet, and with what was trimmed of it."""
+        """Returns a row with its pending amendments, and with how much of it was trimmed."""
         trimmed = len(run.trimmed(start))
         first, last = np.searchsorted(self.offsets, (run.base, run.end)).tolist()
         if first == last:
@@ -375,7 +376,7 @@ class Marks:
 def make_plan(
     context: Context, place: tuple[Topic, int], head: Head, policy: CompilePolicy, marks: Marks
 ) -> CompilePlan:
-    """Step 2 of compile, for a partition's head. ``NotFoundError`` when the topic was deleted."""
+    """Step 2 of a compile, for a partition's head. Raises ``NotFoundError`` for a deleted topic."""
     topic, partition = place
     for attempt in range(_REREADS):
         if head.closed:
@@ -400,7 +401,7 @@ def make_plan(
 def read_marks(
     context: Context, topic: Topic, partition: int, head: Head
 ) -> tuple[Marks, Amendments | None]:
-    """What is there as of a head; the amendments too, where they are few."""
+    """Returns what there is as of a head; the amendments too, if they are few."""
     page = pending(context, topic, partition, head, 0)
     rows = page.offsets.tolist(), page.rows
     found = [(at, row.sequence, row.at_ms) for at, row in zip(*rows, strict=True)]
@@ -417,7 +418,7 @@ def read_marks(
 
 
 def _read_rows(context: Context, topic: Topic, partition: int, head: Head) -> list[Run]:
-    """All journals, and the first of the runs behind them."""
+    """Returns all journals, and the first of the runs behind them."""
     where = layout.topic_partition(topic.incarnation, partition)
     first_run = layout.run_row(head.journaled)
     rows = [
@@ -429,7 +430,7 @@ def _read_rows(context: Context, topic: Topic, partition: int, head: Head) -> li
 
 
 def _tile(rows: list[Run], head: Head) -> bool:
-    """Whether rows follow one another from where journals end, back and forth, as far as read."""
+    """Returns whether rows are contiguous around the end of journals, as far as they were read."""
     living = [run for run in rows if run.end > head.start]
     at = living[0].base if living else head.next
     if at > head.start and head.start < head.next:

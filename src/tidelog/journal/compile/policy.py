@@ -1,11 +1,11 @@
-"""Which neighbouring rows of a partition become one journal. Pure: rows in, groups of rows out.
+"""Chooses which neighboring rows of a partition become one journal. Pure: rows in, groups out.
 
-Runs are taken from the oldest on, as many as one journal holds; the last of such groups waits until
-it has enough events or bytes, or is old enough. Journals are taken again when amendments wait for
-them, when several small neighbours make a better one, or, where the policy says so, when the
-partition's start lies inside one: a new one is made without the trimmed events. A merge never
-rewrites a journal for the sake of less than its own size, so an event is rewritten a few times at
-most, however small the first journals were.
+Runs are grouped from the oldest on, as many as fit into one journal. The last group waits until it
+has enough events or bytes, or is old enough. Journals are rewritten when amendments wait for them,
+when several small neighbors make a better one, or, if the policy says so, when the partition's
+start lies inside one: the new one leaves out the trimmed events. A merge never rewrites a journal
+for less than its own size, so an event is rewritten only a few times, however small the first
+journals were.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
     "choose_groups",
 ]
 
-JOURNALS_AT_ONCE = 6  # that one swap replaces: each has up to three rows, and a write has a limit
+JOURNALS_AT_ONCE = 6  # per swap: each has up to three rows, and a write has a limit
 RUNS_AT_ONCE = 10_000  # rows of one group, which are held in memory
-_MERGE_MIN = 4  # neighbours that make a merge worth while
+_MERGE_MIN = 4  # neighbors that make a merge worthwhile
 _NEVER = 1 << 62  # events or bytes
-_SMALL = 4  # a journal is small where so many of them fit into one
+_SMALL = 4  # a journal is small if this many fit into one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class CompilePolicy:
 
     min_events: int = 10_000  # that wait in runs
     min_bytes: int = 8 << 20  # the same, in the store
-    older_than_ms: int | None = 3_600_000  # fewer are compiled when the oldest waits so long
+    older_than_ms: int | None = 3_600_000  # fewer are compiled if the oldest waits this long
     min_amendments: int = 1_000  # that wait for one journal
-    amended_before_ms: int | None = 86_400_000  # fewer are applied when one waits so long
+    amended_before_ms: int | None = 86_400_000  # fewer are applied if one waits this long
     min_trimmed: int | None = None  # offsets below the start in one journal; None: they stay
     max_events: int = 1_000_000  # of one journal
-    max_bytes: int = 32 << 20  # of one journal, in the store: what one amendment writes anew
+    max_bytes: int = 32 << 20  # of one journal, in the store: what one amendment rewrites
     max_raw_bytes: int = 512 << 20  # of one journal, before compression
 
     def __post_init__(self) -> None:
@@ -54,12 +54,12 @@ class CompilePolicy:
 
     @classmethod
     def everything(cls) -> CompilePolicy:
-        """All that waits in runs, every amendment, and every trimmed event."""
+        """Returns a policy that compiles all runs, every amendment, and every trimmed event."""
         return cls(min_events=1, min_amendments=1, min_trimmed=1)
 
     @classmethod
     def trimmed(cls) -> CompilePolicy:
-        """Trimmed events only, and what fills a journal."""
+        """Returns a policy that removes trimmed events, and compiles what fills a journal."""
         return cls(
             min_events=_NEVER,
             min_bytes=_NEVER,
@@ -77,39 +77,39 @@ class Candidate:
     run: Run
     amendments: int = 0
     amended_ms: int | None = None  # when the oldest of them was made
-    trimmed: int = 0  # offsets below the partition's start whose events it still holds
+    trimmed: int = 0  # offsets below the partition's start whose events it still contains
 
 
 @dataclass(frozen=True, slots=True)
 class CompileGroup:
-    """Neighbouring rows, journals before runs, that one swap replaces."""
+    """Neighboring rows, journals before runs, that one swap replaces."""
 
     rows: tuple[Run, ...]
 
     @property
     def base(self) -> int:
-        """The first offset that it stands for."""
+        """Returns the first offset that it covers."""
         return self.rows[0].base
 
     @property
     def end(self) -> int:
-        """The offset after its last."""
+        """Returns the offset after its last."""
         return self.rows[-1].end
 
     @property
     def journals(self) -> tuple[Run, ...]:
-        """Those of its rows that are journals."""
+        """Returns those of its rows that are journals."""
         return tuple(row for row in self.rows if row.journal is not None)
 
     @property
     def bytes(self) -> int:
-        """What its rows take in the store."""
+        """Returns the size of its rows in the store."""
         return sum(row.byte_end - row.byte_start for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Some neighbours that stay together."""
+    """Neighbors that stay together."""
 
     candidates: tuple[Candidate, ...]
 
@@ -129,7 +129,7 @@ class _Neighbours:
 def choose_groups(
     journals: Sequence[Candidate], runs: Sequence[Candidate], policy: CompilePolicy, now_ms: int
 ) -> list[CompileGroup]:
-    """What to compile now, from the oldest on; no row is in two groups.
+    """Returns what to compile now, from the oldest on; no row is in two groups.
 
     ``runs`` may be the first of many, and all of them follow the journals.
     """
@@ -140,7 +140,7 @@ def choose_groups(
 
 
 def _filled(runs: Sequence[Candidate], policy: CompilePolicy) -> Iterator[_Neighbours]:
-    """Runs in groups that fill a journal each; the last one may be small."""
+    """Yields runs in groups that each fill a journal; the last one may be small."""
     waiting: list[Candidate] = []
     events = size = raw = 0
     for each in runs:
@@ -162,7 +162,7 @@ def _filled(runs: Sequence[Candidate], policy: CompilePolicy) -> Iterator[_Neigh
 
 
 def _ready(parts: list[_Neighbours], policy: CompilePolicy, now_ms: int) -> list[_Neighbours]:
-    """All but the last, which waits until it is worth a journal."""
+    """Returns all except the last, which waits until it is worth a journal."""
     if not parts:
         return []
     last = parts[-1]
@@ -185,7 +185,7 @@ def _is_amended(part: _Neighbours, policy: CompilePolicy, now_ms: int) -> bool:
 
 
 def _is_cut(part: _Neighbours, policy: CompilePolicy) -> bool:
-    """Whether enough of it was trimmed; its bytes would stay until the start has passed it."""
+    """Returns whether enough of it was trimmed to rewrite it; else its bytes stay for long."""
     trimmed = sum(each.trimmed for each in part.candidates)
     return policy.min_trimmed is not None and trimmed >= policy.min_trimmed
 
@@ -193,7 +193,7 @@ def _is_cut(part: _Neighbours, policy: CompilePolicy) -> bool:
 def _merged(
     parts: list[_Neighbours], journals: int, policy: CompilePolicy, now_ms: int
 ) -> Iterator[_Neighbours]:
-    """Journals that are to be made anew, alone or with neighbours; what follows them always is."""
+    """Yields journals to rewrite, alone or with neighbors, and everything after them."""
     at = 0
     while at < len(parts):
         window = _window(parts[at:], policy)
@@ -207,7 +207,7 @@ def _merged(
 
 
 def _window(parts: list[_Neighbours], policy: CompilePolicy) -> list[_Neighbours]:
-    """The first small neighbours that fit into one journal together."""
+    """Returns the first small neighbors that fit into one journal together."""
     window: list[_Neighbours] = []
     events = size = raw = rows = 0
     for part in parts[:JOURNALS_AT_ONCE]:

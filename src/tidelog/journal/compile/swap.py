@@ -1,11 +1,10 @@
-"""The swap: journals take the place of the rows that they were made from, in one write.
+"""The swap: journals replace the rows that they were built from, in one write.
 
-The write expects the head as it was read a moment before, and the row of the compiler. It lists the
-objects of journals that it replaces as unused. A head that
-has moved is read again and the write repeated with the same journals: producers, trims and
-amendments may get between. Another swap may not: who finds ``compiled`` changed plans anew. Each
-row that is replaced must still reach above the start, so no trim that was before the swap can mean
-the row that the swap puts.
+The write expects the head as it was just read, and the row of the compiler. It lists the objects of
+journals that it replaces as unused. If the head has moved, the swap reads it again and repeats the
+write with the same journals: producers, trims and amendments may come in between. Another swap may
+not: if ``compiled`` has changed, the compiler plans again. Each row that is replaced must still
+reach above the start, so a trim before the swap never means the row that the swap puts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Swap"]
 
 
 class Swap:
-    """Step 4 for the partition whose compiler's row is held."""
+    """Step 4, for the partition whose compiler row we hold."""
 
     def __init__(self, context: Context, topic: Topic, partition: int, holding: Ownership) -> None:
         self._context = context
@@ -46,11 +45,12 @@ class Swap:
         self._where = layout.topic_partition(topic.incarnation, partition)
 
     def list_work(self, work_id: str) -> int:
-        """List all journals that a work will make as unused; under which epoch it makes them.
+        """Lists all journals that a work will build as unused; returns the epoch to build them
+        under.
 
-        The swap deletes that row. The write expects the head and the row of the compiler: a swap
-        changes one, a sweep the other, so it never lands after these have deleted what it puts.
-        ``FencedError`` when another compiler has the partition.
+        The swap deletes that row. The write expects the head and the row of the compiler. A swap
+        changes one and a sweep the other, so the write never lands after these have deleted what it
+        puts. Raises ``FencedError`` if another compiler has the partition.
         """
         for delay_s in RACE.delays_s(self._context.random):
             epoch, check = self._holding.current()
@@ -71,13 +71,12 @@ class Swap:
         raise self._busy()
 
     def run(self, group: CompileGroup, made: tuple[Run, ...], compiled: int, seen: Head) -> bool:
-        """Whether the journals took their place; False: plan anew, since rows have changed.
+        """Returns whether the journals replaced their rows; False: plan again, since rows have
+        changed.
 
-        Also where a trim has passed amendments that the head ``seen`` before the work tells of: a
-        sweep may have removed them before they were looked for.
-
-        ``FencedError`` when another compiler has the partition, ``NotFoundError`` when the topic
-        was deleted.
+        Also returns False if a trim has passed amendments that the head ``seen`` before the work
+        mentions: a sweep may have removed them before they were read. Raises ``FencedError`` if
+        another compiler has the partition, and ``NotFoundError`` if the topic was deleted.
         """
         left: list[str] = []  # of lower epochs, under which no swap can land any more
         for delay_s in RACE.delays_s(self._context.random):
@@ -106,7 +105,7 @@ class Swap:
             except ConflictError:
                 self._hold_on()
             except UnknownOutcomeError:
-                pass  # the head tells
+                pass  # the head settles it
             else:
                 return True
             self._context.clock.sleep(delay_s)
@@ -119,13 +118,13 @@ class Swap:
         )
 
     def _landed(self, made: tuple[Run, ...]) -> bool:
-        """After a lost reply: whether it was our swap that changed ``compiled``."""
+        """After a lost reply: returns whether it was our swap that changed ``compiled``."""
         row = self._context.catalog.get(self._where, layout.journal_row(made[0].base))
         what = f"a journal of `{self._topic.name}/{self._partition}`"
         return row is not None and decode_row(row.value, Run, what).object == made[0].object
 
     def _hold_on(self) -> None:
-        """A sweep may have raised the epoch: then the row is taken anew."""
+        """Takes the row again if a sweep has raised the epoch."""
         if not (self._holding.is_ours() or self._holding.try_take()):
             raise FencedError(
                 f"partition `{self._topic.name}/{self._partition}`: another process compiles it: "
@@ -133,7 +132,7 @@ class Swap:
             )
 
     def _move(self, made: tuple[Run, ...]) -> tuple[Run, ...] | None:
-        """The journals under another epoch of ours; None where a sweep has removed one."""
+        """Returns the journals under our new epoch; None if a sweep has deleted one."""
         work_id = self._context.ids.new()
         epoch = self.list_work(work_id)
         incarnation, partition = self._topic.incarnation, self._partition
@@ -150,7 +149,7 @@ class Swap:
 
 
 def _is_next(group: CompileGroup, head: Head) -> bool:
-    """Whether no row of it was trimmed, and nothing that can be read lies before its runs."""
+    """Returns whether no row of it was trimmed, and no readable row lies before its runs."""
     runs = [row for row in group.rows if row.journal is None]
     follows = not runs or runs[0].base <= max(head.journaled, head.start)
     return follows and group.rows[0].end > head.start

@@ -1,12 +1,11 @@
-"""What is known of a partition's ids: the indexes of its runs and journals, kept in memory.
+"""Caches the id indexes of a partition's runs and journals in memory.
 
-It follows the partition's head: new runs are added, and what compile has replaced goes. Of each run
-only its first offset is kept beside its hashes, so a hit reads its row.
+:class:`PartitionIds` follows the partition's head: it adds new runs, and drops what a compile has
+replaced. For each run it keeps only its first offset and its hashes, so a hit reads the run's row.
 
-Which blocks of events may hold an id: many indexes merged, so that a look is a few searches.
-
-Eight bytes for each id: the half of its hash that indexes keep (``codec.ids``), and whose it is.
-Pure; whoever uses it says how much may be held.
+:class:`Shelves` finds the blocks of events that may have an id. It merges many indexes, so that a
+lookup is a few binary searches. Each id takes eight bytes: the half of its hash that indexes keep
+(``codec.id_index``), and the number of its block. It does no I/O; the caller limits its size.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ __all__ = [
     "Shelves",
 ]
 
-_AHEAD = 8  # indexes fetched before they are asked for
-_RUNS_AT_ONCE = 512  # whose indexes are sorted together
-_ID_BYTES = 8  # that an id takes on the shelves
+_AHEAD = 8  # indexes fetched in advance
+_RUNS_AT_ONCE = 512  # runs whose indexes are sorted together
+_ID_BYTES = 8  # memory per id
 
 
 class EventBlock(NamedTuple):
-    """A block of events: the row that it belongs to, and its number in there."""
+    """A block of events: its row, and its number in there."""
 
     base: int
     block: int
-    object: str = ""  # of a journal, since another may come to stand at the same offset
+    object: str = ""  # of a journal, since another may replace it at the same offset
 
 
 class PartitionIds:
-    """The ids of one partition. Safe to share between threads."""
+    """The ids of one partition. Thread-safe."""
 
     def __init__(
         self, context: Context, topic: Topic, partition: int, pool: Executor | None, bytes_max: int
@@ -65,18 +64,19 @@ class PartitionIds:
 
     @property
     def bytes(self) -> int:
-        """How much is held."""
+        """Returns how much memory it uses."""
         return self._shelves.bytes
 
     def forget(self) -> None:
-        """Begin anew at the next look."""
+        """Starts over at the next lookup."""
         with self._lock:
             self._empty()
 
     def candidates(self, head: Head, wanted: Halves) -> tuple[Head, list[tuple[int, EventBlock]]]:
-        """Which of the wanted halves may stand where, and the head by which that is told.
+        """Returns the blocks that may hold each of the wanted halves, and the head that this is
+        valid for.
 
-        ``MovedError`` and ``NotFoundError`` when rows or objects went meanwhile.
+        Raises ``MovedError`` and ``NotFoundError`` if rows or objects were deleted in the meantime.
         """
         with self._lock:
             self._follow(head)
@@ -88,7 +88,7 @@ class PartitionIds:
         return seen, found
 
     def _look_apart(self, head: Head, base: int, wanted: Halves) -> list[tuple[int, EventBlock]]:
-        """The same for one run whose index is not held."""
+        """Returns the same for one run whose index is not cached."""
         try:
             run = read_row(self._context, self._topic, self._partition, head, base)
         except MovedError:
@@ -103,10 +103,10 @@ class PartitionIds:
         self._head: Head | None = None
         self._shelves = Shelves()
         self._places: list[EventBlock] = []  # by the number of the owner
-        self._apart: list[EventBlock] = []  # runs whose indexes are not held
+        self._apart: list[EventBlock] = []  # runs whose indexes are not cached
 
     def _follow(self, head: Head) -> None:
-        """With the lock held: take in what is new; all of it, or nothing is known any more."""
+        """Adds what is new, completely or not at all. The lock must be held."""
         before = self._head
         try:
             if before is None or head.compiled > before.compiled:
@@ -122,7 +122,7 @@ class PartitionIds:
         self._head = head
 
     def _swap(self, head: Head) -> None:
-        """Journals have taken the place of others: what is still there stays."""
+        """Drops what journals have replaced; keeps what still exists."""
         old = self._head
         journals = list(self._covering(head, 0, head.journaled))
         there = {(run.base, run.object) for run in journals}
@@ -135,9 +135,9 @@ class PartitionIds:
         self._add(chain(new, self._covering(head, runs_from, head.next)))
 
     def _trim(self, head: Head) -> None:
-        """Let go of what lies below the start, and take in what there was no room for.
+        """Drops what is below the start, and adds what there was no room for.
 
-        Where the next run begins at the start or below it, the one before has ended.
+        If the next run begins at the start or below it, the one before has ended.
         """
         bases = {place.base for place in chain(self._places, self._apart)}
         first = max((base for base in bases if base <= head.start), default=0)
@@ -149,7 +149,7 @@ class PartitionIds:
         self._add(read_row(self._context, self._topic, self._partition, head, at) for at in waiting)
 
     def _keep(self, wanted: Callable[[EventBlock], bool]) -> None:
-        """Of what is held, and of what is not held but known, the wanted alone."""
+        """Keeps only the wanted blocks, whether they are cached or only known."""
         lives = [wanted(place) for place in self._places]
         alive = np.array(lives, np.bool_)
         self._shelves.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
@@ -160,7 +160,7 @@ class PartitionIds:
         return covering(self._context, self._topic, self._partition, head, (start, end))
 
     def _add(self, runs: Iterable[Run]) -> None:
-        """Take the indexes of runs in, as far as there is room."""
+        """Adds the indexes of runs while there is room."""
         with_ids = (run for run in runs if run.ids_end)
         blocks: list[tuple[Halves, int]] = []
         size = self._shelves.bytes
@@ -198,18 +198,18 @@ Halves = npt.NDArray[np.uint32]
 
 
 class Shelves:
-    """Halves of hashes with their owners, in a few sorted rows of falling size."""
+    """Halves of hashes with their owners, in a few sorted arrays of decreasing size."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Halves, npt.NDArray[np.uint32]]] = []
 
     @property
     def bytes(self) -> int:
-        """How much is held."""
+        """Returns how much memory it uses."""
         return sum(halves.nbytes + owners.nbytes for halves, owners in self._rows)
 
     def add(self, blocks: Sequence[tuple[Halves, int]]) -> None:
-        """Put blocks on the shelves, each with its owner."""
+        """Adds blocks, each with its owner."""
         if not blocks:
             return
         halves = np.concatenate([each for each, _ in blocks])
@@ -222,7 +222,7 @@ class Shelves:
             self._rows.append(_sorted(joined[0], joined[1]))
 
     def owners(self, wanted: Halves) -> Iterator[tuple[int, int]]:
-        """Each place in ``wanted`` with an owner that has that half; the same pair may recur."""
+        """Yields the index in ``wanted`` with each owner of that half; a pair may come twice."""
         for halves, owners in self._rows:
             firsts = np.searchsorted(halves, wanted, "left")
             lasts = np.searchsorted(halves, wanted, "right")
@@ -231,7 +231,7 @@ class Shelves:
                     yield at, owner
 
     def keep(self, alive: npt.NDArray[np.bool_], numbers: npt.NDArray[np.uint32]) -> None:
-        """Drop what belongs to owners that are not alive; the others get new numbers."""
+        """Drops the entries of owners that are not alive; renumbers the others."""
         kept = []
         for halves, owners in self._rows:
             mask = alive[owners]

@@ -1,15 +1,15 @@
-"""Finding events by id, exactly, among any number of them.
+"""Finds events by id, exactly, among any number of them.
 
-Runs and journals have id indexes beside them (``codec.ids``). What these hold is kept in memory for
-each partition and grows with the topic: a look reads the partition's head, the rows and indexes
-that are new since, and of the events only the blocks whose index has the id's hash; each hit is
-checked by the id itself. Where a swap of compile, a trim or a sweep comes in between, it looks
-again. What does not fit into memory is read from the store each time.
+Runs and journals have id indexes (``codec.id_index``), which are cached in memory for each
+partition. A lookup reads the partition's head, the rows and indexes that are new, and only those
+blocks of events whose index has the id's hash. It checks each hit by the id itself. If a compile, a
+trim or a sweep comes in between, it starts over. What does not fit into memory is read from the
+store each time.
 
-An id may stand at several events. The newest of them is, in a partition, the one with the highest
-offset, and over partitions the one with the latest time: that does not change by compiling.
+Several events may have one id. Within a partition, the newest is the one with the highest offset;
+across partitions, the one with the latest time. Compiling does not change that.
 
-All events of a partition that have one key: only ids, keys and times are read.
+:func:`with_key` finds all events of a partition that have a key. It reads only ids, keys and times.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ __all__ = [
     "with_key",
 ]
 
-_BYTES_MAX = 128 << 20  # of indexes that a home holds: 16 million ids
-_LOOKS = 50  # at a partition that changes all the time
-_GETS_MAX = 8  # amendments that are asked for one by one
+_BYTES_MAX = 128 << 20  # of cached indexes per home: 16 million ids
+_LOOKS = 50  # attempts at a partition that keeps changing
+_GETS_MAX = 8  # amendments that are read one by one
 _ID_COLUMNS = ("timestamp", "id")
-FIELD_COLUMNS = ("timestamp", "id", "key", "type", "headers")  # all but the value
+FIELD_COLUMNS = ("timestamp", "id", "key", "type", "headers")  # all except the value
 
-Seen = tuple[Head, str]  # a head, and its version
+Seen = tuple[Head, str]  # a head and its version
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """An event that has an id, as amendments leave it."""
+    """An event that has an id, with amendments applied."""
 
     id: str
     partition: int
     offset: int
     time_ms: int
-    row: pa.RecordBatch  # in the stored columns that were asked for, time and id among them
-    applied: int = 0  # amendments up to this sequence are in it
-    amendment: Amendment | None = None  # an update that is not
+    row: pa.RecordBatch  # in the stored columns that were requested, including time and id
+    applied: int = 0  # it contains amendments up to this sequence
+    amendment: Amendment | None = None  # an update that it does not contain
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """Where ids are: each one's events, the newest first, and the heads by which that is told."""
+    """Each id's events, newest first, and the heads that this is valid for."""
 
     events: Mapping[str, tuple[Occurrence, ...]]
     heads: Mapping[int, Seen]
@@ -89,7 +89,7 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class _WantedIds:
-    """Ids, the halves of their hashes that indexes keep, and what is wanted of their events."""
+    """Ids, the halves of their hashes that indexes keep, and the columns to return."""
 
     ids: Sequence[str]
     halves: Halves
@@ -97,7 +97,7 @@ class _WantedIds:
 
 
 class Lookup:
-    """Finds the events of one topic, in one incarnation. Safe to share between threads."""
+    """Finds the events of one topic, in one incarnation. Thread-safe."""
 
     def __init__(
         self,
@@ -114,16 +114,16 @@ class Lookup:
 
     @property
     def topic(self) -> Topic:
-        """The topic as it was when this was made."""
+        """Returns the topic as it was when this was created."""
         return self._topic
 
     @property
     def bytes(self) -> int:
-        """How much is held in memory."""
+        """Returns how much memory it uses."""
         return sum(known.bytes for known in self._known)
 
     def get(self, event_id: str) -> Event:
-        """The newest event that has this id. ``NotFoundError``."""
+        """Returns the newest event that has this id. Raises ``NotFoundError``."""
         for _ in range(_LOOKS):
             found = self.find([event_id], columns=None).events.get(event_id)
             if not found:
@@ -135,7 +135,7 @@ class Lookup:
             try:
                 return self._event(found[0])
             except NotFoundError:
-                continue  # its new value was compiled in, or replaced, since
+                continue  # its new value was compiled or replaced since
         raise self._restless()
 
     def find(
@@ -145,9 +145,9 @@ class Lookup:
         partitions: Sequence[int] | None = None,
         columns: Sequence[str] | None = _ID_COLUMNS,
     ) -> LookupResult:
-        """All events that have one of these ids, with these columns; None for all columns.
+        """Returns all events that have one of these ids, with these columns; None for all columns.
 
-        ``InvalidError`` for what cannot be an id.
+        Raises ``InvalidError`` for an invalid id.
         """
         for each in ids:
             check_id(each)
@@ -165,7 +165,7 @@ class Lookup:
         return LookupResult(in_order, heads)
 
     def _heads(self, partitions: Sequence[int]) -> Iterator[Seen]:
-        """The heads as they are now, side by side where that can be."""
+        """Yields the current heads, read in parallel if possible."""
 
         def read(partition: int) -> Seen:
             return read_head(self._context, self._topic, partition)
@@ -177,7 +177,7 @@ class Lookup:
     def _look(
         self, partition: int, first: Seen, wanted: _WantedIds
     ) -> tuple[Sequence[Occurrence], Seen]:
-        """The events of one partition, and the head by which they are told."""
+        """Returns the events of one partition, and the head that this is valid for."""
         seen, lost = first, None
         for attempt in range(_LOOKS):
             head = seen[0]
@@ -201,10 +201,11 @@ class Lookup:
         raise self._restless()
 
     def _live(self, partition: int, head: Head, wanted: _WantedIds) -> Sequence[Occurrence] | None:
-        """Those that are not deleted, as they are now; None where rows were swapped meanwhile.
+        """Returns the events that are not deleted, as they are now; None if rows were swapped
+        meanwhile.
 
-        An amendment's row goes only after a swap or a trim; so if there was none until after it was
-        looked for, it was there to be seen.
+        An amendment's row is deleted only after a swap or a trim. So if there was no swap and no
+        trim until after it was read, it was there to be seen.
         """
         known, places = self._known[partition].candidates(head, wanted.halves)
         hits = list(
@@ -232,7 +233,7 @@ class Lookup:
     def _amendments(
         self, partition: int, head: Head, offsets: Sequence[int]
     ) -> Mapping[int, Amendment]:
-        """What became of some events; a few are asked for one by one, many are read in pages."""
+        """Returns the amendments of some events; reads a few one by one, many in pages."""
         found: dict[int, Amendment] = {}
         if len(offsets) <= _GETS_MAX:
             for offset in offsets:
@@ -257,7 +258,7 @@ class Lookup:
         places: Mapping[EventBlock, Sequence[str]],
         columns: Sequence[str] | None,
     ) -> Iterator[Occurrence]:
-        """What stands in runs and journals, whatever amendments say."""
+        """Yields the hits in runs and journals, without amendments."""
         for place, ids in places.items():
             try:
                 run = read_row(self._context, self._topic, partition, known, place.base)
@@ -278,7 +279,7 @@ class Lookup:
     def _block(
         self, partition: int, run: Run, block: int, columns: Sequence[str] | None
     ) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
-        """The events of a block, and their offsets."""
+        """Yields the events of a block, and their offsets."""
         what = describe_run(self._topic.name, partition, run)
         store = self._context.store
         if run.journal is None:
@@ -308,7 +309,10 @@ class Lookup:
         return file.read(file.groups[block], names)
 
     def _event(self, found: Occurrence) -> Event:
-        """``NotFoundError`` when a new value is gone from the store."""
+        """Returns the event.
+
+        Raises ``NotFoundError`` if its new value is missing from the store.
+        """
         (event,) = events_of(found.row, self._topic.name, found.partition, found.offset)
         row = found.amendment
         if row is None:
@@ -323,9 +327,9 @@ class Lookup:
 
 
 class Lookups:
-    """The lookups of a home's topics; those that were not used for longest go when room is short.
+    """The lookups of a home's topics; drops the least recently used when memory is short.
 
-    Safe to share between threads.
+    Thread-safe.
     """
 
     def __init__(
@@ -334,11 +338,11 @@ class Lookups:
         self._context = context
         self._pool = pool
         self._bytes_max = bytes_max
-        self._held: dict[str, Lookup] = {}  # by incarnation, the last used last
+        self._held: dict[str, Lookup] = {}  # by incarnation, most recently used last
         self._lock = threading.Lock()
 
     def of(self, topic: Topic) -> Lookup:
-        """The one of a topic."""
+        """Returns the lookup of a topic."""
         with self._lock:
             found = self._held.pop(topic.incarnation, None)
             if found is None:
@@ -353,14 +357,17 @@ class Lookups:
 
 
 def check_id(event_id: str) -> None:
-    """Refuse what cannot be an event's id. ``InvalidError``."""
+    """Raises ``InvalidError`` for a string that cannot be an event's id."""
     if not isinstance(event_id, str):
         raise InvalidError(f"id: is {type(event_id).__name__}: give text")
     check_event(Event(None, id=event_id), EVENT_BYTES_CEILING)
 
 
 def can_be_id(event_id: str) -> bool:
-    """Whether an event of a topic can have an id; dead letters of archives have others too."""
+    """Returns whether an event of a topic can have this id.
+
+    Dead letters of archives have others.
+    """
     try:
         check_id(event_id)
     except InvalidError:
@@ -369,7 +376,7 @@ def can_be_id(event_id: str) -> bool:
 
 
 def amendment_of(context: Context, topic: Topic, partition: int, offset: int) -> Amendment | None:
-    """The row that says what became of an event, if there is one."""
+    """Returns the amendment of an event, or None."""
     where = layout.topic_partition(topic.incarnation, partition)
     name = layout.amend_row(offset)
     row = context.catalog.get(where, name)
@@ -380,7 +387,7 @@ def amendment_of(context: Context, topic: Topic, partition: int, offset: int) ->
 def _by_place(
     places: Sequence[tuple[int, EventBlock]], ids: Sequence[str]
 ) -> dict[EventBlock, Sequence[str]]:
-    """Which ids are to be looked for in which block."""
+    """Returns which ids to look for in which block."""
     found: dict[EventBlock, dict[str, None]] = {}
     for number, place in places:
         found.setdefault(place, {})[ids[number]] = None
@@ -388,7 +395,7 @@ def _by_place(
 
 
 def _rows_with(column: pa.Array, ids: Sequence[str]) -> list[int]:
-    """The rows of a column that hold one of some ids."""
+    """Returns the rows of a column that have one of some ids."""
     if len(ids) == 1:
         mask = pc.fill_null(pc.equal(column, pa.scalar(ids[0], pa.string())), False)
     else:
@@ -403,7 +410,7 @@ def _occurrence(partition: int, offset: int, row: pa.RecordBatch, applied: int) 
 
 
 def _newest_first(found: Sequence[Occurrence]) -> tuple[Occurrence, ...]:
-    """By offset in each partition; partitions by the time of their last."""
+    """Sorts by offset in each partition, and partitions by the time of their newest."""
     last: dict[int, Occurrence] = {}
     for each in found:
         if each.partition not in last or each.offset > last[each.partition].offset:
@@ -418,7 +425,7 @@ def _newest_first(found: Sequence[Occurrence]) -> tuple[Occurrence, ...]:
 Keyed = tuple[str | None, int, int]
 """The id, the offset and the time of an event."""
 
-_LOSSES_MAX = 5  # of objects one after another that went while they were read
+_LOSSES_MAX = 5  # consecutive objects that were deleted while they were read
 
 
 def with_key(
@@ -429,10 +436,10 @@ def with_key(
     bounds: tuple[int, int],
     progress: Callable[[int], None],
 ) -> Iterator[Keyed]:
-    """The events of ``[start, end)`` that have this key.
+    """Yields the events of ``[start, end)`` that have this key.
 
-    ``progress`` is called with the bytes that are done. ``NotFoundError`` once the topic is gone,
-    ``CorruptError`` where an object that rows name is missing.
+    Calls ``progress`` with the bytes read so far. Raises ``NotFoundError`` if the topic is deleted,
+    and ``CorruptError`` if an object that rows name is missing.
     """
     at, end = bounds
     losses = 0

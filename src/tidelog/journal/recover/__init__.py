@@ -1,5 +1,5 @@
-"""Recovery: events of objects that the catalog has forgotten are appended again.
+"""Recovery: appends events of objects that the catalog has lost.
 
-For catalogs that were restored from an older copy. ``stray_events`` reads what such objects hold,
-``lost_topics`` finds topics without a registry row, ``recover`` appends each event once.
+Use it after a catalog was restored from an older copy. ``stray_events`` reads what such objects
+contain, ``lost_topics`` finds topics without a registry row, ``recover`` appends each event once.
 """

@@ -1,17 +1,18 @@
-"""Topics whose registry row was lost: objects of an incarnation that the registry does not know.
+"""Topics that have lost their registry row: incarnations with objects that the registry does not
+know.
 
-A person gives such an incarnation a name, and it is a topic again. What rows the catalog still has
-of it count as before: events with their offsets, cursors, deletes. A partition of which it has no
-row at all begins empty, and all its objects are strays, whose events ``recover`` appends again. One
-that has rows and no head is refused: a new head would hide its events and give their offsets again.
+When a person gives such an incarnation a name, it becomes a topic again. The rows that the catalog
+still has count as before: events with their offsets, cursors, deletes. A partition without any row
+starts empty. All its objects are strays, and ``recover`` appends their events again. A partition
+with rows and no head is refused: a new head would hide its events and reuse their offsets.
 
-The topic is created by the steps of ``log.topics``, under the incarnation that its objects have: a
-call that dies is finished by the next one. Nothing is deleted or changed before that. What must
-never recur, or only grow, is established from all that is there:
+The topic is created by the steps of ``log.topics``, under the incarnation of its objects. If a call
+dies, the next one finishes. Nothing is deleted or changed before that. Two values must never recur
+or shrink, so they are determined from everything that exists:
 
-- the incarnation belongs to one name: the write that adds the name expects the registry as it was
-  when no other topic had the incarnation, and no delete of it
-- the generation is not below any floor of a head, nor that of any object that is stored or named
+- The incarnation belongs to one name. The write that adds the name expects the registry as it was
+  when no other topic had the incarnation, and it was not deleted.
+- The generation is not below any floor of a head, nor that of any object that is stored or named.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["LostTopic"]
 
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
-_LOOK_AHEAD = 100  # partitions above the last that is known, which may have rows
+_LOOK_AHEAD = 100  # partitions above the last known one, which may have rows
 
 
 class LostTopic:
     """An incarnation that has objects or rows, and that no registry row explains.
 
-    ``InvalidError`` for one that was deleted, or is a topic of another name, ``AlreadyExistsError``
-    where another topic has the name.
+    Raises ``InvalidError`` if it was deleted or is a topic of another name, and
+    ``AlreadyExistsError`` if another topic has the name.
     """
 
     def __init__(self, context: Context, name: str, incarnation: str) -> None:
@@ -63,7 +64,7 @@ class LostTopic:
         self._check_registry()
 
     def _check_registry(self) -> None:
-        """Refuse an incarnation or a name that the registry has otherwise."""
+        """Raises if the registry has the incarnation or the name for something else."""
         for topic in list_topics(self._context):
             is_same = topic.incarnation == self._incarnation
             if is_same and topic.name != self._name:
@@ -80,9 +81,9 @@ class LostTopic:
             raise InvalidError(f"{self._what}: was deleted: nothing is left to recover")
 
     def register(self, partitions: int | None, slot_ms: int) -> Topic:
-        """Make it a topic, or find the one that it is.
+        """Makes it a topic, or finds the one that it is.
 
-        ``InvalidError`` for settings that do not fit to what is there.
+        Raises ``InvalidError`` for settings that contradict what exists.
         """
         if self.is_registered:
             topic = find_topic(self._context, self._name)
@@ -98,7 +99,7 @@ class LostTopic:
         return topic
 
     def as_if(self, partitions: int | None, slot_ms: int) -> tuple[Context, Topic]:
-        """The topic that it would be, and a log in which it is that: for reading."""
+        """Returns the topic that it would be, and a context in which it exists, for reading."""
         wanted, heads = self._wanted(partitions, slot_ms)
         missing = set(range(wanted.partitions)) - set(heads)
         new = [layout.topic_partition(self._incarnation, each) for each in missing]
@@ -106,7 +107,7 @@ class LostTopic:
         return replace(self._context, catalog=catalog), wanted
 
     def _wanted(self, partitions: int | None, slot_ms: int) -> tuple[Topic, Mapping[int, Head]]:
-        """The topic, and the heads that are there."""
+        """Returns the topic, and the heads that exist."""
         shown = self._partitions()
         heads = self._heads(max(shown, partitions or 0))
         needed = max(shown, *(each + 1 for each in heads), 0)
@@ -131,9 +132,10 @@ class LostTopic:
         return msgspec.structs.replace(topic, generation=generation), heads
 
     def _heads(self, at_least: int) -> Mapping[int, Head]:
-        """The heads that the catalog has, by partition.
+        """Returns the heads in the catalog, by partition.
 
-        ``InvalidError`` for closed ones, ``CorruptError`` for a partition that has lost its head.
+        Raises ``InvalidError`` for closed ones, and ``CorruptError`` for a partition that has lost
+        its head.
         """
         found: dict[int, Head] = {}
         end = at_least + _LOOK_AHEAD
@@ -152,7 +154,7 @@ class LostTopic:
         return found
 
     def _generation(self, topic: Topic, heads: Mapping[int, Head]) -> int:
-        """The highest that a head, a row or an object has."""
+        """Returns the highest generation of a head, a row or an object."""
         highest = max((head.floor for head in heads.values()), default=0)
         keys = [
             info.key
@@ -164,12 +166,12 @@ class LostTopic:
             keys += [*rows.objects, *rows.leftovers]
         for key in keys:
             if not key.startswith(layout.journals(self._incarnation)):
-                with contextlib.suppress(ValueError, IndexError):  # recovery names it
+                with contextlib.suppress(ValueError, IndexError):  # recovery reports it
                     highest = max(highest, layout.segment_generation(key))
         return highest
 
     def _check_slots(self, topic: Topic, partition: int) -> None:
-        """Refuse a resolution that the index by time does not have: reads would miss events."""
+        """Raises if the time index has another resolution: reads would miss events."""
         where = layout.topic_partition(topic.incarnation, partition)
         for kind, end in (("run/", "run0"), ("journal/", "journal0")):
             for row in self._context.catalog.scan(where, kind, end):
@@ -179,28 +181,28 @@ class LostTopic:
                 else:
                     level, starts = slots_of(run.first_ms, run.last_ms, topic.slot_ms)
                     names = [layout.slot_row(level, each, run.base, "") for each in starts]
-                if not all(self._begins(where, name) for name in names):
+                if not all(self._has_row_prefix(where, name) for name in names):
                     raise InvalidError(
                         f"{self._what}: its index by time has another resolution than "
                         f"{topic.slot_ms} ms: give --slot as the topic was created with"
                     )
 
-    def _begins(self, where: str, name: str) -> bool:
-        """Whether a row begins with a name."""
+    def _has_row_prefix(self, where: str, name: str) -> bool:
+        """Returns whether the name of any row begins with ``name``."""
         rows = self._context.catalog.scan(where, name, name + "\U0010ffff", limit=1)
         return next(iter(rows), None) is not None
 
     def _partitions(self) -> int:
-        """How many partitions its objects have events of, counted from 0."""
+        """Returns how many partitions its objects have events of, counted from 0."""
         highest = -1
         for folder in (layout.segments, layout.journals):
             for info in self._context.store.list(folder(self._incarnation)):
                 try:
                     highest = max(highest, *self._partitions_of(info))
                 except NotFoundError:
-                    continue  # a sweep has deleted it meanwhile
+                    continue  # a sweep has deleted it in the meantime
                 except (CorruptError, ValueError):
-                    continue  # recovery names it
+                    continue  # recovery reports it
         return highest + 1
 
     def _partitions_of(self, info: ObjectInfo) -> list[int]:
@@ -211,7 +213,7 @@ class LostTopic:
 
 
 class _WithHeads:
-    """A catalog with new heads in partitions that have no rows: for reading."""
+    """A catalog with new heads in partitions that have no rows, for reading."""
 
     def __init__(self, inner: Catalog, new: frozenset[str]) -> None:
         self._inner = inner
@@ -244,4 +246,4 @@ class _WithHeads:
         raise InvalidError(f"write to `{partition}`: this only counts, and changes nothing")
 
     def close(self) -> None:
-        """Leaves the catalog open, which is another's."""
+        """Leaves the catalog open, since it belongs to the caller."""

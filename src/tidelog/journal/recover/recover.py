@@ -1,50 +1,51 @@
-"""Recovering events of objects that the catalog has forgotten: they are appended again.
+"""Recovers events of objects that the catalog has lost, by appending them again.
 
-A stray is an object that fewer partitions name or list as unused than it has events of (``losses``
-in ``log``): its commit was lost with a newer catalog, or a producer died before it. Segments and
-journals say which events they hold (``forgotten``). A large value of an update does not name its
-event, so it is counted and left.
+A stray is an object that fewer partitions name or list as unused than it has events of
+(``log.maintenance.losses``). Its commit was lost with a newer catalog, or a producer died before
+it. Segments and journals say which events they contain (``stray_events``). A large value of an
+update does not name its event, so it is counted and left.
 
-1. raise the topic's generation above that of every object and every floor, then the floor of every
-   head: a producer that has uploaded a stray and is still at work must upload it to commit it.
-   Raise the epoch of compilers above that of every journal: no swap can bring one in any more
-2. list the objects below that generation, then read all rows: what is left over are the strays. The
-   events of one segment for one partition are a unit, in whichever strays they are
-3. for each unit: leave out events that the topic had before this step (``present``), and those that
-   its ledger says are erased, as every copy does (``log.copying``): by the event's own time, since
-   an object may be older or newer than what it holds, and its date is lost when a store is copied.
-   Append the others to that partition, in a commit of a producer that is named after the unit, with
-   the events' places in it as sequences. The commit of a living producer that has uploaded the
-   segment again creates the same row (``log.append``): only one of them lands. The commit expects
-   the ledger that was read, else the events are looked at again
-   Events of a named writer that the topic does not have **wait**, unless the caller says that these
-   writers have resumed: its row, its position and its batch are as old as the catalog, so it sends
-   them again under another segment's id, which nothing would match. A segment names its writer; a
-   unit of which only journals are left waits if any named writer has a row in the partition
-   Events that a compile had read before it died, and that were **trimmed** since, stay in their
-   journal too (``forgotten``), unless the caller includes them
-   The row of the unit's producer may be there already: an earlier call has appended the unit, or
-   a copy of its segment was committed. That row outlives the events, so it proves nothing alone.
-   They count as appended **earlier** where the partition holds what was committed with the row,
-   else as trimmed
-   Events that a journal has, and that a row holds in an object which is **missing**, stay in it
-4. each event found is one of appended, present, erased, doubted, waiting, trimmed, missing or
-   earlier; objects where these do not add up stay. A dry run decides in the same way
-   list the segment as unused in that commit, and each journal in the last commit of its units: from
-   then on they are not strays, and sweeps delete them. Objects of a unit with doubted events, or
-   with events that wait, stay
+1. Raise the topic's generation above that of every object and every floor, then the floor of every
+   head. A producer that has uploaded a stray and is still working must upload it again to commit
+   it. Raise the epoch of compilers above that of every journal, so that no swap can commit one.
+2. List the objects below that generation, then read all rows: the rest are the strays. The events
+   of one segment for one partition are a unit, whichever strays contain them.
+3. For each unit, leave out events that the topic had before this step (``Present``), and those that
+   its ledger says are erased, as every copy does (``log.ledger``). The event's own time counts for
+   that: an object may be older or newer than its events, and its date is lost when a store is
+   copied. Append the others to that partition, in a commit of a producer that is named after the
+   unit, with the events' indexes in it as sequences. If a living producer uploads the segment
+   again, its commit creates the same row (``log.producer.append``), so only one of them lands. The
+   commit expects the ledger that was read; if it has grown, the events are checked again.
+4. List the segment as unused in that commit, and each journal in the last commit of its units. From
+   then on they are not strays, and sweeps delete them. Objects of a unit with doubted or waiting
+   events stay.
 
-| dies after  | what is there                            | who repairs                           |
+Each event found is one of appended, present, erased, doubted, waiting, trimmed, missing or earlier.
+Objects where these do not add up stay. A dry run decides in the same way.
+
+- **waiting**: a named writer sent it, and the topic does not have it. The writer's row, position
+  and batch are as old as the catalog, so it sends the event again, in a segment with another id
+  that nothing would match. The caller may say that these writers have resumed. A segment names its
+  writer; a unit of which only journals are left waits if any named writer has a row in the
+  partition.
+- **trimmed**: a compile had read it before it died, and it was trimmed since. It stays in its
+  journal (``stray_events``) unless the caller includes it.
+- **earlier**: the row of the unit's producer exists, since an earlier call has appended the unit or
+  a copy of its segment was committed. That row outlives the events, so it proves nothing alone.
+  They count as earlier if the partition contains what was committed with the row, otherwise as
+  trimmed.
+- **missing**: a journal contains it, and a row holds it in an object that is missing. It stays.
+
+| crash after | what it leaves                           | repair                                |
 |-------------|------------------------------------------|---------------------------------------|
 | 1           | a higher generation                      | producers upload again if they must   |
 | 3, partly   | some of the units, and their rows        | the next call appends the others      |
-| 3, upload   | a segment that has the unit's own id     | the next call passes it, a sweep too  |
+| 3, upload   | a segment that has the unit's own id     | the next call and a sweep skip it     |
 | 4           | all events                               | sweeps delete the strays              |
 
-So a second call doubles nothing, also for events without an id, and two calls at once share the
-work. The producer's row is kept for a week, as that of every unnamed one.
-
-The named writers of a topic, which send again what a restored catalog has forgotten of them.
+So a second call duplicates nothing, even events without an id, and two concurrent calls share the
+work. The producer's row is kept for a week, like that of every unnamed one.
 """
 
 from __future__ import annotations
@@ -105,17 +106,17 @@ class RecoverReport:
     topic: str
     dry_run: bool
     objects: int = 0  # strays that were read
-    events: int = 0  # that they hold for partitions which do not know them
+    events: int = 0  # in strays, for partitions that do not know them
     appended: int = 0
     present: int = 0  # events that the topic has
-    trimmed: int = 0  # events that the topic was trimmed of: left in their objects
+    trimmed: int = 0  # events that were trimmed: left in their objects
     missing: int = 0  # events whose row names a missing object: left in their journals
     erased: int = 0  # events that were deleted, by the ledger
-    doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
+    doubted: int = 0  # events whose id has an updated value in the topic: left in their objects
     earlier: int = 0  # events that an earlier call has appended
-    unaccounted: int = 0  # events that are none of these: left in their objects
+    unaccounted: int = 0  # all other events: left in their objects
     waiting: int = 0  # events of named writers, which send them again: left in their objects
-    writers: list[str] = field(default_factory=list)  # these, in words
+    writers: list[str] = field(default_factory=list)  # these writers, in words
     values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
@@ -128,13 +129,12 @@ def recover_topic(
     writers_resumed: bool = False,
     include_trimmed: bool = False,
 ) -> RecoverReport:
-    """Append the events of a topic's strays that the topic does not have.
+    """Appends the events of a topic's strays that the topic does not have.
 
-    Those of named writers only with ``writers_resumed``: these send again what the catalog has
-    forgotten, and then the topic has it. Those that the topic was trimmed of, after a compile that
-    died had read them, only with ``include_trimmed``.
-
-    ``CorruptError`` for rows that do not decode, ``UnavailableError`` as usual: call it again.
+    Appends those of named writers only with ``writers_resumed``: these send again what the catalog
+    has lost, and then the topic has it. Appends events that were trimmed after a compile that died
+    had read them only with ``include_trimmed``. Raises ``CorruptError`` for rows that do not
+    decode, and ``UnavailableError``: call it again.
     """
     topic = lookup.topic if dry_run else _fence(context, lookup.topic)
     below = None if dry_run else topic.generation
@@ -150,7 +150,7 @@ def recover_topic(
     for unit in found.units:
         events = found.read(unit)
         if events is None:
-            continue  # nor are its journals listed
+            continue  # its journals are not listed either
         left.subtract({info.key for info, _ in unit.journals})
         finished = [info.key for info, _ in unit.journals if not left[info.key]]
         recovery.run(unit, events, finished)
@@ -162,7 +162,7 @@ def recover_topic(
 
 
 def _fence(context: Context, topic: Topic) -> Topic:
-    """Step 1: the topic with a generation that is above all of its objects and floors."""
+    """Step 1: returns the topic with a generation above all of its objects and floors."""
     heads = [read_head(context, topic, partition)[0] for partition in range(topic.partitions)]
     highest = max(topic.generation, *(head.floor for head in heads))
     for folder in (layout.segments(topic.incarnation), layout.amendments(topic.incarnation)):
@@ -205,15 +205,15 @@ def _raise_generation(context: Context, topic: Topic, wanted: int) -> Topic:
 class _UnitRecovery(Copier):
     """Appends the events of one unit."""
 
-    finished: Sequence[str] = ()  # strays, which the next commit lists as unused
+    finished: Sequence[str] = ()  # strays that the next commit lists as unused
 
     def said(self, partition: int) -> tuple[ProducerState, tuple[str, str | None]]:
-        """What the producer's row says, and its name and version."""
+        """Returns the producer's row, and its name and version."""
         state, version = self._state(partition)
         return state, (layout.producer_row(self._producer), version)
 
     def disown(self, partition: int) -> None:
-        """Let the next commit replace the row as it is: what it says is not true any more."""
+        """Lets the next commit replace the row, since its contents are no longer true."""
         _, version = self._state(partition)
         self._states[partition] = (ProducerState(self._epoch), version)
 
@@ -244,15 +244,15 @@ class _Recovery:
         self._erased = read_ledger(context, self._topic) if report.dry_run else NOTHING_ERASED
         self._present = Present(context, lookup)
         self._doubted: set[str] = set()  # objects with events that the topic may have, or will
-        self._any: dict[int, str] = {}  # of each partition, a named writer that has a row in it
+        self._any: dict[int, str] = {}  # of each partition, a named writer with a row in it
         self.writers: set[str] = set()  # whose events wait
 
     def keep(self, objects: Iterable[str]) -> None:
-        """Leave these objects as they are, though all their units are done."""
+        """Leaves these objects as they are, although all their units are done."""
         self._doubted.update(objects)
 
     def run(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> None:
-        """One unit, and these journals, which have nothing else to recover."""
+        """Recovers one unit, and these journals, which contain nothing else to recover."""
         self._report.events += events.table.num_rows
         if self._waits(unit, events):
             return
@@ -272,7 +272,7 @@ class _Recovery:
         raise _busy(self._topic)
 
     def _waits(self, unit: Unit, events: UnitEvents) -> bool:
-        """Whether a named writer will send events of a unit again: then the unit is left."""
+        """Returns whether a named writer will send events of a unit again; if so, it is left."""
         writer = unit.writer
         if writer is None and not self.writers_resumed:
             writer = self._any_writer(unit.partition)
@@ -295,7 +295,7 @@ class _Recovery:
         return self._any[partition]
 
     def _counted(self) -> dict[str, int]:
-        """What was counted so far of events that are not appended."""
+        """Returns the counts so far of events that are not appended."""
         return {name: getattr(self._report, name) for name in _LEFT_OUT}
 
     def _count(self, counted: dict[str, int]) -> None:
@@ -305,9 +305,9 @@ class _Recovery:
     def _to_append(
         self, unit: Unit, events: UnitEvents, appender: _UnitRecovery
     ) -> npt.NDArray[np.int64]:
-        """The rows of events that are to be appended; all others are counted.
+        """Returns the rows of events to append; counts all others.
 
-        The objects of a unit with events that are none of those that the report knows are left.
+        Leaves the objects of a unit with events that fall into no category of the report.
         """
         before = sum(self._counted().values())
         rows = self._absent(unit, events)
@@ -320,7 +320,7 @@ class _Recovery:
         return rows
 
     def _absent(self, unit: Unit, events: UnitEvents) -> npt.NDArray[np.int64]:
-        """The rows of events that the topic does not have, as far as their contents tell."""
+        """Returns the rows of events that the topic does not have, by their contents."""
         has, doubted = self._present.look(events.table)
         kept = self._kept(events.table)
         self._report.present += int(has.sum())
@@ -332,19 +332,20 @@ class _Recovery:
         return np.flatnonzero(~has & kept & ~doubted)
 
     def _kept(self, events: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which events were not erased, by the ledger as it was read last."""
+        """Returns which events were not erased, by the ledger as last read."""
         kept = self._erased.kept(events)
         return np.ones(events.num_rows, np.bool_) if kept is None else kept
 
     def _had(
         self, unit: Unit, places: npt.NDArray[np.int64], appender: _UnitRecovery
     ) -> npt.NDArray[np.bool_]:
-        """Which of a unit's events the partition had once, by the row of the unit's producer.
+        """Returns which of a unit's events the partition had once, by the row of the unit's
+        producer.
 
-        That row alone proves nothing: it outlives the events. They count as appended where the
-        partition holds what was committed with the row, else as trimmed. Trimmed ones are appended
-        on request, and the row is replaced then. Where an object is missing they are doubted, and
-        so are those that an earlier call left out, since a later commit has numbered others.
+        That row alone proves nothing, since it outlives the events. They count as appended if the
+        partition contains what was committed with the row, otherwise as trimmed. Trimmed ones are
+        appended on request, and then the row is replaced. If an object is missing they are doubted,
+        and so are those that an earlier call left out, since a later commit has numbered others.
         """
         state, row = appender.said(unit.partition)
         said = places <= state.last
@@ -385,7 +386,10 @@ class _Recovery:
         return _UnitRecovery(self._context, self._topic, producer)
 
     def _append(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> int:
-        """Append those that no earlier call has appended, and list the strays; how many."""
+        """Appends what no earlier call has, and lists the strays.
+
+        Returns how many were appended.
+        """
         appender = self._appender(unit)
         appender.erased = self._erased
         before = self._counted()
@@ -421,7 +425,7 @@ class _Recovery:
             try:
                 appender.commit(stored, piece, events.places[taken].tolist())
             except (AlreadyExistsError, LedgerMovedError):
-                appender.abandon(unit.partition, stored)  # it may hold erased events
+                appender.abandon(unit.partition, stored)  # it may contain erased events
                 appender.list_abandoned()
                 raise
         if finished and not len(rows):
@@ -429,7 +433,7 @@ class _Recovery:
 
 
 def _objects(unit: Unit) -> set[str]:
-    """The strays that hold a unit."""
+    """Returns the strays that contain a unit."""
     journals = {info.key for info, _ in unit.journals}
     return journals if unit.segment is None else journals | {unit.segment.key}
 
@@ -446,14 +450,14 @@ def _busy(topic: Topic) -> UnavailableError:
 
 
 def any_writer(context: Context, topic: Topic, partition: int) -> str:
-    """A named writer that has a row in a partition; an empty text if there is none."""
+    """Returns a named writer that has a row in a partition; empty if there is none."""
     where = layout.topic_partition(topic.incarnation, partition)
     rows = context.catalog.scan(where, *layout.producer_rows())
     return next((name for row in rows if (name := writer_name(layout.producer_of(row.row)))), "")
 
 
 def in_words(context: Context, writers: Collection[str]) -> list[str]:
-    """Names writers as users know them; a pump or restore by its name, if its row is there."""
+    """Returns writers as users know them; a pump or restore by its name, if its row exists."""
     pipelines = {pipeline for writer in writers if (pipeline := pipeline_of(writer))}
     names: dict[str, str] = {}
     for row in context.catalog.scan(layout.REGISTRY, *layout.pipeline_rows()) if pipelines else ():

@@ -1,34 +1,35 @@
-"""Which events strays hold, and from which segment each came. Reads only; see ``recover``.
+"""Reads which events strays contain, and from which segment each came. Writes nothing; see
+``recover``.
 
-One event may be in several objects: in a segment, in copies of it, in each journal that was made of
-it, and in those that were made of such journals. In all of them it has the same segment's id (its
-**origin**) and place in that segment, which journals list as their sources. The events of one
-origin for one partition are a **unit**.
+One event may be in several objects: in a segment, in copies of it, in each journal that was built
+from it, and in later journals. In all of them it has the same segment id (its **origin**) and the
+same index in that segment, which journals list as their sources. The events of one origin for one
+partition are a **unit**.
 
-- a segment gives units for the partitions that neither name nor list it
-- a journal gives units for sources that the partition does not hold: by a living row of a run or a
-  journal, or by a row that lists a segment which is still there, and so was trimmed, compiled or
-  recovered. A journal whose sources are all held is not needed. One with a source that is held by a
-  row which names a missing object is left as it is, whatever else it holds: it may be the only copy
-- a journal of a compile that died is also listed by the plan of that compile (``log.unused``). What
-  it holds below the partition's start was trimmed since, and is part of a unit only on request
-- where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
-  deleted. Of several journals the newest is right
-- segments that a recovery has made of a unit are not units of their own while the unit is there
+- A segment gives units for the partitions that neither name nor list it.
+- A journal gives units for sources that the partition does not hold. It holds a source through a
+  live row of a run or a journal, or through a row that lists a segment which still exists, so it
+  was trimmed, compiled or recovered. A journal whose sources are all held is not needed. If a
+  source is held only by a row that names a missing object, the journal is left: it may be the only
+  copy.
+- A journal of a compile that died is also listed by the plan of that compile (``unused``). What it
+  contains below the partition's start was trimmed since, and is part of a unit only on request.
+- If a journal contains a range of a unit, it is right, even about events that it lacks: these were
+  deleted. Of several journals the newest is right.
+- Segments that a recovery has made of a unit are not units while the original unit exists.
 
-Rows are read after the listing. An object that is there after its rows were read was not swept
-before that, since sweeps delete objects before the rows that list them.
+Rows are read after the listing. An object that exists after its rows were read was not swept before
+that, since sweeps delete objects before the rows that list them.
 
-Which events of a stray the topic has: the same events, not only their ids.
+:class:`Present` decides which events the topic already has. Ids need not be unique: an id may be
+that of a thing, and each event a new version of it. So an event counts as present only if the topic
+had the same one before the recovery: the same id, key, type, headers and value, and a time that is
+not earlier, since a producer may have sent it again. What the recovery itself appends does not
+count.
 
-Ids need not be unique: an id may be that of a thing, and each event a new version of it. So an
-event counts as present only where the topic had the same one before the recovery: with the same id,
-key, type, headers and value, and a time that is not earlier, as an event has that its producer sent
-again. What the recovery itself appends says nothing about the next event.
-
-An update replaces a value and leaves no trace in the event. Where an id was updated, an event with
-it and another value may be an older state of the one that the topic has, or another event. Such
-an event is **doubted**: it is not appended, and its object is not listed as unused.
+An update replaces a value and leaves no trace in the event. If an id was updated, an event with it
+and another value may be an older state of the one in the topic, or another event. Such an event is
+**doubted**: it is not appended, and its object is not listed as unused.
 """
 
 from __future__ import annotations
@@ -72,38 +73,38 @@ _READS = 10  # of a partition that is compiled or trimmed while it is read
 
 @dataclass(slots=True)
 class Unit:
-    """The events of one origin for one partition, and which strays hold them."""
+    """The events of one origin for one partition, and which strays contain them."""
 
     origin: str
     partition: int
-    at: int  # about at which offset they were
-    writer: str | None = None  # its producer, if that has a name; None where only journals are left
+    at: int  # their approximate offset
+    writer: str | None = None  # its producer, if that has a name; None if only journals are left
     segment: ObjectInfo | None = None
     journals: list[tuple[ObjectInfo, JournalOrigin]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitEvents:
-    """The events of a unit that are not deleted, in their order."""
+    """The events of a unit that are not deleted, in order."""
 
     table: pa.Table
-    places: npt.NDArray[np.int64]  # in the origin
+    places: npt.NDArray[np.int64]  # indexes in the origin
 
 
 class Forgotten:
-    """The strays of a topic, as one look at the store and the catalog shows them."""
+    """The strays of a topic, from one read of the store and the catalog."""
 
     def __init__(
         self, context: Context, topic: Topic, below: int | None, *, include_trimmed: bool = False
     ) -> None:
-        """Segments from generation ``below`` on may be under way, and are passed over."""
+        """Segments from generation ``below`` on may be in progress, and are skipped."""
         self._include_trimmed = include_trimmed
         self._context = context
         self.topic = topic
         self.units: list[Unit] = []
-        self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
+        self.unneeded: list[ObjectInfo] = []  # journals that only contain what the topic has
         self.unreadable: list[str] = []
-        self.trimmed = 0  # events of journals that the topic was trimmed of
+        self.trimmed = 0  # events of journals that were trimmed from the topic
         self.with_others: set[str] = set()  # journals with trimmed or missing events: left
         self._missing: dict[tuple[int, str], int] = {}  # by partition and origin, how many
         self.values: list[str] = []  # large values of updates
@@ -117,8 +118,8 @@ class Forgotten:
         ]
         self._keys = {info.key for info in objects}
         references = [self._references(each) for each in range(topic.partitions)]
-        self._rows = references  # of each partition, as they were read last
-        self._holding: dict[int, dict[str, bool] | None] = {}  # what they hold: see `_held`
+        self._rows = references  # of each partition, as last read
+        self._holding: dict[int, dict[str, bool] | None] = {}  # what they hold: see `_read_held`
         after = self._compilers()
         uses = Uses(self._keys)
         for partition, rows in enumerate(references):
@@ -144,16 +145,19 @@ class Forgotten:
         )
 
     def objects(self) -> int:
-        """How many strays hold units."""
+        """Returns how many strays contain units."""
         keys = {unit.segment.key for unit in self.units if unit.segment is not None}
         return len(keys | {info.key for unit in self.units for info, _ in unit.journals})
 
     def missing(self) -> int:
-        """How many events of journals are held by rows that name objects which are missing."""
+        """Returns how many events of journals are held by rows that name missing objects."""
         return sum(self._missing.values())
 
     def read(self, unit: Unit) -> UnitEvents | None:
-        """The events of a unit; None where a sweep has deleted its objects, or one is damaged."""
+        """Returns the events of a unit.
+
+        None if a sweep has deleted its objects, or one is damaged.
+        """
         parts: list[UnitEvents] = []
         covered: list[JournalOrigin] = []
         newest = sorted(unit.journals, key=lambda each: each[0].key, reverse=True)
@@ -186,7 +190,7 @@ class Forgotten:
         return found
 
     def _references(self, partition: int) -> References:
-        """The rows of a partition, all of one time as far as compiles and trims go."""
+        """Returns the rows of a partition, read without a compile or a trim in between."""
         head, _ = read_head(self._context, self.topic, partition)
         for _ in range(_READS):
             found = read_references(self._context, self.topic, partition, head)
@@ -233,7 +237,7 @@ class Forgotten:
                 continue
             here = self._held(partition)
             if here is None:
-                continue  # it may be the only copy, or not: left
+                continue  # it may be the only copy: left
             sources = self._not_trimmed(info.key, sources, here, self._rows[partition])
             forgotten = [each for each in sources if each.origin not in here]
             for source in forgotten:
@@ -251,9 +255,9 @@ class Forgotten:
     def _not_trimmed(
         self, key: str, sources: list[JournalOrigin], here: Mapping[str, bool], rows: References
     ) -> list[JournalOrigin]:
-        """The sources of a journal, without what the partition was trimmed of since it was made.
+        """Returns the sources of a journal, without what was trimmed from the partition since.
 
-        Only the plan of its work tells: without it, the offsets may have been given twice.
+        Only the plan of its compile proves that: without it, the offsets may have been used twice.
         """
         if self._include_trimmed:
             return sources
@@ -276,11 +280,11 @@ class Forgotten:
         return kept
 
     def holds(self, partition: int, origin: str, row: tuple[str, str | None]) -> bool | None:
-        """Whether a partition holds the events of an origin, as its rows say.
+        """Returns whether a partition holds the events of an origin, by its rows.
 
-        These are read again unless they had this producer's row, in this version: what was
-        committed with it is among them then. None where it holds them in an object that is missing,
-        or may do so.
+        Reads the rows again unless they included this producer's row, in this version: then they
+        also include what was committed with it. Returns None if it holds, or may hold, them in an
+        object that is missing.
         """
         if all((each.row, each.version) != row for each in self._rows[partition].producers):
             self._rows[partition] = self._references(partition)
@@ -296,9 +300,10 @@ class Forgotten:
         return self._holding[partition]
 
     def _read_held(self, partition: int, rows: References) -> dict[str, bool] | None:
-        """The origins of all events that a partition holds, and whether their objects are there.
+        """Returns the origins of all events that a partition holds, and whether their objects
+        exist.
 
-        None where a row names a journal that is missing, so that its sources are not known.
+        Returns None if a row names a missing journal, so that its sources are unknown.
         """
         there = {origin_of(key)[0] for key in self._keys if key.endswith(".arrow")}
         listed = (*rows.leftovers, *(key for row in rows.unused for key in row.objects))
@@ -327,7 +332,10 @@ class Forgotten:
         return found
 
     def _is_there(self, key: str) -> bool:
-        """Whether an object is there; one that was stored after the listing is asked for."""
+        """Returns whether an object exists.
+
+        Asks the store for one that is newer than the listing.
+        """
         if key not in self._keys:
             try:
                 self._context.store.head(key)
@@ -339,7 +347,7 @@ class Forgotten:
         return read_sources(lambda start, end: data[start:end], len(data), f"journal `{key}`")
 
     def _data(self, info: ObjectInfo) -> bytes | None:
-        """An object's bytes; None for one that was deleted, though a cache may have it."""
+        """Returns an object's bytes; None if it was deleted, even if a cache has it."""
         try:
             self._context.store.head(info.key)
             return self._context.store.get(info.key)
@@ -347,7 +355,10 @@ class Forgotten:
             return None
 
     def _table(self, info: ObjectInfo, partition: int) -> pa.Table | None:
-        """The events that an object has for a partition; None if it is missing or damaged."""
+        """Returns the events that an object has for a partition.
+
+        None if it is missing or damaged.
+        """
         if self._read[0] == info.key and info.key.endswith(".parquet"):
             return self._read[1]
         data = self._data(info)
@@ -372,7 +383,7 @@ class Forgotten:
 def _stretch(
     table: pa.Table, source: JournalOrigin, covered: Sequence[JournalOrigin]
 ) -> UnitEvents:
-    """The rows of one source, without places that newer journals cover."""
+    """Returns the rows of one source, without indexes that newer journals cover."""
     offsets = table.column("offset").to_numpy()
     first, last = np.searchsorted(offsets, [source.base, source.base + source.count])
     places = offsets[first:last] - source.base + source.place
@@ -402,7 +413,7 @@ def _read_journal(data: bytes) -> pa.Table:
 
 
 def _itself(key: str, data: bytes) -> JournalOrigin:
-    """What a journal without a list of sources counts as. ``CorruptError``."""
+    """Returns what a journal without a list of sources counts as. Raises ``CorruptError``."""
     try:
         offsets = pq.read_table(pa.BufferReader(data), columns=["offset"]).column("offset")
     except (pa.ArrowInvalid, OSError, EOFError) as exc:
@@ -413,7 +424,7 @@ def _itself(key: str, data: bytes) -> JournalOrigin:
 
 
 def _is_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> bool:
-    """Whether no compile is at work on a journal, nor was since the objects were listed."""
+    """Returns whether no compile works on a journal, or has since the objects were listed."""
     try:
         partition, epoch = layout.journal_place(key)
         layout.journal_base(key)
@@ -427,22 +438,22 @@ def _is_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> b
 
 
 def _generation(key: str) -> int:
-    """That of a segment or a value; -1 for others."""
+    """Returns the generation of a segment or a value; -1 for others."""
     try:
         return layout.segment_generation(key)
     except ValueError:
         return -1
 
 
-_LOOKED_UP = 10_000  # ids at once
-_READ = 200  # events at once, with their values
+_LOOKED_UP = 10_000  # ids per lookup
+_READ = 200  # events per read, with their values
 _SAME = [name for name in STORED_SCHEMA.names if name != "timestamp"]
 
 Rows = npt.NDArray[np.bool_]
 
 
 class Present:
-    """What a topic has, as it was when this was made."""
+    """What a topic had when this was created."""
 
     def __init__(self, context: Context, lookup: Lookup) -> None:
         self._context = context
@@ -452,7 +463,7 @@ class Present:
         self._ends = [read_head(context, self._topic, each)[0].next for each in partitions]
 
     def look(self, events: pa.Table) -> tuple[Rows, Rows]:
-        """Which rows the topic has, and which are doubted."""
+        """Returns which rows the topic has, and which are doubted."""
         has, doubted = (np.zeros(events.num_rows, np.bool_) for _ in range(2))
         rows: dict[str, list[int]] = {}
         for row, event_id in enumerate(events.column("id").to_pylist()):
@@ -475,7 +486,7 @@ class Present:
         return has, doubted
 
     def _met(self, ids: Sequence[str]) -> list[str]:
-        """Those that events of the topic have."""
+        """Returns the ids that events of the topic have."""
         met: list[str] = []
         for first in range(0, len(ids), _LOOKED_UP):
             found = self._lookup.find(ids[first : first + _LOOKED_UP]).events
@@ -486,13 +497,13 @@ class Present:
         return event.offset < self._ends[event.partition]
 
     def _updated(self) -> set[str]:
-        """The marks of ids whose events were updated."""
+        """Returns the marks of ids whose events were updated."""
         records = read_records(self._context, self._topic)
         updates = (record for record, _ in records if record.op == "update")
         return {each.id for record in updates for each in record.events if each.id is not None}
 
 
 def _content(row: pa.RecordBatch | pa.Table) -> dict[str, Any]:
-    """All but the time of the one event in it."""
+    """Returns everything except the time of the single event in it."""
     content: dict[str, Any] = row.select(_SAME).to_pylist()[0]
     return content
