@@ -1,47 +1,47 @@
-"""Generations of an archive: built beside the live one, promoted, rolled back, and dropped.
+"""Generations of an archive: built next to the live one, promoted, rolled back, dropped.
 
-A generation is a pipeline of its own, with its own rows, manifests and folder, so the live one runs
-on undisturbed while another one is built. Its state is in the archive's row, which only conditional
-writes change: ``building`` (a backfill fills it), ``live`` (readers and drivers use it), ``kept``
-(it was live), ``removing`` (its files are being deleted). At most one is being built.
+A generation is its own pipeline, with its own rows, manifests and folder, so the live one keeps
+running while another is built. Its state is in the archive's row, which only conditional writes
+change: ``building`` (a backfill fills it), ``live`` (readers and drivers use it), ``kept`` (it was
+live), ``removing`` (its files are being deleted). At most one is being built.
 
-A backfill reads the archive's source, or a backup, and takes what that no longer holds from the
+A backfill reads the archive's source, or a backup, and reads what that no longer holds from the
 files of the live generation (``fill``). Beginning one is one conditional write of the row.
 
-Promote; rollback is the same with a kept generation, which step 0 makes one that is being built:
+Promote; rollback is the same with a kept generation, which step 0 turns into a building one:
 
-0. rollback: the row says ``building``                        → dead: rollback or promote resumes
+0. rollback: the row says ``building``                        → crash: rollback or promote resumes
 1. catch up: a driver brings the new generation to where the
-   live one is, and their coverage is compared                → dead: nothing has changed
-2. the row gets a ``promotion``, with an id                    → dead: a driver or the next promote
+   live one is, and their coverage is compared                → crash: nothing has changed
+2. the row gets a ``promotion``, with an id                   → crash: a driver or the next promote
                                                                 withdraws it
 3. freeze: every head of the live generation names that id, so
-   no driver commits there; ranges under way are settled       → dead: the same; then drivers thaw
-4. catch up with what was committed since, and compare again:
-   the new one must cover, of every source partition, all that
-   the live one covers. If not: the promotion is withdrawn,
-   heads are released, and the ranges are listed. Else what
-   the live one knows of its source is copied (``freezing``),
-   and what it accounts for is recorded beside the new heads   → dead: the same
+   no driver commits there; unfinished ranges are settled     → crash: the same; drivers thaw
+4. catch up with later commits, and compare again: the new
+   one must cover, of every source partition, all that the
+   live one covers. If not: withdraw the promotion, release
+   the heads and list the ranges. Else copy what the live one
+   knows of its source (``freeze``), and record next to the
+   new heads what it accounts for                             → crash: the same
 5. switch, in one write that expects the promotion's id: the
-   new one is live, the other one kept, no promotion            → dead: tables list the old files
-6. every table of the archive lists the files of the new one   → dead: the next register, or drop
+   new one is live, the other kept, no promotion              → crash: tables list the old files
+6. every table of the archive lists the new files             → crash: the next register, or drop
 
-The heads of a kept generation stay frozen: only a rollback opens the gate again (``freezing``).
-A generation is kept until ``drop`` removes it:
+The heads of a kept generation stay frozen: only a rollback opens the gate again (``freeze``). A
+generation is kept until ``drop`` deletes it:
 
 1. refuse, with the ranges, if it covers what neither the live
-   one nor the source has                                      → dead: nothing has changed
-2. the row says ``removing``                                    → dead: the next drop or sweep
-3. its heads are closed, so no driver commits there             → dead: the same
-4. delete files, dead letters, manifests, staged files, rows    → dead: the same
+   one nor the source has                                     → crash: nothing has changed
+2. the row says ``removing``                                  → crash: the next drop or sweep
+3. close its heads, so no driver commits there                → crash: the same
+4. delete files, dead letters, manifests, staged files, rows  → crash: the same
 5. delete the versions of tables that name these files: their
-   manifests, then the snapshots                                → dead: the same
+   manifests, then the snapshots                              → crash: the same
 6. remove the generation from the row
 
-A driver may still copy files of a range that was decided before its head was closed; no reader uses
-that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
-a driver from starting again. Numbers are not used again.
+A driver may still copy files of a range that was decided before its head was closed. No reader uses
+that folder, and a sweep deletes them. Closed heads stay forever: they stop such a driver from
+starting again. Numbers are never reused.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ _SHOWN = 10  # ranges in a message
 
 
 def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[Archive, int]:
-    """Returns a generation to be built with these settings: a new one, or the one that is there."""
+    """Returns a generation to build with these settings: a new one, or the existing one."""
     present = find_archive(context, name)
     check_active(present)
-    files_at(context, present)  # is the folder ours
+    files_at(context, present)  # raises unless the folder is ours
     makings = {**present.makings, present.newest + 1: making}
     open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
     try:
@@ -134,11 +134,11 @@ def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[
 def promote(
     context: Context, name: str, *, force: bool = False, workers: Workers | None = None
 ) -> Archive:
-    """Make the generation that was built the live one, and keep the other one.
+    """Makes the generation that was built the live one, and keeps the other.
 
-    ``InvalidError`` when there is none, or when it lacks something that the live one has, and that
-    neither its source nor the live one's files can give it; ``force`` records that, and promotes
-    it.
+    Raises ``InvalidError`` if there is none, or if it lacks something that the live one has and
+    that neither its source nor the live one's files can provide. With ``force`` it records that
+    loss and promotes.
     """
     archive = find_archive(context, name)
     check_active(archive)
@@ -158,10 +158,10 @@ def rollback(
     force: bool = False,
     workers: Workers | None = None,
 ) -> Archive:
-    """Make a kept generation the live one again, with all that came in since; as ``promote``."""
+    """Makes a kept generation live again, with everything since; otherwise like ``promote``."""
     archive = find_archive(context, name)
     check_active(archive)
-    files_at(context, archive)  # is the folder ours, before anything changes
+    files_at(context, archive)  # raises unless the folder is ours, before any change
     wanted = _kept(archive, generation)
 
     def edit(found: Archive) -> Archive:
@@ -191,13 +191,13 @@ def rollback(
 def drop_generation(
     context: Context, name: str, generation: int, *, force: bool = False
 ) -> Archive:
-    """Delete a generation that is being built or kept, with all its files.
+    """Deletes a building or kept generation with all its files.
 
-    ``InvalidError`` for the live one, and when it covers what neither the live one nor the source
-    has, unless ``force`` accepts that loss.
+    Raises ``InvalidError`` for the live one, and if it covers what neither the live one nor the
+    source has, unless ``force`` accepts that loss.
     """
     archive = find_archive(context, name)
-    files_at(context, archive)  # is the folder ours, before anything changes
+    files_at(context, archive)  # raises unless the folder is ours, before any change
     state = archive.state_of(generation)
     if generation == archive.generation:
         do = "promote another one first"
@@ -227,7 +227,7 @@ def drop_generation(
 
 
 def finish_removals(context: Context, archive: Archive) -> Archive:
-    """Finish the removal of generations, or of the archive, that a process left behind."""
+    """Finishes deletes of generations, or of the archive, that another process left unfinished."""
     if archive.ended is not None and archive.ended.removing:
         finish_removal(context, archive)
         return archive
@@ -237,7 +237,7 @@ def finish_removals(context: Context, archive: Archive) -> Archive:
 
 
 def remove_strays(context: Context, archive: Archive) -> None:
-    """Delete what a driver of a removed generation has copied, staged or recorded since."""
+    """Deletes what a driver of a deleted generation has copied, staged or recorded since."""
     files = files_at(context, archive)
     removed = [each for each in range(1, archive.newest + 1) if each not in archive.makings]
     for generation in removed:
@@ -250,12 +250,12 @@ def remove_strays(context: Context, archive: Archive) -> None:
 
 
 class _Promote:
-    """One promote, or rollback, from step 1 on."""
+    """One promote or rollback, from step 1 on."""
 
     def __init__(
         self, context: Context, archive: Archive, generation: int, workers: Workers | None
     ) -> None:
-        files_at(context, archive)  # is the folder ours, before anything changes
+        files_at(context, archive)  # raises unless the folder is ours, before any change
         self._context = context
         self._archive = archive
         self._generation = generation
@@ -283,7 +283,7 @@ class _Promote:
             note_before(context, (before, archive.pipeline()), after, now_ms, reason)
             switched = self._switch(lacking)
         except TidelogError:
-            with contextlib.suppress(TidelogError):  # else a driver does
+            with contextlib.suppress(TidelogError):  # else a driver does it
                 withdraw(context, self._archive.name, self._promotion)
                 for pipeline in live:
                     release_heads(context, pipeline.id, self._promotion)
@@ -292,7 +292,7 @@ class _Promote:
         return switched
 
     def _catch_up(self, force: bool) -> list[MissingRange]:
-        """Steps 1 and 4; returns what the new generation lacks after that."""
+        """Steps 1 and 4. Returns what the new generation lacks after that."""
         lacking = self._lacking()
         if not lacking:
             return []
@@ -301,7 +301,7 @@ class _Promote:
         how = DriverOptions(policy=FilePolicy(archive.max_bytes, archive.max_age_ms))
 
         def look(_: CycleReport) -> None:
-            """Stops at what the live one has, since a busy source never ends."""
+            """Stops at what the live one has, because a busy source never ends."""
             if not is_behind(self._context, archive, archive.generation, new):
                 how.stop.set()
 
@@ -340,7 +340,7 @@ class _Promote:
         change_archive(self._context, self._archive.name, edit)
 
     def _live(self) -> list[Pipeline]:
-        """The pipelines of the live generation: its own, and that of its dead letters."""
+        """Returns the pipelines of the live generation: its own, and that of its dead letters."""
         own = open_pipeline(self._context, self._archive, self._workers)
         return [own, dataclasses.replace(own, id=replay_pipeline(own.id))]
 
@@ -392,7 +392,7 @@ class _Promote:
 
 
 def _kept(archive: Archive, generation: int | None) -> int:
-    """The generation to roll back to."""
+    """Returns the generation to roll back to."""
     kept = archive.in_state("kept") or archive.in_state("building")
     if generation is not None:
         archive.making(generation)
@@ -417,14 +417,14 @@ def _with_states(archive: Archive, states: dict[int, GenerationState]) -> Archiv
 
 
 def _targets(context: Context, archive: Archive, generation: int) -> bool:
-    """Whether a promote of this generation is under way."""
+    """Returns whether a promote of this generation is running."""
     promotion = archive.promotion
     under_way = promotion is not None and promotion.generation == generation
     return under_way and promotion is not None and not is_stale(context, promotion)
 
 
 def _only_there(context: Context, archive: Archive, generation: int) -> list[MissingRange]:
-    """What a generation covers, and neither the live one nor the source has."""
+    """Returns what a generation covers and neither the live one nor the source has."""
     lacking = missing_ranges(context, archive, generation, archive.generation)
     only = LackingEvents(context, archive, generation, archive.generation).find()
     if not lacking and not only:
@@ -437,7 +437,7 @@ def _only_there(context: Context, archive: Archive, generation: int) -> list[Mis
     except TidelogError:
         return [*lacking, *only]  # a source that cannot be reached counts as empty
     left: list[MissingRange] = []
-    for each in only:  # of a range that was not complete when it was read from a source
+    for each in only:  # of a range that was incomplete when it was read from a source
         bounds = held.get(SourcePartition.named(each.partition))
         if bounds is None or not bounds.is_dense or int(bounds.first) > int(each.start):
             left.append(each)
@@ -447,7 +447,7 @@ def _only_there(context: Context, archive: Archive, generation: int) -> list[Mis
         if bounds is None or covered is None or not are_offsets(each.start, each.end):
             left.append(each)
             continue
-        if bounds.incarnation != covered.incarnation:  # one that is not known may be another
+        if bounds.incarnation != covered.incarnation:  # an unknown one may be another
             left.append(each)
             continue
         spans = held_spans(source, partition, bounds, covered)
@@ -464,7 +464,7 @@ def _listed(ranges: Sequence[MissingRange]) -> str:
 
 def _remove(context: Context, archive: Archive, generation: int) -> Archive:
     """Steps 3 to 6 of a drop."""
-    replace_files(context, archive)  # a promote may have died before it did
+    replace_files(context, archive)  # a promote may have crashed before it did this
     pipelines = pipelines_of(archive, generation)
     files = files_at(context, archive)
     for each in pipelines:
@@ -487,7 +487,7 @@ def _remove(context: Context, archive: Archive, generation: int) -> Archive:
 
 
 def _is_of(key: str, generation: int) -> bool:
-    """Whether a file's name says that it is of a generation."""
+    """Returns whether a file's name has this generation."""
     return _name(key).startswith(f"{generation}_")
 
 

@@ -1,14 +1,14 @@
-"""Which events the files of one generation hold and those of another one lack.
+"""Finds events that the files of one generation hold and those of another lack.
 
-Positions and gaps say what a generation covers. Inside of a range the source may have had fewer
-events than offsets: records that Kafka has compacted, holes of a backup, what a transform of
+Positions and gaps say what a generation covers. Within a range, the source may have had fewer
+events than offsets: records that Kafka compacted, holes of a backup, events that a transform of
 another archive dropped. The other generation may have read them earlier, or from elsewhere. So the
-offsets themselves are compared, of the ranges that say that something was not there. A range that
-was read from that generation's files, or was completed from them, has all that they have.
+offsets themselves are compared, for ranges that report something missing. A range that was read or
+completed from that generation's files has everything they have.
 
-Which offsets a range left out by its own transform, or as erased, is not known, only how many: a
-range lacks something when more offsets are missing than that, or when its source lacked more
-offsets than the other generation does.
+A range only counts, and does not list, the offsets that its own transform dropped or that were
+erased. So a range lacks something if more offsets are missing than that, or if its source lacked
+more offsets than the other generation does.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tidelog.pipeline.endpoints import store_at
 
 __all__ = ["LackingEvents"]
 
-_KINDS = ("data", "dead")  # of files that hold events
+_KINDS = ("data", "dead")  # of files with events
 
 Offsets = npt.NDArray[np.int64]
 
 
 class LackingEvents:
-    """Compares one generation with another; remembers ranges that need not be compared again."""
+    """Compares one generation with another; remembers ranges that need no second comparison."""
 
     def __init__(self, context: Context, archive: Archive, old: int, new: int) -> None:
         self._context = context
@@ -83,7 +83,7 @@ class LackingEvents:
                 self._compared.add((partition, manifest.start, manifest.end))
 
     def _doubtful(self, partition: str, old: Coverage) -> list[tuple[Manifest, Interval]]:
-        """Ranges of the new generation that say that something was not there, of the old one's."""
+        """Returns ranges of the new generation that report something missing from the old one."""
         pipeline, found = self._archive.pipeline(self._new), []
         for manifest in read_manifests(self._context, pipeline, partition):
             if self._old in (manifest.filled, manifest.completed):
@@ -97,7 +97,7 @@ class LackingEvents:
         return found
 
     def _offsets(self, generation: int, partition: str, spans: list[Interval]) -> Offsets:
-        """Returns the offsets that files of a generation hold, in order, about where asked for."""
+        """Returns the offsets in the files of a generation, in order, around the given spans."""
         archive = self._archive
         files = ArchiveFiles(store_at(self._context, archive.store), archive.making(generation))
         found = [np.empty(0, np.int64)]
@@ -110,7 +110,7 @@ class LackingEvents:
 
 
 def _unread(manifest: Manifest) -> int:
-    """Returns how many offsets of a range its source did not have; the range cannot have them."""
+    """Returns how many offsets of a range its source lacked; the range cannot have them."""
     return manifest.absent + sum(gap.offsets for gap in manifest.lost if gap.is_partial)
 
 

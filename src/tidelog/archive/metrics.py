@@ -1,8 +1,8 @@
-"""Archives and pipelines as Prometheus reads them: the text of its exposition format.
+"""Metrics of archives and pipelines, in Prometheus's text format.
 
-The names below are what ``docs/alerts.yml`` is made of. Each metric has the archive as a label,
-those of a source partition that too. What is not known, such as the lag of a source that cannot be
-asked, is left out rather than told as 0.
+``docs/alerts.yml`` uses these names. Each metric has the archive as a label; those of a source
+partition also have that. An unknown value, such as the lag of a source that cannot be reached, is
+omitted, never reported as 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Number = float | int | None
 
 
 class _Metric(NamedTuple):
-    """One metric of archives, or of their source partitions."""
+    """A metric of archives, or of their source partitions."""
 
     name: str
     kind: str  # gauge or counter
@@ -211,22 +211,22 @@ _PIPELINES = (
 def metrics_text(
     context: Context, archives: Iterable[Archive], waiting: WaitingTimes | None = None
 ) -> str:
-    """The metrics of some archives, read now.
+    """Returns the metrics of some archives, read now.
 
-    ``waiting`` spares whoever calls this again and again to ask sources for the same events.
+    Pass the same ``waiting`` to repeated calls, so they do not ask sources for the same events.
     """
     known = waiting or WaitingTimes()
-    active = [each for each in archives if each.ended is None]  # an end is no alarm
+    active = [each for each in archives if each.ended is None]  # an ended archive raises no alarm
     return status_text([read_status(context, archive, waiting=known) for archive in active])
 
 
 def status_text(found: Iterable[ArchiveStatus]) -> str:
-    """The metrics of archives whose status is read already."""
+    """Returns the metrics of archives whose status was already read."""
     return "".join(f"{line}\n" for line in _lines(list(found)))
 
 
 def pipelines_text(context: Context) -> str:
-    """The metrics of pipelines that have names of their own, from a row for each partition."""
+    """Returns the metrics of named pipelines, from one row per partition."""
     found = [
         ([("pipeline", named.name), ("partition", partition)], head)
         for named in list_pipelines(context)
@@ -243,7 +243,7 @@ def pipelines_text(context: Context) -> str:
 
 
 def _failing(context: Context) -> Iterator[str]:
-    """What fails in pipelines: a source partition, or without a name the source as a whole."""
+    """Yields failures of pipelines: by source partition, or without a name the whole source."""
     metric = _Metric("failing_seconds", "gauge", "How long its driver fails there")
     yield from _head(metric, "pipeline")
     now_ms = context.clock.now_ms()

@@ -1,4 +1,4 @@
-"""The settings of an archive as plain keyword arguments, and the records that they become."""
+"""The settings of an archive as keyword arguments, and the records they become."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tidelog.model.times import duration_ms
 __all__ = ["ArchiveKind", "ArchiveOptions", "FormatOptions", "archive_format", "archive_record"]
 
 ArchiveKind = Literal["backup", "partition"]
-"""Every event as it is, or in folders that a parser names."""
+"""Every event unchanged, or in folders named by a parser."""
 
 _LAYOUT = ("granularity", "time_zone", "date_format", "hour_format", "minute_format")
 _FORMAT = ("mode", "delimiter", "key", "compression", "schema", "keep_value", "strict")
 
 
 class FormatOptions(TypedDict, total=False):
-    """How the files of a generation are written. None, or no value: the default.
+    """How to write the files of a generation. None, or a missing key, means the default.
 
     For a backfill the default is the setting of the live generation.
     """
@@ -30,13 +30,13 @@ class FormatOptions(TypedDict, total=False):
     format: str | None  # parquet (default), orc, avro, jsonlines, delimited or sequence
     codec: str | None  # default: the format's own
     granularity: str | None  # day (default), hour or minute
-    time_zone: str | None  # whose days the folders name; default UTC
+    time_zone: str | None  # time zone of the folders' days; default UTC
     date_format: str | None  # name of a day's folder: dt=%Y-%m-%d
     hour_format: str | None  # name of an hour's folder: hr=%H
     minute_format: str | None  # name of a minute's folder: min=%M
     schema: str | None  # typed columns, as DDL or JSON Schema
-    keep_value: bool | None  # with a schema: keep the raw value beside the columns (default)
-    strict: bool | None  # with a schema: whether fields that it does not name are errors
+    keep_value: bool | None  # with a schema: keep the raw value next to the columns (default)
+    strict: bool | None  # with a schema: whether unknown fields are errors
     mode: str | None  # of jsonlines: value or events
     delimiter: str | None  # of delimited: what follows each value
     key: str | None  # of sequence: offset or msgpack
@@ -44,26 +44,26 @@ class FormatOptions(TypedDict, total=False):
 
 
 class ArchiveOptions(FormatOptions, total=False):
-    """How an archive is created."""
+    """How to create an archive."""
 
     to: str | None  # URL of its folder; default: archives/NAME of the home
     max_bytes: int  # close a file at this size; default 200 MB
     max_age: str | int  # or when its first event has waited this long; default 1h
     dead_share: float  # a larger share of dead letters stops a range; default 0.1
-    start: Start  # earliest (default), or latest: the ends that the source has now
+    start: Start  # earliest (default), or latest: the current ends of the source
 
 
 def archive_format(
     options: FormatOptions, before: ArchiveFormat | None = None, source: str = ""
 ) -> ArchiveFormat:
-    """Returns how files are written; what is not given stays as it was ``before``."""
+    """Returns how to write files; a missing setting stays as ``before``."""
     was = before or ArchiveFormat()
     given = {name: value for name, value in options.items() if value is not None}
     layout = {name: cast(str, given[name]) for name in _LAYOUT if name in given}
     formats = {name: given[name] for name in _FORMAT if name in given}
     parser = _chosen(options.get("parser"), was.parser)
     inherited = {**was.layout, **layout}
-    layout = {**used_layout(parser, inherited), **layout}  # what was given is never passed over
+    layout = {**used_layout(parser, inherited), **layout}  # never ignore a given setting
     same_format = options.get("format") in (None, was.format)
     return ArchiveFormat(
         parser=parser,
@@ -79,7 +79,7 @@ def archive_format(
 def archive_record(
     context: Context, name: str, source: str, kind: ArchiveKind | None, options: ArchiveOptions
 ) -> Archive:
-    """Returns an archive as it is to be created. ``InvalidError``."""
+    """Returns the record of an archive to create. Raises ``InvalidError``."""
     store, root = context.store.url, f"archives/{name}"
     to = options.get("to")
     if to is not None:

@@ -1,12 +1,10 @@
-"""What stands in files of an archive, or in a file by itself: events, dead letters, or columns.
+"""Reads the files of an archive, or a single file, and finds the event at an offset.
 
-A file of events gives event columns, one of dead letters these and ``error``. Typed columns without
-the raw value, and sidecars, give their own columns, as no events come back from them.
+A file of events has event columns; one of dead letters also has ``error``. Typed columns without
+the raw value, and sidecars, have their own columns, because no event can be rebuilt from them.
 
-Where an event of the source is in an archive, told by rows and manifests.
-
-One commit covers an offset, and its manifest names the few files that may hold it. Only these are
-read, and none where a file holds every offset between its first and its last.
+To find an event: one commit covers an offset, and its manifest names the few files that may hold
+it. Only these are read, and none if a file holds every offset between its first and last.
 """
 
 from __future__ import annotations
@@ -63,19 +61,19 @@ __all__ = [
 
 
 class ArchiveFiles:
-    """Reads files of one generation, each checked against its manifest."""
+    """Reads files of one generation, and checks each against its manifest."""
 
     def __init__(self, store: Store, making: ArchiveFormat) -> None:
         self._store = store
         settings = settings_of(making.format_settings)
         self._format: Format = open_format(making.format, making.codec or None, settings)
-        columns = getattr(self._format, "columns", None)  # of formats whose files have some
+        columns = getattr(self._format, "columns", None)  # of formats with columns
         names = {name: name for name in EVENT_SCHEMA.names} if columns is None else columns.names
-        self.restorable = "value" in names  # whether events come back from its files
+        self.restorable = "value" in names  # whether events can be rebuilt from its files
         self._offset: str = "offset" if self.restorable else names["offset"]
 
     def batches(self, manifest: Manifest, file: FileEntry) -> Iterator[pa.RecordBatch]:
-        """What is in a file of a manifest; ``CorruptError`` unless it is as the manifest says."""
+        """Yields the content of a manifest's file. Raises ``CorruptError`` if it does not match."""
         with ExitStack() as stack:
             data = stack.enter_context(fetched(self._store, file))
             if file.kind == "dead":
@@ -94,9 +92,9 @@ class ArchiveFiles:
                 yield from self._format.read(data, opened[0] if opened else None)
 
     def count(self, manifest: Manifest, file: FileEntry) -> int:
-        """Returns how many events a file holds, by its own footer or its sidecar's, if it has one.
+        """Returns how many events a file holds, from its own footer or its sidecar's.
 
-        ``CorruptError`` where that cannot be read, ``NotFoundError`` where the file is missing.
+        Raises ``CorruptError`` if that cannot be read, ``NotFoundError`` if the file is missing.
         """
         beside = None if file.kind == "dead" else self._format.sidecar_name(file.target)
         sidecars = [each for each in manifest.files if each.target == beside]
@@ -108,11 +106,11 @@ class ArchiveFiles:
             return count_rows(form, data, f"archive file `{counted.target}`")
 
     def offsets(self, batch: pa.RecordBatch, file: FileEntry) -> pa.Array:
-        """The offsets of what was read from a file."""
+        """Returns the offsets of rows that were read from a file."""
         return batch.column(self._offset if file.kind == "data" else "offset")
 
     def row(self, manifest: Manifest, file: FileEntry, offset: int) -> pa.RecordBatch | None:
-        """The row of one offset, if it is in the file."""
+        """Returns the row of one offset, if it is in the file."""
         for batch in self.batches(manifest, file):
             found = batch.filter(pc.equal(self.offsets(batch, file), offset))
             if found.num_rows:
@@ -122,10 +120,10 @@ class ArchiveFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What somebody wants to see of an archive."""
+    """What to read from an archive."""
 
     generation: int | None = None
-    files: Sequence[str] = ()  # by their names, or as the manifest has them; none: all data
+    files: Sequence[str] = ()  # by name, or as in the manifest; empty: all data
     partition: str | None = None  # of the source
     start: int | None = None  # offsets of [start, end)
     end: int | None = None
@@ -135,7 +133,7 @@ class ReadRequest:
             raise InvalidError("offsets are of one source partition: say which")
 
     def cut(self, batch: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
-        """The rows of the offsets that are wanted."""
+        """Returns the rows of the wanted offsets."""
         if self.start is not None:
             kept = pc.greater_equal(offsets, self.start)
             batch, offsets = batch.filter(kept), offsets.filter(kept)
@@ -145,7 +143,7 @@ class ReadRequest:
 def archived_rows(
     context: Context, archive: Archive, wanted: ReadRequest
 ) -> Iterator[pa.RecordBatch]:
-    """What stands in an archive, file by file. ``NotFoundError`` for a file that is none of it."""
+    """Yields the content of an archive, file by file. Raises ``NotFoundError`` for a wrong file."""
     reader = ArchiveFiles(store_at(context, archive.store), archive.making(wanted.generation))
     left = set(wanted.files)
     for manifest, file in _candidates(context, archive, wanted):
@@ -162,7 +160,7 @@ def archived_rows(
 
 
 def _is_named(file: FileEntry, name: str) -> bool:
-    """Whether a name is the file's: its URL, its key, or the end of its key."""
+    """Returns whether a name is the file's: its URL, its key, or the end of its key."""
     path = urlsplit(name).path if "://" in name else name
     given, own = f"/{path.strip('/')}", f"/{file.target}"
     return own.endswith(given) or given.endswith(own)
@@ -183,7 +181,7 @@ def _candidates(
 
 
 def source_partition(context: Context, archive: Archive, text: str, generation: int | None) -> str:
-    """The source partition that is meant: ``topic/0``, or ``0`` where there is one topic."""
+    """Returns the source partition of a text: ``topic/0``, or ``0`` if there is one topic."""
     known = read_partitions(context, archive.pipeline(generation))
     if text in known:
         return text
@@ -203,16 +201,16 @@ def source_partition(context: Context, archive: Archive, text: str, generation: 
 
 
 def file_rows(where: str, format: str = "") -> Iterator[pa.RecordBatch]:
-    """What stands in a file by its path or URL; its format is told by its name, or given.
+    """Yields the content of a file by path or URL; its format is given, or follows from its name.
 
-    A sidecar is looked for beside it. ``NotFoundError``, ``CorruptError``, and ``InvalidError`` for
-    a format that its name does not tell.
+    Looks for a sidecar next to it. Raises ``NotFoundError``, ``CorruptError``, or ``InvalidError``
+    if the name does not show the format.
     """
     scheme, colon, _ = where.partition(":")
     address = f"file:{where}" if colon and scheme.isalnum() and len(scheme) > 1 else ""
     place = place_of(parse_address(address or f"file:{quote(str(Path(where).absolute()))}"))
     if format:
-        open_format(format)  # an unknown one is refused by its name
+        open_format(format)  # raises for an unknown format
         place = replace(place, format=format)
     store = open_store_here(place.store)
     try:
@@ -249,7 +247,7 @@ def _events(
 
 
 def _columns(store: Store, name: str, form: Format, size: int) -> Iterator[pa.RecordBatch]:
-    """Events or dead letters where the columns are theirs; else the columns as they are."""
+    """Yields events or dead letters if it has their columns; otherwise the columns as they are."""
     with opened(store, name, size) as data:
         first = next(read_rows(form.name, data), None)
     names = set(first.schema.names) if first is not None else set()
@@ -263,7 +261,7 @@ def _columns(store: Store, name: str, form: Format, size: int) -> Iterator[pa.Re
 
 
 def _sequence(store: Store, place: FilePlace, size: int) -> Format:
-    """A sequence file says itself which kind of keys it has."""
+    """Returns the format of a sequence file, whose header says which keys it has."""
     with (
         opened(store, place.name, size) as data,
         decoding(f"sequence file `{place.name}`"),
@@ -276,7 +274,7 @@ def _sequence(store: Store, place: FilePlace, size: int) -> Format:
 def is_changing(
     context: Context, archive: Archive, generation: int, partition: str, file: FileEntry
 ) -> bool:
-    """Whether an erasure, a replay or a drop changes a file meanwhile: then it is not damaged."""
+    """Returns whether an erasure, a replay or a drop changes a file: then it is not damaged."""
     pipeline = archive.pipeline(generation)
     if not any(each == file for _, each in counting_files(context, pipeline, partition)):
         return True
@@ -286,7 +284,7 @@ def is_changing(
 
 
 def _is_removed(context: Context, archive: Archive, generation: int) -> bool:
-    """Whether a generation is dropped by now, or is being dropped."""
+    """Returns whether a generation is dropped, or is being dropped."""
     try:
         found = read_archive(context, archive.name)
     except NotFoundError:
@@ -307,13 +305,13 @@ class FindResult:
     partition: str
     offset: int
     status: Status
-    says: str  # the same for people
+    says: str  # the same as text
     file: FileEntry | None = None
-    row: pa.RecordBatch | None = None  # what the file has at that offset, if it was read
+    row: pa.RecordBatch | None = None  # the file's row at that offset, if it was read
 
     @property
     def is_there(self) -> bool:
-        """Whether the archive holds it, be it as a dead letter."""
+        """Returns whether the archive holds it, also as a dead letter."""
         return self.file is not None
 
 
@@ -326,7 +324,7 @@ def find_event(
     *,
     read: bool = False,
 ) -> FindResult:
-    """Where the event at an offset of a source partition is; with ``read``, the event as well."""
+    """Finds the event at an offset of a source partition; with ``read``, also returns it."""
     if offset < 0:
         raise InvalidError(f"offset {offset}: offsets begin at 0")
     name = source_partition(context, archive, partition, generation)
@@ -364,7 +362,7 @@ class _FileSearch:
         return found or self._in_none(manifest, by_offset)
 
     def _was_erased(self, manifest: Manifest) -> bool:
-        """Whether it was taken out of the files of its range, or of a replay."""
+        """Returns whether it was erased from the files of its range, or of a replay."""
         replays = Replays(self.context, self.pipeline, self.partition)
         manifests = [manifest, *(where for where, _ in replays.counting(self.offset))]
         return any(self.offset in each.erased for each in manifests)
@@ -400,7 +398,7 @@ class _FileSearch:
         return None
 
     def _candidates(self, manifest: Manifest) -> Iterator[tuple[Manifest, FileEntry]]:
-        """What counts of the range, and then what replays have made of its dead letters."""
+        """Yields what counts of the range, then what replays made of its dead letters."""
         replays = Replays(self.context, self.pipeline, self.partition)
         for file in manifest.files:
             if file.kind != "sidecar" and not replays.replaces(file):
@@ -429,7 +427,7 @@ class _FileSearch:
     # Rows.
 
     def _is_by_offset(self, head: Progress) -> bool:
-        """Whether positions are offsets; else events are numbered as they came."""
+        """Returns whether positions are offsets; otherwise the pipeline numbered the events."""
         if not _is_number(head.position):
             return False
         for committed in self._commits():
@@ -442,7 +440,7 @@ class _FileSearch:
         return True
 
     def _covering(self, by_offset: bool) -> Commit | None:
-        """The commit whose range holds the offset; those after it begin with a higher ordinal."""
+        """Returns the commit whose range holds the offset; later ones have a higher ordinal."""
         for row in self._rows(layout.commit_row(self.offset + 1, "")):
             for ordinal, committed in row.ranges():
                 first, end = ordinal, ordinal + committed.events
@@ -453,12 +451,12 @@ class _FileSearch:
         return None
 
     def _commits(self) -> Iterator[Commit]:
-        """Ranges, the last one first."""
+        """Yields ranges, the last one first."""
         for row in self._rows(None):
             yield from reversed(row.committed.parts)
 
     def _rows(self, before: str | None) -> Iterator[CommitRow]:
-        """Rows of commits, the last one first; a merged one comes after those that it replaces."""
+        """Yields rows of commits, the last first; a merged one comes after those it replaces."""
         rows = self.context.catalog.scan(self._where, "commit/", before or "commit0", reverse=True)
         return map(CommitRow.of, rows)
 

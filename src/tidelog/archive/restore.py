@@ -1,16 +1,16 @@
-"""Restoring an archive: its events go back into a topic or into Kafka, each of them once.
+"""Restores an archive: writes its events to a topic or Kafka, each of them once.
 
-A restore is a pipeline whose source is the archive. Its name follows from the archive and the
-target alone, so one that was killed goes on where it was, and one that is run again brings only
-what the archive has got since. A target that was deleted and made anew is another target, and gets
-everything. Any generation of the archive may be read: positions are those of the archive's source,
+A restore is a pipeline whose source is the archive. Its name follows only from the archive and the
+target. So a restore that was killed resumes, and a repeated one writes only what the archive has
+received since. A target that was deleted and created again is another target, and gets everything.
+Any generation of the archive can be the source: positions are those of the archive's source,
 whichever files hold the events.
 
 A run ends at what the archive held when it began, so that an archive whose source is the target
-does not feed itself for ever.
+does not feed itself forever.
 
-Dead letters of the archive are restored too, except those that no topic accepts: they stay in the
-archive, and the run counts them as dead.
+Dead letters are restored too, except those that no topic accepts: they stay in the archive, and the
+run counts them as dead.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ __all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
-    """What is to be restored, and where to."""
+    """What to restore, and where to."""
 
     archive: str
     to: str  # URL of a topic or of Kafka
-    generation: int | None = None  # whose files are read; the promoted one by default
-    partition: str | None = None  # same or key; same, unless the URL says otherwise
+    generation: int | None = None  # whose files to read; by default the live one
+    partition: str | None = None  # same or key; default: same, unless the URL says otherwise
 
     def sink(self) -> str:
-        """The URL with what is to be done about partitions."""
+        """Returns the URL with the choice of partitions."""
         said = parse_address(self.to).options.get("partition")
         if said is not None and self.partition not in (None, said):
             raise InvalidError(
@@ -70,7 +70,7 @@ class RestoreOptions:
 
 
 def restore_limit(making: ArchiveFormat) -> str:
-    """What a restore of such files cannot bring back; empty where it brings back everything."""
+    """Returns what a restore of such files cannot bring back; empty if nothing is lost."""
     settings = settings_of(making.format_settings)
     if settings.schema is not None and settings.keep_value is False:
         return (
@@ -85,7 +85,7 @@ def restore_limit(making: ArchiveFormat) -> str:
 def restore(
     context: Context, wanted: RestoreOptions, workers: Workers, how: DriverOptions | None = None
 ) -> int:
-    """Bring a target up to what the archive holds now; how many events were brought.
+    """Brings a target up to what the archive holds now. Returns how many events it wrote.
 
     Safe to kill, to repeat, and to run twice at once.
     """
@@ -95,10 +95,10 @@ def restore(
 def open_restore(
     context: Context, wanted: RestoreOptions, workers: Workers, rate: float | None = None
 ) -> Pipeline:
-    """The pipeline of a restore, made if it is new.
+    """Opens the pipeline of a restore, and creates it if it is new.
 
-    ``NotFoundError`` when archive or target is not there; ``InvalidError`` when the target has too
-    few partitions, or when the restore was begun with another choice of partitions.
+    Raises ``NotFoundError`` if archive or target does not exist. Raises ``InvalidError`` if the
+    target has too few partitions, or if the restore began with another choice of partitions.
     """
     archive = find_archive(context, wanted.archive)
     archive.making(wanted.generation)
@@ -160,7 +160,7 @@ class _ArchiveSnapshot:
 
 
 def _named(context: Context, archive: Archive, sink: TargetSink) -> NamedPipeline:
-    """What the registry keeps, under a name that no other archive or target has."""
+    """Returns the registry's record, with a name unique to the archive and target."""
     scheme = parse_address(sink.url).scheme
     pair = f"{archive.incarnation} {scheme} {sink.incarnation}"
     mark = hashlib.sha256(pair.encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""Folders of archives: no two of a home contain one another, and each is deleted by its own names.
+"""Folders of archives: no two of a home contain one another, and each has its own names.
 
-An archive's folder is deleted from long after the archive is gone: a driver that slept may copy
-files there (``ending``). So the folder of an archive that was deleted with its files counts as
-taken for good. Folders are compared as places: ``file:/x``, ``file:///x`` and a link to it are one.
+Sweeps delete from an archive's folder long after the archive, because a stalled driver may copy
+files there (``delete``). So the folder of an archive that was deleted with its files stays in use
+forever. Folders are compared by location: ``file:/x``, ``file:///x`` and a link to it are one.
 
-Folders of other homes are known by their ``_owner`` alone, so the folders above are asked for one.
+Folders of other homes are known only by their ``_owner``, so the folders above are checked for one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 _Place = tuple[str, ...]
-_ARCHIVES = "archives"  # the folder of a home's store that holds those without a place
+_ARCHIVES = "archives"  # the folder of a home's store with archives that have no location
 _RESERVED = {kind.name.partition("/")[0] for kind in OBJECTS} - {_ARCHIVES} | {".tidelog"}
 
 
 def place_of_root(store: str, root: str = "") -> _Place:
-    """Returns what a folder of a store is, such that the same folder gives the same parts."""
+    """Returns the location of a folder; the same folder has the same parts."""
     address = parse_address(store, plain_scheme="file")
     if address.scheme == "file":
         return ("file", *Path(address.path, root).resolve().parts)
@@ -50,7 +50,7 @@ def place_of_root(store: str, root: str = "") -> _Place:
 
 
 def with_place(context: Context, archive: Archive) -> Archive:
-    """Returns the archive with whose folder it is: one below the home's store is the home's own."""
+    """Returns the archive with its folder's owner: below the home's store it is the home's own."""
     own, mine = place_of_root(context.store.url), place_of_root(archive.store, archive.root)
     options = [parse_address(url, "file").options for url in (context.store.url, archive.store)]
     if _contains(own, mine) and options[0] == options[1]:
@@ -72,19 +72,19 @@ def with_place(context: Context, archive: Archive) -> Archive:
 
 
 def removed_archives(context: Context) -> Iterator[Archive]:
-    """The archives that were deleted with their files: no name is theirs any more."""
+    """Yields the archives that were deleted with their files, which have no name any more."""
     for row in context.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0"):
         yield decode_archive(context, row)
 
 
 def refuse_nested(context: Context, archive: Archive) -> None:
-    """Raise ``InvalidError`` if its folder contains that of another archive, or is in one."""
+    """Raises ``InvalidError`` if its folder contains another archive's, or is in one."""
     mine = place_of_root(archive.store, archive.root)
     what = f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}`"
     for gone, others in ((False, scan_archives(context)), (True, removed_archives(context))):
         for other in others:
             if other.name == archive.name and not gone:
-                continue  # that is told apart by name
+                continue  # its name decides about that
             theirs = place_of_root(other.store, other.root)
             if not _contains(mine, theirs) and not _contains(theirs, mine):
                 continue
@@ -102,13 +102,13 @@ def refuse_nested(context: Context, archive: Archive) -> None:
 
 
 def own_folders(archive: Archive) -> list[str]:
-    """What keys begin with that an archive writes below its root, but for ``_owner``."""
+    """Returns the prefixes of keys that an archive writes below its root, except ``_owner``."""
     generations = [f"{archive.folder(number)}/" for number in range(1, archive.newest + 1)]
     return [layout.aside_folder(archive.root), f"{archive.root}/_iceberg/", *generations]
 
 
 def is_own_name(archive: Archive, key: str) -> bool:
-    """Whether an archive could have given this name to an object in one of its own folders."""
+    """Returns whether an archive could have written an object with this name."""
     folder, _, below = key.removeprefix(f"{archive.root}/").partition("/")
     if folder in ("_aside", "_iceberg"):
         return True
@@ -118,7 +118,7 @@ def is_own_name(archive: Archive, key: str) -> bool:
 
 
 def has_our_mark(store: Store, archive: Archive) -> bool:
-    """Whether a folder still says that it is this archive's."""
+    """Returns whether a folder still has this archive's mark."""
     try:
         return store.get(archive.owner) == archive.mark
     except NotFoundError:
@@ -126,7 +126,7 @@ def has_our_mark(store: Store, archive: Archive) -> bool:
 
 
 def _refuse_marked_above(context: Context, archive: Archive, what: str) -> None:
-    """Refuse a folder below one that an archive of any home has marked."""
+    """Raises for a folder below one that an archive of any home has marked."""
     address = parse_address(f"{archive.store.partition('?')[0]}/{archive.root}", "file")
     parts = [part for part in address.path.split("/") if part]
     host = address.host if address.port is None else f"{address.host}:{address.port}"
@@ -134,7 +134,7 @@ def _refuse_marked_above(context: Context, archive: Archive, what: str) -> None:
     for depth in range(len(parts)):
         above = format_address(address.scheme, host, f"/{'/'.join(parts[:depth])}", options)
         is_marked = False
-        with contextlib.suppress(TidelogError):  # one that we may not read is not asked
+        with contextlib.suppress(TidelogError):  # skip one that we may not read
             store_at(context, above).head("_owner")
             is_marked = True
         if is_marked:

@@ -1,9 +1,8 @@
-"""Whether two sources of a source partition hold the same events, where an incarnation is unknown.
+"""Compares two sources of a source partition whose incarnation is unknown.
 
-Files of a backup do not say of which topic they are: one that was deleted, and made again under the
-same name, has other events at the same offsets. So some events that both hold are compared. They
-are others if none of them has the same time, id, key or value: an update or a transform may change
-some of these.
+Files of a backup do not name their topic's incarnation: a topic that was deleted and created again
+has other events at the same offsets. So some events that both hold are compared. They are different
+if none has the same time, id, key or value: an update or a transform may change some of these.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from tidelog.connectors.source import RangeReader
 
 __all__ = ["SAMPLE_OFFSETS", "are_other_events"]
 
-SAMPLE_OFFSETS = 1_000  # of a source partition that are compared
+SAMPLE_OFFSETS = 1_000  # of a source partition to compare
 
 _FIELDS = ("timestamp", "id", "key", "value")
 
 
 def are_other_events(one: RangeReader, other: RangeReader) -> bool:
-    """Returns whether two readers of a range give other events at the same offsets.
+    """Returns whether two readers of a range have different events at the same offsets.
 
-    False where no offset is in both.
+    Returns False if no offset is in both.
     """
     here, there = _events(one), _events(other)
     both = here.keys() & there.keys()
@@ -33,7 +32,7 @@ def _is_alike(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _events(reader: RangeReader) -> dict[int, tuple[object, ...]]:
-    """The fields that are compared, by offset."""
+    """Returns the compared fields, by offset."""
     found: dict[int, tuple[object, ...]] = {}
     for chunk in reader.read():
         for row in plain_rows(chunk.batch.select(["offset", *_FIELDS]), lambda time, _: time):

@@ -1,15 +1,15 @@
-"""How an archive does: how far it has come, what waits, and whether anybody works on it.
+"""The status of an archive: progress, lag, drivers, and what is wrong with it.
 
-Read from three rows for each source partition and from the ends of its source: the head keeps what
-all commits come to, so that a million of them cost no more than one.
+Reads three rows per source partition and the ends of its source. The head has the totals of all
+commits, so a million of them cost no more than one.
 
-Lag in seconds is the age of the oldest event that waits. Nobody keeps that, so it is told from the
-last event that is committed, which is hardly younger than the next. Where that was more than a
-minute ago, the partition may as well have been quiet since: then the next event is read from the
-source, and its time counts. A source that cannot be reached leaves the first answer, which is too
-much rather than too little.
+Lag in seconds is the age of the oldest waiting event. No row has that, so it is estimated from the
+last committed event, which is hardly younger than the next. If that was more than a minute ago, the
+partition may have been quiet since: then the next event is read from the source, and its time
+counts. If the source cannot be reached, the first estimate stays, which is too high rather than too
+low.
 
-Whether an archive is well: what is wrong, and what to do about it, in a line each. Pure.
+``troubles`` lists what is wrong and what to do about it, one line each. It is pure.
 """
 
 from __future__ import annotations
@@ -60,43 +60,43 @@ __all__ = [
     "troubles",
 ]
 
-_AT_ONCE = 8  # source partitions read side by side; each is a round trip or two
-_NEAR_MS = 60_000  # below this the last committed event tells well enough how old the next one is
-_BEATS_MISSED_MS = 5_000  # how late a driver's heartbeat may be, beside its time to live
+_AT_ONCE = 8  # source partitions to read in parallel; each is a round trip or two
+_NEAR_MS = 60_000  # below this, the last committed event is a good enough estimate
+_BEATS_MISSED_MS = 5_000  # how late a heartbeat may be, in addition to its time to live
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How far an archive has come in one source partition."""
+    """The progress of an archive in one source partition."""
 
     partition: str
     position: str
-    end: str | None  # None: the source does not tell, or no longer has this partition
-    lag: int | None  # events that wait, where the source can tell
-    lag_s: float | None  # age of the oldest of them; 0 when none waits
+    end: str | None  # None: the source does not say, or no longer has this partition
+    lag: int | None  # waiting events, if the source can count them
+    lag_s: float | None  # age of the oldest of them; 0 if none waits
     events: int
     files: int
     bytes: int
     dead: int  # letters that no replay has placed yet
     totals: Totals  # of commits, without replays
-    intent_ms: int | None  # since when a range is under way
-    lost_to: str  # the source holds nothing before this, and we had not come so far
+    intent_ms: int | None  # since when a range is in progress
+    lost_to: str  # the source lost everything before this, and we had not read it
     unread: int = 0  # events of a topic that was deleted before they were archived
     failure: DriverFailure | None = None  # why its driver fails there now
-    remade: str = ""  # why the source partition is another one now than was archived
-    ended: str = ""  # why nothing more is read of it, as a person decided
-    account: Account | None = None  # of every offset from the begin on; None: it has not begun
+    remade: str = ""  # why the source partition is not the archived one any more
+    ended: str = ""  # why a person ended it
+    account: Account | None = None  # of every offset from the begin; None: it has not begun
 
     @property
     def waits(self) -> bool:
-        """Whether events wait, as far as the source tells; offsets without events do not."""
+        """Returns whether events wait, if the source knows; offsets without events do not count."""
         if self.remade or self.ended:
-            return False  # those are not of this archive
+            return False  # those do not belong to this archive
         return self.end is not None and self.lag != 0 and self.lag_s != 0
 
     @property
     def stuck(self) -> bool:
-        """An intent is there: a range is under way, or its driver died."""
+        """Returns whether there is an intent: a range is in progress, or its driver died."""
         return self.intent_ms is not None
 
     @property
@@ -106,43 +106,43 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStatus:
-    """How one generation of an archive does."""
+    """The status of one generation of an archive."""
 
     archive: Archive
     generation: int
     read_ms: int
     drivers: int  # that are alive
-    silent: int  # that have neither said goodbye nor anything else for a while
-    source_error: str  # why the source told nothing
+    silent: int  # that neither signed off nor sent a heartbeat for a while
+    source_error: str  # why the source did not respond
     partitions: tuple[PartitionStatus, ...]
-    aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
+    aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had lost
     failure: DriverFailure | None = None  # why its driver cannot reach the source
-    left_out: Mapping[str, str] = field(default_factory=dict)  # what of the source is not read: why
-    deleted: str = ""  # the topic that it reads, if that was deleted and is not there
+    left_out: Mapping[str, str] = field(default_factory=dict)  # what it does not read, and why
+    deleted: str = ""  # the topic it reads, if that was deleted
     detached: bool = False  # its folder belongs to the home that this one was copied from
-    copy_of: str = ""  # where the home was made, if it is a copy that may not write to the folder
-    lost: bool = False  # its folder outside has no mark: it is gone, or not mounted
+    copy_of: str = ""  # location of the original, if this home is a copy that may not write
+    lost: bool = False  # its outside folder has no mark: deleted or not mounted
 
     @property
     def lag(self) -> int | None:
-        """Events that wait in all, where the source can tell."""
+        """Returns how many events wait in total, if the source can count them."""
         known = [each.lag for each in self.partitions if each.lag is not None]
         return sum(known) if len(known) == len(self.partitions) else None
 
     @property
     def lag_s(self) -> float | None:
-        """Age of the oldest event that waits anywhere."""
+        """Returns the age of the oldest event that waits anywhere."""
         return max((each.lag_s for each in self.partitions if each.lag_s is not None), default=None)
 
 
 @dataclass(slots=True)
 class WaitingTimes:
-    """Times of events that were read because they wait; kept, they are read once."""
+    """Caches the times of waiting events, so that they are read once."""
 
     known_ms: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
 
     def time_ms(self, pipeline: str, source: Source, range: SourceRange) -> int | None:
-        """When the first event of a range happened; None where that cannot be told."""
+        """Returns the time of the first event of a range; None if unknown."""
         key = (pipeline, range.partition.text, range.start)
         if key not in self.known_ms:
             self.forget(pipeline, range.partition.text)
@@ -160,9 +160,9 @@ def read_status(
     generation: int | None = None,
     waiting: WaitingTimes | None = None,
 ) -> ArchiveStatus:
-    """How a generation does, the promoted one by default.
+    """Returns the status of a generation; by default the live one.
 
-    A source that cannot be reached is told in ``source_error``; all else is there nevertheless.
+    If the source cannot be reached, ``source_error`` says so, and everything else is there.
     """
     number = archive.generation if generation is None else generation
     pipeline = archive.pipeline(number)
@@ -206,7 +206,7 @@ def read_status(
 
 
 def _is_lost(context: Context, archive: Archive) -> bool:
-    """Whether the folder of an archive outside is gone; False where its store does not answer."""
+    """Returns whether an outside folder is gone; False if its store does not respond."""
     if not is_outside(context, archive) or not context.standing.owns(archive.home):
         return False
     try:
@@ -219,7 +219,7 @@ def _is_lost(context: Context, archive: Archive) -> bool:
 
 
 def _read_ended(context: Context, archive: Archive, generation: int) -> ArchiveStatus:
-    """How an archive was when it ended: its source is not asked, and nothing waits for it."""
+    """Returns how an archive was when it ended: its source is not read, and nothing waits."""
     pipeline, now_ms = archive.pipeline(generation), context.clock.now_ms()
     look = _StatusLook(context, pipeline, no_source(context), WaitingTimes(), now_ms, {}, {})
     names = map(SourcePartition.named, read_partitions(context, pipeline))
@@ -262,7 +262,7 @@ class _StatusLook:
         replays = replay_effect(self.context, self.pipeline, partition.text)
         failure = self.failures.get(partition.text)
         if failure is not None and failure.at_ms < head.totals.committed_ms:
-            failure = None  # it has committed since, and the row could not be removed
+            failure = None  # it has committed since, but the row could not be deleted
         lost = held is not None and self.source.before(head.position, held.first)
         return PartitionStatus(
             partition=partition.text,
@@ -285,7 +285,7 @@ class _StatusLook:
         )
 
     def _remade(self, partition: SourcePartition, head: Progress, held: Bounds | None) -> str:
-        """What a driver would say of a source partition that was deleted and made again."""
+        """Returns what a driver would report for a source partition that was created again."""
         if held is None or head.ended or not head.epoch:
             return ""
         try:
@@ -293,13 +293,13 @@ class _StatusLook:
         except RemadeError as exc:
             return str(exc)
         except TidelogError:
-            return ""  # it cannot be asked any more
+            return ""  # it can no longer be read
         return ""
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
         gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)
         if gone is None or number is None or not head.is_of(gone.incarnation) or head.ended:
-            return 0  # where it has ended, a person has accepted it, and the gap is recorded
+            return 0  # if it ended, a person accepted that, and the gap is recorded
         return gone.unread(number, head.position)
 
     def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:
@@ -319,11 +319,11 @@ class _StatusLook:
         try:
             return waits(self.source, range)
         except TidelogError:
-            return True  # as far as is known
+            return True  # as far as known
 
 
 def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
-    """What source partitions hold, and why some or all could not be reached."""
+    """Returns what source partitions hold, and why some or all could not be reached."""
     errors: dict[SourcePartition, TidelogError] = {}
     try:
         found = bounds_apart(source, source.partitions(), errors)
@@ -339,7 +339,7 @@ def _deleted(
     names: set[str],
     bounds: dict[SourcePartition, Bounds],
 ) -> dict[str, DeletedTopic]:
-    """The topic that an archive has read from, by name, where that one was deleted."""
+    """Returns the topic that an archive read from, by name, if it was deleted."""
     if not isinstance(source, TopicSource):
         return {}
     now = {each.incarnation for each in bounds.values()}
@@ -355,7 +355,7 @@ def _deleted(
 
 
 def _first_time_ms(source: Source, range: SourceRange) -> int | None:
-    """The time of a range's first event, from the source itself."""
+    """Returns the time of a range's first event, from the source itself."""
     one = SourceRange(range.partition, range.start, source.cut(range.start, range.limit, 1))
     try:
         for chunk in source.read(one):
@@ -367,7 +367,7 @@ def _first_time_ms(source: Source, range: SourceRange) -> int | None:
 
 
 def _drivers(context: Context, pipeline: str, now_ms: int) -> tuple[int, int]:
-    """How many drivers are alive, and how many are silent."""
+    """Returns how many drivers are alive, and how many are silent."""
     limit_ms = context.settings.lease_ttl_ms + _BEATS_MISSED_MS
     is_dead: Callable[[str], bool] = context.processes.is_dead
     leases: Sequence[HeldRow] = [
@@ -381,28 +381,28 @@ def _drivers(context: Context, pipeline: str, now_ms: int) -> tuple[int, int]:
     return len(alive), len(owned) - len(alive)
 
 
-_SLACK_MS = 300_000  # what a cycle may take beside the wait that the policy allows
+_SLACK_MS = 300_000  # how long a cycle may take, in addition to the policy's wait
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is still well."""
+    """What still counts as healthy."""
 
-    max_lag: int | None = None  # events; None: as many as come within the time below
-    max_lag_ms: int | None = None  # None: twice the archive's max_age, and five minutes
+    max_lag: int | None = None  # events; None: as many as arrive within the time below
+    max_lag_ms: int | None = None  # None: twice the archive's max_age, plus five minutes
     max_intent_ms: int = 900_000  # a range of one cycle takes seconds to minutes
     max_dead: int = 0
-    since_ms: int = 86_400_000  # dead letters and losses that are older are known by now
+    since_ms: int = 86_400_000  # older dead letters and losses are known by now
     driver: bool = True  # whether one must run while events wait
 
 
 def lag_limit_ms(archive: Archive) -> int:
-    """How long an event may wait before something must be wrong."""
+    """Returns how long an event may wait before something must be wrong."""
     return 2 * archive.max_age_ms + _SLACK_MS
 
 
 def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
-    """What is wrong; nothing for an archive that is well."""
+    """Returns what is wrong; empty for a healthy archive."""
     if status.lost:
         archive = status.archive
         what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"

@@ -1,13 +1,13 @@
-"""Verifying an archive: rows, manifests, files and the source are held against each other.
+"""Verifies an archive: compares rows, manifests, files and the source.
 
-It changes nothing and is right beside drivers, replays and promotions, by the order in which it
-looks: files are listed first; then, for each source partition, the ``intent``, the ``head`` and the
-commits. So what was published before the listing is named by an intent or by a commit that is read
-after it; what was committed after the listing is looked for by its name; and what looks wrong in
-rows is read once more.
+It changes nothing, and is correct while drivers, replays and promotes run, because of the order of
+its reads: first it lists files; then, for each source partition, it reads the ``intent``, the
+``head`` and the commits. So files published before the listing are named by an intent or commit
+that is read after it. Files committed after the listing are looked up by name. Rows that look wrong
+are read a second time.
 
-A *problem* is something that a person must look at; a *note* is not: left-overs of crashes, ranges
-under way, gaps that were accepted.
+A *problem* needs a person. A *note* does not: leftovers of crashes, ranges in progress, accepted
+gaps.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from tidelog.store.base import Store
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
 
-_AT_ONCE = 4  # files that are read side by side
-_PROBLEMS_MAX = 1_000  # kept of either list; all are counted
+_AT_ONCE = 4  # files to read in parallel
+_PROBLEMS_MAX = 1_000  # kept of each list; all are counted
 _KEEP = "keep everything as it is, and report it"
 _MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
 _RESTORE_FIRST = (
@@ -66,17 +66,17 @@ _NONE: Offsets = np.empty(0, np.int64)
 
 @dataclass
 class ArchiveVerifyOptions:
-    """What to look at beside rows, manifests and the list of files."""
+    """What to check besides rows, manifests and the list of files."""
 
     generation: int | None = None
     source: bool = False  # ask it how many events there were
     deep: bool = False  # read every file
-    progress: Callable[[int], None] = lambda _: None  # with the bytes of each file that is done
+    progress: Callable[[int], None] = lambda _: None  # called with the size of each finished file
 
 
 @dataclass
 class ArchiveVerifyReport:
-    """What was looked at, and what was found."""
+    """What was checked, and what was found."""
 
     archive: str
     generation: int
@@ -106,7 +106,7 @@ class ArchiveVerifyReport:
 def verify_archive(
     context: Context, archive: Archive, how: ArchiveVerifyOptions
 ) -> ArchiveVerifyReport:
-    """Look at one generation. ``NotFoundError`` when it is removed meanwhile."""
+    """Verifies one generation. Raises ``NotFoundError`` if it is deleted at the same time."""
     look = _VerifyLook(context, archive, how)
     pipeline = archive.pipeline(how.generation)
     known = read_partitions(look.context, pipeline)
@@ -145,12 +145,12 @@ class _PartitionRows:
         return cls(intent, head, commits, Manifests(context, pipeline, partition))
 
 
-def _other_way(context: Context, archive: Archive, generation: int) -> str:
-    """What ends a damage of a generation's files and manifests where there is no copy of them."""
+def _remedy(context: Context, archive: Archive, generation: int) -> str:
+    """Returns what repairs damaged files and manifests of a generation without a copy."""
     name = archive.name
     if generation != archive.generation:
         return f"remove this generation with `tidelog archive drop {name} {generation}`"
-    if not is_by_offset(context, archive):  # its files are all that another generation is made of
+    if not is_by_offset(context, archive):  # another generation can only be made of its files
         return (
             "create another archive of the source, and end this one with "
             f"`tidelog archive delete {name}`"
@@ -171,7 +171,7 @@ class _VerifyLook:
         making = archive.making(number)
         self.context = replace(
             context, store=store_at(context, context.store.url)
-        )  # past the cache
+        )  # bypasses the cache
         self.tally = ArchiveVerifyReport(archive.name, number)
         self._archive = archive
         self._how = how
@@ -182,12 +182,12 @@ class _VerifyLook:
             for folder in (archive.folder(number), archive.dead)
             for info in self._store.list(f"{folder}/")
         }
-        self._recount = Recount("")  # of the source partition that is looked at
+        self._recount = Recount("")  # of the current source partition
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
-        self._unread = 0  # manifests that are missing or damaged: which files they name is unknown
+        self._unread = 0  # missing or damaged manifests, whose files are unknown
         is_live = number == archive.generation  # then its source is the archive's own
-        self._restore = f"restore it from a copy, or {_other_way(context, archive, number)}"
+        self._restore = f"restore it from a copy, or {_remedy(context, archive, number)}"
         url = "" if is_live else making.source
         self._source: SourceCheck | None = None
         if how.source:
@@ -196,9 +196,9 @@ class _VerifyLook:
             self._source = SourceCheck(source, archive.name)
 
     def partition(self, pipeline: str, partition: str) -> None:
-        """All that belongs to one source partition."""
+        """Checks everything of one source partition."""
         self.tally.partitions += 1
-        again = self._rows(replay_pipeline(pipeline), partition)  # of dead letters that came before
+        again = self._rows(replay_pipeline(pipeline), partition)  # of dead letters; read first
         rows = self._rows(pipeline, partition)
         recount = self._recount = Recount(partition, problems=self.tally.problem_count)
         dead: list[FileEntry] = []
@@ -227,13 +227,13 @@ class _VerifyLook:
         self._check_account(pipeline, recount, rows)
 
     def _check_account(self, pipeline: str, recount: Recount, rows: _PartitionRows) -> None:
-        """Every offset is accounted for, as files, ranges, head and the generation before say."""
+        """Checks that files, ranges, head and previous generation account for every offset."""
         if rows.head is None and not recount.commits:
             return
         account = recount.account(rows.head)
         self.tally.accounts.append(account)
         self.tally.add(*recount.check_offsets())
-        # A file, manifest or row that is missing or damaged is a problem that explains the sum.
+        # A missing or damaged file, manifest or row is a problem that explains the sum.
         if recount.problems == self.tally.problem_count:
             self.tally.add(*check_head(rows.head, recount))
             if not account.adds_up:
@@ -248,14 +248,14 @@ class _VerifyLook:
                 self.tally.notes.append(problem)
 
     def source(self, partitions: list[str]) -> None:
-        """Note what of the source could not be compared; call it last."""
+        """Notes what of the source could not be compared; call it last."""
         if self._source is not None:
             self.tally.add(*self._source.unasked())
             for each in self._source.notes(partitions):
                 self.tally.note(each.kind, each.where, each.what, each.do)
 
     def strays(self) -> None:
-        """Files that no manifest names; names that begin with ``_`` are no data."""
+        """Reports files that no manifest names; names that begin with ``_`` are not data."""
         folder = f"{self._archive.folder(self.tally.generation)}/"
         is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
         for key in sorted(self._sizes.keys() - self._named - self._coming):
@@ -270,12 +270,12 @@ class _VerifyLook:
                 self.tally.note("stray", key, what, "delete it, if it is of no use to you")
 
     def markers(self, pipeline: str) -> None:
-        """Hold the markers of final folders against their rows, from which they follow."""
+        """Compares the markers of final folders with their rows, which they follow from."""
         where = layout.pipeline_shards(pipeline)
         for row in self.context.catalog.scan(where, "folder/", "folder0"):
             if self._marker_problem(row) is None:
                 continue
-            now = self.context.catalog.get(where, row.row)  # a finalize may be at work
+            now = self.context.catalog.get(where, row.row)  # a finalize may be running
             problem = None if now is None else self._marker_problem(now)
             if problem is not None:
                 self.tally.add(problem)
@@ -295,7 +295,7 @@ class _VerifyLook:
         return Problem("marker", key, what, "put an object with these bytes in its place")
 
     def staged(self, pipeline: str) -> None:
-        """What attempts have left, or have under way."""
+        """Reports what attempts have left, or have in progress."""
         found = list(self._store.list(layout.staging_of(pipeline)))
         if found:
             size = sum(info.size for info in found)
@@ -306,7 +306,7 @@ class _VerifyLook:
     # Rows and manifests.
 
     def _rows(self, pipeline: str, partition: str) -> _PartitionRows:
-        """Rows whose commits tile; those that do not are read once more before that is told."""
+        """Returns rows whose commits are contiguous; reads others again before it reports them."""
         rows = _PartitionRows.read(self.context, pipeline, partition)
         if list(check_commits(partition, rows.head, rows.commits)):
             rows = _PartitionRows.read(self.context, pipeline, partition)
@@ -316,7 +316,7 @@ class _VerifyLook:
     def _manifests(
         self, partition: str, rows: _PartitionRows, is_replay: bool = False
     ) -> Iterator[Manifest]:
-        """The manifests of all commits, with their data files, checked."""
+        """Yields the manifests of all commits, and checks them with their data files."""
         if rows.intent is not None:
             self._note_intent(partition, rows.intent, is_replay)
         ordinal = 0
@@ -366,7 +366,7 @@ class _VerifyLook:
     # Files.
 
     def _check_dead(self, partition: str, dead: list[FileEntry], made: list[FileEntry]) -> None:
-        """Of all files of dead letters that were ever made, those that count."""
+        """Checks the files that count among all files of dead letters ever made."""
         live = {file.target for file in dead}
         left = [f for f in made if f.target not in live and f.target in self._sizes]
         if left:
@@ -395,7 +395,7 @@ class _VerifyLook:
             self._how.progress(file.size)
 
     def _check_offsets(self, manifest: Manifest, offsets: Offsets) -> None:
-        """The offsets that files of one range hold: each once, and none that was erased."""
+        """Checks the offsets in the files of one range: each once, and none that was erased."""
         where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
         known = np.unique(offsets)
         if len(known) != len(offsets):
@@ -409,7 +409,7 @@ class _VerifyLook:
 
     def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
         size = self._sizes.get(file.target)
-        if size is None:  # committed after the listing, or gone
+        if size is None:  # committed after the listing, or deleted
             try:
                 size = self._store.head(file.target).size
             except NotFoundError:
@@ -425,7 +425,7 @@ class _VerifyLook:
         return size == file.size
 
     def _count(self, manifest: Manifest, file: FileEntry) -> int | Problem:
-        """How many events a file holds, by itself."""
+        """Returns how many events a file holds, from the file itself."""
         try:
             events = self._contents.count(manifest, file)
         except (CorruptError, NotFoundError, InvalidError) as exc:
@@ -438,7 +438,7 @@ class _VerifyLook:
         return events
 
     def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | int | Problem:
-        """The offsets of a file that is what its manifest says; its sidecar is read with it."""
+        """Returns the offsets of a file that matches its manifest; reads its sidecar with it."""
         try:
             parts = [
                 self._contents.offsets(batch, file).to_numpy()
@@ -451,7 +451,7 @@ class _VerifyLook:
         offsets: Offsets = np.concatenate([*parts, _NONE])
         ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
         found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
-        if file.erased:  # its ends may be among what is gone
+        if file.erased:  # its first or last event may be erased
             expected = (file.events, *ends)
         if found != expected or bool((np.diff(offsets) <= 0).any()):
             what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
@@ -459,7 +459,7 @@ class _VerifyLook:
         return offsets
 
     def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
-        """Whether a replay has replaced these dead letters since its rows were read."""
+        """Returns whether a replay has replaced these dead letters since its rows were read."""
         if file.kind != "dead":
             return False
         pipeline = self._archive.pipeline(self.tally.generation)

@@ -1,15 +1,13 @@
-"""What must hold of an archive's rows and manifests, whatever its files are like. Pure.
+"""Checks an archive's rows and manifests, and compares it with its source. No file is read.
 
-Each check gives the problems that it finds: what is wrong, where, and what to do about it.
+Each check yields the problems it finds: what is wrong, where, and what to do about it.
 
-An archive against its source: whether all is there that it had, as far as it can be checked.
+A source, or a partition of it, that cannot be reached is a problem: then nothing is proven. A
+partition that the source no longer lists is a note: its retention or a person deleted it.
 
-A source, or a partition of it, that cannot be reached is a problem: nothing is proven then. One
-that the source no longer lists is a note: its retention has deleted it, or a person.
-
-A range may have as many events as offsets outside of its gaps; exactly as many where the source has
-an event at each offset. A range from files of another generation was not read from the source, and
-a partition that has ended, as a person accepted, is another one there: neither is compared.
+A range may have at most as many events as offsets outside its gaps; exactly as many if the source
+has an event at each offset. A range from files of another generation was not read from the source,
+and a partition that has ended, as a person accepted, is another one there. Neither is compared.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ _MANIFEST = "restore the manifest from a copy of the store; if there is none, ba
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it should be, or that a person may want to know."""
+    """Something that is wrong, or that a person may want to know."""
 
     kind: str  # a stable word
-    where: str  # a source partition, or a file
+    where: str  # a source partition or a file
     what: str
     do: str
 
@@ -49,9 +47,9 @@ class Problem:
 def check_commits(
     partition: str, head: Progress | None, commits: Sequence[Commit]
 ) -> Iterator[Problem]:
-    """Each range begins where the one before it ended, and the head agrees with one of the ends.
+    """Checks that each range begins where the last one ended, and that the head agrees.
 
-    The head was read before the commits, so that there may be more of them by now.
+    The head was read before the commits, so there may be more of them by now.
     """
     for one, other in pairwise(commits):
         if one.end != other.start:
@@ -89,7 +87,7 @@ def check_commits(
 def check_manifest(
     committed: Commit, manifest: Manifest, ordinal: int, stretch: ReplayedRange | None = None
 ) -> Iterator[Problem]:
-    """A manifest says the same as its row, its numbers add up, and its files lie in its range.
+    """Checks that a manifest matches its row, its numbers add up, and its files are in range.
 
     ``stretch`` is given for a replay: the offsets that it covers.
     """
@@ -133,9 +131,9 @@ def check_manifest(
 def check_replay(
     manifest: Manifest, stretch: ReplayedRange, dead: Sequence[FileEntry]
 ) -> tuple[list[FileEntry], list[Problem]]:
-    """A replay has read just the dead letters that it replaces; those that count after it.
+    """Checks that a replay read exactly the dead letters it replaces. Returns those that count.
 
-    What was erased from these may have been erased before it read them, or after that.
+    Events may have been erased from these before or after it read them.
     """
     replaced = [file for file in dead if stretch.holds(file)]
     events = sum(file.events for file in replaced)
@@ -169,10 +167,10 @@ def _check_entry(file: FileEntry) -> Iterator[Problem]:
 def _check_range(
     manifest: Manifest, where: str, stretch: ReplayedRange | None
 ) -> Iterator[Problem]:
-    """Offsets lie between the positions, or where these are not offsets, in the count of events.
+    """Checks that offsets are between the positions or, without offsets, within the count.
 
-    A chain keeps the numbers that the archive before it gave: these may be ahead of its own count
-    by what that one no longer has.
+    A chain keeps the numbers of the archive before it. These may be ahead of its own count by what
+    that archive no longer has.
     """
     files = [file for file in manifest.files if file.kind in ("data", "dead")]
     allowed = [(manifest.ordinal, manifest.ordinal + manifest.read)]
@@ -196,7 +194,7 @@ def _check_range(
 
 
 def _check_overlaps(manifest: Manifest, where: str) -> Iterator[Problem]:
-    """Files of one folder follow one another; those of others, and dead letters, may interleave."""
+    """Checks that files of a folder do not overlap; other folders and dead letters may."""
     data = [file for file in manifest.files if file.kind == "data"]
     placed = sorted((file.target.rpartition("/")[0], file.first_offset, file) for file in data)
     for (folder, _, one), (other_folder, first, other) in pairwise(placed):
@@ -221,7 +219,7 @@ class SourceCheck:
         self._bounds: dict[str, Bounds] = {each.text: held for each, held in found.items()}
 
     def unasked(self) -> Iterator[Problem]:
-        """Yields what could not be reached, so that nothing is known of it."""
+        """Yields what could not be reached, so nothing is known about it."""
         do = "make the source answer, then verify again"
         if self._failure is not None:
             yield Problem("source", self._source.url, f"cannot be reached: {self._failure}", do)
@@ -229,7 +227,7 @@ class SourceCheck:
             yield Problem("source", partition.text, f"cannot be reached: {error}", do)
 
     def notes(self, partitions: Iterable[str]) -> Iterator[Problem]:
-        """Yields what was not compared: deleted partitions, and what the source leaves out."""
+        """Yields what was not compared: deleted partitions, and what the source skips."""
         known = self._bounds.keys() | {each.text for each in self._errors}
         for each in partitions if self._failure is None else ():
             if each not in known:
@@ -240,9 +238,9 @@ class SourceCheck:
                 yield Problem("source", each, f"is not read: {why}", "nothing, if that is right")
 
     def count(self, manifest: Manifest) -> Iterator[Problem]:
-        """As many events were read as there are between the ends of the range, without its gaps.
+        """Checks that as many events were read as there are in the range, without its gaps.
 
-        Nothing was read of the source for a range from files of another generation.
+        A range from files of another generation read nothing from the source.
         """
         expected = None if manifest.filled else self._expected(manifest)
         if expected is None:
@@ -256,10 +254,10 @@ class SourceCheck:
             yield Problem("source", where, what, do)
 
     def _expected(self, manifest: Manifest) -> int | None:
-        """How many events a range may have at most; None where nobody can tell.
+        """Returns the most events a range may have; None if unknown.
 
-        The offsets themselves tell, whatever the source counts now: an archive that is the source
-        counts fewer events once it was built again without those that were erased.
+        The offsets decide, whatever the source counts now: a source archive counts fewer events
+        after it was built again without erased ones.
         """
         offsets = offsets_between(manifest.start, manifest.end)
         if offsets is not None:
@@ -272,7 +270,7 @@ class SourceCheck:
         return self._source.count(manifest.start, manifest.end)
 
     def _is_dense(self, partition: str) -> bool:
-        """Whether the source had an event at each of its positions until now."""
+        """Returns whether the source had an event at each of its positions until now."""
         known = self._bounds.get(partition)
         if known is None or not known.is_dense:
             return False
@@ -281,7 +279,7 @@ class SourceCheck:
         return each in found and found[each].is_dense
 
     def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
-        """The source still is what was read, and has all that was committed."""
+        """Checks that the source still is what was read, and has everything that was committed."""
         held = self._bounds.get(partition)
         if held is None or head is None or head.ended:  # as a person accepted: it is another one
             return

@@ -1,12 +1,12 @@
 """An archive's Parquet files as tables of Delta Lake and Iceberg: registered, never copied.
 
-It promises that each committed range of files is in a table once, whatever dies on the way and
-however many register at once, and that every recorded table follows every file that is rewritten
-or replaced. It must not know how files are made, nor when.
+This room promises that each committed range of files is in a table once, whatever crashes and
+however many processes register at once. Every recorded table follows every file that is rewritten
+or replaced. It must not know how or when files are made.
 
-``base`` says what a table is, ``registration`` brings one up to an archive's commits, ``delta`` and
-``iceberg`` are the two kinds, each with a library that comes with the extra ``tables``, and
-``places`` tells these libraries where the files are.
+``base`` defines a table and where its library finds the files. ``registration`` brings a table up
+to an archive's commits. ``delta`` and ``iceberg`` are the two kinds; their libraries come with the
+extra ``tables``.
 """
 
 from __future__ import annotations

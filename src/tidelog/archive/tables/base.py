@@ -1,9 +1,8 @@
-"""What a table is: files of an archive, how far they go, and the columns that they have.
+"""Defines a table: the files of an archive, how far they go, and their columns.
 
-Where a table's library finds an archive's files: our store's URL in the words that it knows.
-
-Credentials are those of the environment, as they are for our own stores; where there are none, the
-libraries look for profiles and roles by themselves.
+Also translates a store's URL into the settings of the table libraries. Credentials come from the
+environment, as for our own stores; without any, the libraries look for profiles and roles
+themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file to be registered."""
+    """A file to register."""
 
     path: str  # below the generation's folder
     entry: FileEntry
@@ -46,7 +45,7 @@ class TableAddition:
     """What one commit of a table adds."""
 
     files: list[TableFile] = field(default_factory=list)
-    through: dict[str, int] = field(default_factory=dict)  # by lane: the ordinal it comes to
+    through: dict[str, int] = field(default_factory=dict)  # by lane: the ordinal after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class TablePlan:
     archive: Archive
     home: str  # id
     columns: pa.Schema  # of the files
-    names: Mapping[str, str]  # what event columns are called in them, those that are kept
+    names: Mapping[str, str]  # the names of event columns in them, if kept
 
     def partition_fields(self, files: list[TableFile]) -> list[pa.Field]:
         """Columns for the names in folders that all these files have, and that are not in them."""
@@ -80,55 +79,55 @@ class RegisterResult:
 
 
 class Table(Protocol):
-    """A table of one library. Each call may talk to servers: ``UnavailableError``."""
+    """A table of one library. Each call may reach servers and raise ``UnavailableError``."""
 
     @property
     def where(self) -> str:
-        """Where readers find it."""
+        """Returns where readers find it."""
         ...
 
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
-        """Up to which ordinal each of these lanes is in it, read now.
+        """Reads up to which ordinal each of these lanes is in it.
 
-        None when it has another generation, or nothing: then one commit must bring everything,
-        and replaces what is there. ``InvalidError`` for a table that is not ours.
+        Returns None if it has another generation, or nothing: then one commit must add everything,
+        and replaces what is there. Raises ``InvalidError`` for a table that is not ours.
         """
         ...
 
     @property
     def holds_another(self) -> bool:
-        """Whether ``through`` has found files of another generation, which ``add`` replaces."""
+        """Returns whether ``through`` found files of another generation, which ``add`` replaces."""
         ...
 
     def add(self, lot: TableAddition) -> None:
-        """Add files and ends in one commit, on top of what ``through`` has read.
+        """Adds files and ends in one commit, based on what ``through`` read.
 
-        ``ConflictError`` when another commit came first, and when nobody can know.
+        Raises ``ConflictError`` if another commit came first, and if the outcome is unknown.
         """
         ...
 
     def change(self, files: list[TableFile]) -> bool:
-        """Correct the entries of files whose bytes have changed; skip files that it does not list.
+        """Corrects the entries of files whose bytes changed; skips files that it does not list.
 
-        Returns whether there were any of another size or count. Idempotent. ``ConflictError`` as
-        for ``add``.
+        Returns whether any had another size or count. Idempotent. Raises ``ConflictError`` like
+        ``add``.
         """
         ...
 
     def lists(self, paths: list[str]) -> list[str]:
-        """Return those of some paths that it lists; without any, nothing is asked."""
+        """Returns those of the paths that it lists. Without paths, asks nothing."""
         ...
 
     def forget(self, generation: int) -> bool:
-        """Remove the versions of the table that name files of a generation which is dropped.
+        """Deletes the versions of the table that name files of a dropped generation.
 
-        Returns whether there were any. Idempotent. The present version names none of them.
-        ``ConflictError`` as for ``add``.
+        Returns whether there were any. Idempotent. The current version names none of them. Raises
+        ``ConflictError`` like ``add``.
         """
         ...
 
     def stale(self, files: list[TableFile]) -> list[str]:
-        """Return the paths of files that it lists with another size or count than they have."""
+        """Returns the paths of files that it lists with a wrong size or count."""
         ...
 
 
@@ -141,7 +140,7 @@ _FILE_IO = "tidelog.archive.tables.iceberg_io.SmallFileIO"
 
 
 def object_url(store: str, key: str) -> str:
-    """The address by which anybody reads an object; a plain path where the store is a folder."""
+    """Returns the address of an object for any reader; a plain path if the store is a folder."""
     address = _address(store)
     if address.scheme == "file":
         return f"{address.path.rstrip('/')}/{key}"
@@ -150,7 +149,7 @@ def object_url(store: str, key: str) -> str:
 
 
 def delta_options(store: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Storage options of deltalake."""
+    """Returns the storage options of deltalake."""
     address = _address(store)
     if address.scheme == "az" and "account" in address.options:
         return {"azure_storage_account_name": address.options["account"]}
@@ -167,7 +166,7 @@ def delta_options(store: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def iceberg_properties(store: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """FileIO properties of pyiceberg."""
+    """Returns the FileIO properties of pyiceberg."""
     address = _address(store)
     if address.scheme == "az" and "account" in address.options:
         return {"adls.account-name": address.options["account"]}
@@ -193,7 +192,7 @@ def _address(store: str) -> Address:
 
 
 def _s3(address: Address, environ: Mapping[str, str]) -> tuple[str, str, bool]:
-    """Endpoint, region and whether buckets stand in the path; as ``store.remote`` decides it."""
+    """Returns endpoint, region and whether buckets are in the path, like ``store.remote``."""
     endpoint = address.options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL") or ""
     region = address.options.get("region") or environ.get("AWS_REGION")

@@ -1,8 +1,8 @@
-"""An archive's files as a Delta table, whose log stands in the folder of the generation.
+"""An archive's files as a Delta table, with its log in the folder of the generation.
 
 Each lane is an application of the Delta protocol: a commit that adds its files also sets its
-transaction version to the ordinal that it has come to, and the protocol refuses a commit whose
-application somebody else has moved on since the table was read.
+transaction version to the ordinal it reached. The protocol refuses a commit if another process has
+moved the application since the table was read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeltaLog:
 
     @property
     def holds_another(self) -> bool:
-        """Always False: each generation's folder has a log of its own."""
+        """Returns False: each generation's folder has its own log."""
         return False
 
     def through(self, lanes: list[str]) -> Mapping[str, int]:
@@ -74,7 +74,7 @@ class DeltaLog:
             )
 
     def change(self, files: list[TableFile]) -> bool:
-        """An ``add`` of a path that is there takes the place of the one before."""
+        """Adds the paths again: an ``add`` of a listed path replaces the earlier one."""
         with self._translated():
             table = self._read() if files else None
             stale = [] if table is None else _stale(table, files)
@@ -91,7 +91,7 @@ class DeltaLog:
             return sorted(listed.intersection(paths))
 
     def forget(self, generation: int) -> bool:
-        """Its log is in the folder of the generation, and is deleted with that."""
+        """Does nothing: its log is in the folder of the generation, and is deleted with it."""
         return False
 
     def stale(self, files: list[TableFile]) -> list[str]:
@@ -133,7 +133,7 @@ class DeltaLog:
         )
 
     def _stats(self, file: TableFile) -> dict[str, object]:
-        """What readers may skip a file by."""
+        """Returns the statistics by which readers skip a file."""
         least = {"offset": file.entry.first_offset, "timestamp": to_iso(file.entry.first_ms)}
         most = {"offset": file.entry.last_offset, "timestamp": to_iso(file.entry.last_ms)}
         names = {
@@ -161,12 +161,12 @@ class DeltaLog:
 
 
 def _paths(table: DeltaTable) -> list[str]:
-    """The paths that a table lists, in the order of its entries."""
+    """Returns the paths that a table lists, in the order of its entries."""
     return [unquote(path) for path in table.get_add_actions().column("path").to_pylist()]
 
 
 def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
-    """The files that a table lists with another size or count than they have."""
+    """Returns the files that a table lists with a wrong size or count."""
     added = table.get_add_actions()
     listed = zip(
         _paths(table),
@@ -183,7 +183,7 @@ def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
 
 
 def _in_microseconds(field: pa.Field) -> pa.Field:
-    """The only times that Delta has; files may hold them in milliseconds."""
+    """Returns the field with Delta's only unit of time; files may have milliseconds."""
     if pa.types.is_timestamp(field.type):
         return field.with_type(pa.timestamp("us", field.type.tz))
     return field

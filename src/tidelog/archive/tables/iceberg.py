@@ -1,13 +1,13 @@
 """An archive's files as an Iceberg table, in a catalog that the user names.
 
 A catalog is ``sqlite:///FILE``, ``postgresql://…`` or ``http://…`` (REST), with ``?warehouse=…`` if
-it wants one, or a name that pyiceberg's own configuration knows. How far the table has come is a
-property of it, ``tidelog.through``, set by the commit that adds the files. That commit asserts the
-snapshot which it was made on, so of two at once one fails; it is never repeated on another
-snapshot, as pyiceberg by itself would. A property, not a snapshot's summary: snapshots expire.
+it needs one, or a name in pyiceberg's own configuration. The table's property ``tidelog.through``
+says how far it is; the commit that adds the files sets it. That commit asserts the snapshot it is
+based on, so of two at once one fails. It is never retried on another snapshot, as pyiceberg itself
+would. It is a property, not part of a snapshot's summary, because snapshots expire.
 
-Data files keep no columns for folder names. A table has them nevertheless, as columns that it is
-partitioned by, whose values readers take from the metadata.
+Data files have no columns for folder names. The table has them as partition columns, whose values
+readers get from the metadata.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LOST = (
 
 
 class Through(msgspec.Struct, frozen=True):
-    """How far a table has come, as its property says."""
+    """How far a table is, from its property."""
 
     archive: str  # incarnation
     generation: int
@@ -113,18 +113,18 @@ class IcebergTable:
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
                 if not same:
-                    # Its manifests name the files of the generation before, which it is of.
+                    # Its manifests name the files of the previous generation.
                     change.delete(AlwaysTrue(), {_STATE: msgspec.json.encode(known).decode()})
                 change.set_properties({_STATE: said, TableProperties.DEFAULT_NAME_MAPPING: mapping})
                 if (
                     files or not same
-                ):  # the present snapshot must name no file of another generation
+                ):  # the current snapshot must name no file of another generation
                     with change.update_snapshot({_STATE: said}).fast_append() as append:
                         for file in files:
                             append.append_data_file(file)
 
     def change(self, files: list[TableFile]) -> bool:
-        """The entries of those files go, and new ones come, in one snapshot."""
+        """Replaces the entries of those files in one snapshot."""
         with self._translated():
             table = self._read() if files else None
             stale = [] if table is None else self._stale(table, files)
@@ -143,10 +143,10 @@ class IcebergTable:
             return True
 
     def forget(self, generation: int) -> bool:
-        """Expire the snapshots of a generation, and delete what only they name.
+        """Expires the snapshots of a generation, and deletes what only they name.
 
-        Objects are deleted first, so dying in between leaves snapshots that the next call finds.
-        Their files are deleted already: no reader can use them.
+        Objects are deleted first, so a crash in between leaves snapshots that the next call finds.
+        Their files are already deleted: no reader can use them.
         """
         with self._translated():
             table = self._read()
@@ -174,7 +174,7 @@ class IcebergTable:
             return True
 
     def _is_of(self, table: Snapshot, snapshot: Version, generation: int) -> bool:
-        """Whether a snapshot names files of a generation: by its summary, or by its manifests."""
+        """Returns whether a snapshot names files of a generation, by its summary or manifests."""
         said = snapshot.summary.get(_STATE) if snapshot.summary is not None else None
         if said is not None:
             return decode_json(said, Through).generation == generation
@@ -186,7 +186,7 @@ class IcebergTable:
                 for manifest in snapshot.manifests(table.io)
                 for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
             )
-        except FileNotFoundError:  # an earlier call died after it had deleted some of them
+        except FileNotFoundError:  # an earlier call crashed after deleting some of them
             return True
 
     def lists(self, paths: list[str]) -> list[str]:
@@ -203,7 +203,7 @@ class IcebergTable:
             return [] if table is None else [file.path for _, file in self._stale(table, files)]
 
     def _stale(self, table: Snapshot, files: list[TableFile]) -> list[tuple[DataFile, TableFile]]:
-        """Entries with another size or count than their file has."""
+        """Returns entries with another size or count than their file has."""
         if table.current_snapshot() is None:
             return []
         wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
@@ -248,7 +248,7 @@ class IcebergTable:
             self._known = load_catalog(name, **self._properties)
             engine = getattr(self._known, "engine", None)  # of a catalog in SQL
             if engine is not None:
-                weakref.finalize(self, engine.dispose)  # its connections are closed with the table
+                weakref.finalize(self, engine.dispose)  # closes its connections with the table
         return self._known
 
     def _read(self) -> Snapshot | None:
@@ -274,7 +274,7 @@ class IcebergTable:
             return list(pool.map(lambda file: self._data_file(table, file), files))
 
     def _data_file(self, table: Snapshot, file: TableFile) -> DataFile:
-        """A file as the table knows it, with the statistics of its footer."""
+        """Returns a file as the table lists it, with the statistics of its footer."""
         path, metadata = _url(f"{self._root}/{file.path}"), table.metadata
         with table.io.new_input(path).open() as data:
             footer = pq.read_metadata(data)
@@ -302,10 +302,10 @@ class IcebergTable:
         )
 
     def _measured(self, footer: pq.FileMetaData) -> dict[str, str]:
-        """Table properties that ask for bounds of offsets and times only.
+        """Returns table properties that ask for bounds of offsets and times only.
 
-        Bounds of other columns would be pieces of events, and stay in old snapshots for good,
-        where no erasure reaches them.
+        Bounds of other columns would be parts of events, and would stay in old snapshots, where no
+        erasure reaches them.
         """
         groups = [footer.row_group(0)] if footer.num_row_groups else []
         chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -329,7 +329,7 @@ class IcebergTable:
             ) from exc
         except TidelogError:
             raise
-        except Exception as exc:  # a catalog may be anybody's code
+        except Exception as exc:  # a catalog may be any code
             raise UnavailableError(
                 f"iceberg table `{self._name}`: {_gist(exc)}: try again, "
                 f"and check the catalog `{self._uri}`"
@@ -337,7 +337,7 @@ class IcebergTable:
 
 
 def _catalog_properties(uri: str) -> dict[str, str]:
-    """Properties for pyiceberg; none for a catalog that its own configuration knows."""
+    """Returns properties for pyiceberg; none for a catalog in its own configuration."""
     if ":" not in uri:
         return {}
     address = parse_address(uri)
@@ -346,7 +346,7 @@ def _catalog_properties(uri: str) -> dict[str, str]:
 
 
 def _partition(metadata: TableMetadata, file: TableFile) -> Record:
-    """The values of the columns that the table is partitioned by."""
+    """Returns the values of the partition columns."""
     schema = metadata.schema()
     values: list[str | int | None] = []
     for field in metadata.spec().fields:
@@ -360,7 +360,7 @@ def _partition(metadata: TableMetadata, file: TableFile) -> Record:
 
 
 def _objects(table: Snapshot, snapshot: Version) -> list[str]:
-    """The manifest list of a snapshot, and its manifests as far as that can be read."""
+    """Returns the manifest list of a snapshot, and its manifests if that can be read."""
     with contextlib.suppress(FileNotFoundError):
         manifests = [each.manifest_path for each in snapshot.manifests(table.io)]
         return [*manifests, snapshot.manifest_list]
@@ -368,7 +368,7 @@ def _objects(table: Snapshot, snapshot: Version) -> list[str]:
 
 
 def _once(table: Snapshot) -> Snapshot:
-    """The table as it was read, whose commits are not repeated when another one came first."""
+    """Returns the table as it was read; its commits are not retried after a conflict."""
     properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
     return table

@@ -1,7 +1,7 @@
-"""How pyiceberg writes to S3 here: a small file by one request, as Iceberg's metadata is small.
+"""Lets pyiceberg write small files to S3 with one request, because Iceberg's metadata is small.
 
-Arrow's streams begin every file as an upload in parts, which takes three requests. Named in the
-property ``py-io-impl`` of a catalog.
+Arrow's streams begin every file as a multipart upload, which takes three requests. The property
+``py-io-impl`` of a catalog names this class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["SmallFileIO"]
 
 
 class SmallFileIO(PyArrowFileIO):
-    """Arrow's file systems, with streams that wait for enough bytes before they begin parts."""
+    """Arrow's file systems, with streams that buffer bytes before they begin a multipart upload."""
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
@@ -30,7 +30,7 @@ class SmallFileIO(PyArrowFileIO):
 
 
 def _waiting(found: FileSystem) -> FileSystem:
-    """The same one; rebuilt as unpickling does, which needs keys: roles are not told to it."""
+    """Returns the same file system, rebuilt like unpickling does; that needs keys, not roles."""
     if not isinstance(found, S3FileSystem):
         return found
     make, (options,) = found.__reduce__()

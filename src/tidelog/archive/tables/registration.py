@@ -1,41 +1,39 @@
-"""Registration: a table brought up to the commits of an archive, each range once.
+"""Registration: brings a table up to the commits of an archive, each range once.
 
-A table is named by a text: ``delta`` for one whose log stands in the folder of the generation, or
-``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it has come in every lane (a
-source partition of the archive, or of the replays of its dead letters):
+A table is named by a text: ``delta`` for one whose log is in the folder of the generation, or
+``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it is in every lane (a source
+partition of the archive, or of the replays of its dead letters):
 
-0. record the table in the archive's row: every erasure and
-   every promote after that reaches it                     → dead: a name without a table
-1. read how far the table is, and where its last lot began → dead: nothing has changed
-2. look at the manifests of that lot again, and correct
-   entries of files that an erasure has changed meanwhile  → dead: the next one looks again
-3. collect the files of the ranges after that              → the same
+0. record the table in the archive's row: every later
+   erasure and promote reaches it                          → crash: a name without a table
+1. read how far the table is, and where its last lot began → crash: nothing has changed
+2. read the manifests of that lot again, and correct
+   entries of files that an erasure has changed since      → crash: the next one looks again
+3. collect the files of the ranges after that              → crash: the same
 4. add them and the new ends in one commit, which fails
-   if another has moved an end since step 1, and go to 1   → dead: whole ranges are in the table
+   if another moved an end since step 1, and go to 1       → crash: whole ranges are in the table
 
-So the next register goes on wherever one died, and of two at once one fails at step 4 and looks
-again. Dead letters and sidecars are not part of a table. Names of folders such as ``dt=2026-11-15``
-become columns that it is partitioned by.
+So after a crash the next register resumes. Of two at once, one fails at step 4 and looks again.
+Dead letters and sidecars are not part of a table. Folder names such as ``dt=2026-11-15`` become
+partition columns.
 
-Every table that the row names follows every change of files, whether or not drivers keep it up to
-date:
+Every recorded table follows every change of files, whether or not drivers keep it up to date:
 
-- An erasure corrects the entries of files that it has rewritten (``correct_entries``), in any
+- An erasure corrects the entries of files that it rewrote (``correct_entries``), in any
   generation. It reads the row after its own commit, so it sees every table whose files were
-  collected before that. A table skips files that it does not list; step 2 is for files that were
-  collected before the erasure's commit and added after it.
-- A promote moves every table to the files of the new generation (``replace_files``), also to one
-  without files. So does a drop, before it deletes files, for a promote that died. After that it
-  removes the versions of tables that name these files (``forget_files``), since folders may be
-  named by fields of erased events. Step 1 reads the
-  table, then the archive's row, so a register that slept through a promote cannot bring the old
-  files back.
-- A register that dies after step 4, beside an erasure, may leave entries of its lot that are out of
-  date. A sweep does step 2 for every table (``settle_tables``), and corrects them; so do the next
-  register and ``delete --prove``, and a proof is not clean before (``stale_entries``).
-- After a restore of the catalog, a driver moves files of forgotten ranges away (``forgotten``). A
-  table that lists them is refused in step 1 for good: their range is done again, perhaps with other
-  events, and the table's ends say nothing of that.
+  collected before that. A table skips files that it does not list. Step 2 is for files collected
+  before the erasure's commit and added after it.
+- A promote moves every table to the files of the new generation (``replace_files``), even if that
+  has none. So does a drop before it deletes files, in case a promote crashed. After that it deletes
+  the versions of tables that name these files (``forget_files``), because folders may be named by
+  fields of erased events. Step 1 reads the table, then the archive's row, so a register that
+  stalled during a promote cannot bring the old files back.
+- A register that crashes after step 4 next to an erasure may leave stale entries of its lot. A
+  sweep does step 2 for every table (``settle_tables``) and corrects them. So do the next register
+  and ``delete --prove``; a proof is not clean before that (``stale_entries``).
+- After a restore of the catalog, a driver moves files of lost ranges away (``pipeline.aside``). A
+  table that lists them is refused in step 1 forever: their range is done again, possibly with other
+  events, and the table's ends do not show that.
 """
 
 from __future__ import annotations
@@ -90,12 +88,12 @@ __all__ = [
 ]
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
-_ATTEMPTS = 50  # of a commit that others come before
-_REPEATS = 8  # of one whose store or catalog does not answer
+_ATTEMPTS = 50  # of a commit that conflicts
+_REPEATS = 8  # of a commit whose store or catalog does not respond
 
 
 def check_table(archive: Archive, name: str) -> None:
-    """Refuse what no table can be made of, without asking anybody. ``InvalidError``."""
+    """Raises ``InvalidError`` for what cannot be a table, without reaching any server."""
     _plan(archive)
     kind, _, rest = name.partition(":")
     catalog, _, table = rest.rpartition("#")
@@ -108,7 +106,7 @@ def check_table(archive: Archive, name: str) -> None:
 
 
 def check_tables(archive: Archive, generation: int) -> None:
-    """Raise ``InvalidError`` if a generation's files cannot replace those of the tables."""
+    """Raises ``InvalidError`` if a generation's files cannot replace those of the tables."""
     for name in archive.tables:
         try:
             check_table(_as_of(archive, generation), name)
@@ -120,7 +118,7 @@ def check_tables(archive: Archive, generation: int) -> None:
 
 
 def change_tables(context: Context, archive: Archive, name: str, *, keep: bool) -> Archive:
-    """Record a table; let drivers bring it up to date from now on, or no longer."""
+    """Records a table, and sets whether drivers keep it up to date from now on."""
     check_table(archive, name)
 
     def edit(found: Archive) -> Archive:
@@ -131,7 +129,7 @@ def change_tables(context: Context, archive: Archive, name: str, *, keep: bool) 
 
 
 def forget_table(context: Context, archive: Archive, name: str) -> Archive:
-    """Remove a table from the record: nothing changes it any more. ``InvalidError`` if unknown."""
+    """Removes a table from the record: nothing changes it any more. Raises ``InvalidError``."""
 
     def edit(found: Archive) -> Archive:
         if name not in found.tables:
@@ -149,35 +147,35 @@ def forget_table(context: Context, archive: Archive, name: str) -> Archive:
 
 
 def register(context: Context, archive: Archive) -> list[RegisterResult]:
-    """Bring the tables that drivers keep up to date to the archive's commits."""
+    """Brings the tables that drivers keep up to date to the archive's commits."""
     return [register_table(context, archive, name) for name in archive.kept]
 
 
 def replace_files(context: Context, archive: Archive) -> None:
-    """Bring every recorded table to the promoted generation, before older files are deleted."""
+    """Brings every recorded table to the live generation, before older files are deleted."""
     for name in archive.tables:
         register_table(context, archive, name)
 
 
 def forget_files(context: Context, archive: Archive, generation: int) -> None:
-    """Remove the versions of every recorded table that name files of a dropped generation."""
+    """Deletes the versions of every recorded table that name files of a dropped generation."""
     for name in archive.tables:
         _forget(context, open_table(context, archive, name), generation)
 
 
 def _forget(context: Context, table: Table, generation: int) -> None:
-    _repeated(context, table, lambda: not table.forget(generation))
+    _retry_until_done(context, table, lambda: not table.forget(generation))
 
 
 def register_table(context: Context, archive: Archive, name: str) -> RegisterResult:
-    """Bring one table up to the commits of the promoted generation; it is made if need be.
+    """Brings one table up to the commits of the live generation; creates it if needed.
 
-    Safe to kill, to repeat, and to run twice at once. ``InvalidError`` for an archive that is not
-    of Parquet, and for a table that holds something else.
+    Safe to kill, to repeat, and to run twice at once. Raises ``InvalidError`` for an archive that
+    is not Parquet, and for a table that holds something else.
     """
     table = open_table(context, archive, name)
     if name not in archive.tables:
-        table.through([])  # a table that is not ours, or cannot be reached, is not recorded
+        table.through([])  # raises before recording a table that is not ours or cannot be reached
         change_archive(context, archive.name, lambda found: _recorded(found, name))
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
@@ -195,8 +193,8 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
             context.clock.sleep(context.random.random() * min(1.0, 0.05 * conflicts))
             continue
         except (UnavailableError, CorruptError):
-            # Whether it has landed or not: the table itself says how far it is. Files that are not
-            # as their manifests say may be so because an erasure is replacing them.
+            # Whether the commit landed or not, the table itself says how far it is. Files that
+            # differ from their manifests may do so because an erasure is replacing them.
             refused += 1
             if refused >= _REPEATS:
                 raise
@@ -214,21 +212,23 @@ def correct_entries(
     files: Sequence[FileEntry],
     failed: dict[str, TidelogError],
 ) -> None:
-    """Correct the entries of rewritten files of a generation in every recorded table. Idempotent.
+    """Corrects the entries of rewritten files of a generation in every recorded table.
 
-    One that cannot be reached is put into ``failed`` and does not stop the others; those that are
-    in it already are not tried, as each may take as long as a time-out.
+    Idempotent. A table that cannot be reached goes into ``failed`` and does not stop the others.
+    Tables already in it are not tried, because each may take as long as a timeout.
     """
     changed = _rewritten(archive, generation, files)
     for name in read_archive(context, archive.name).tables if changed else ():
         if name in failed:
             continue
         with contained(f"table `{name}`", partial(failed.__setitem__, name)):
-            _tell(context, open_table(context, _as_of(archive, generation), name), lambda: changed)
+            _update_entries(
+                context, open_table(context, _as_of(archive, generation), name), lambda: changed
+            )
 
 
 def repair_tables(context: Context, archive: Archive) -> list[TidelogError]:
-    """Compare the entries of all rewritten files with every recorded table, and correct them."""
+    """Compares the entries of all rewritten files with every recorded table, and corrects them."""
     failed: dict[str, TidelogError] = {}
     for generation in archive.makings if archive.tables else ():
         files = _erased_files(context, archive, generation)
@@ -237,10 +237,10 @@ def repair_tables(context: Context, archive: Archive) -> list[TidelogError]:
 
 
 def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
-    """Do step 2 for every recorded table: a register may have died after its step 4.
+    """Does step 2 for every recorded table: a register may have crashed after its step 4.
 
-    Only entries of the last lot can be out of date then. Returns the errors of tables that could
-    not be asked. Costs a read of each table of an archive that events were erased from.
+    Only entries of the last lot can be stale then. Returns the errors of tables that could not be
+    reached. Costs a read of each table of an archive with erased events.
     """
     failed: dict[str, TidelogError] = {}
     for generation in archive.in_state("live", "kept") if archive.tables else ():
@@ -256,7 +256,7 @@ def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
 
 
 def stale_entries(context: Context, archive: Archive, generation: int) -> Iterator[tuple[str, str]]:
-    """Yield each table with what is wrong in it: an entry that is out of date, or an error."""
+    """Yields each table with what is wrong in it: a stale entry, or an error."""
     names = read_archive(context, archive.name).tables
     files = _erased_files(context, archive, generation) if names else []
     changed = _rewritten(archive, generation, files)
@@ -270,7 +270,7 @@ def stale_entries(context: Context, archive: Archive, generation: int) -> Iterat
 
 
 def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) -> list[TableFile]:
-    """Those of a generation's files that erasures have rewritten, as a table lists them."""
+    """Returns the files of a generation that erasures have rewritten, as a table lists them."""
     if archive.making(generation).format != "parquet":
         return []
     view = _as_of(archive, generation)
@@ -278,7 +278,7 @@ def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) ->
 
 
 def _erased_files(context: Context, archive: Archive, generation: int) -> list[FileEntry]:
-    """The data files of a generation that erasures have taken events out of."""
+    """Returns the data files of a generation that erasures have removed events from."""
     return [
         file
         for pipeline, partition in dict(_lanes(context, _as_of(archive, generation))).values()
@@ -289,7 +289,7 @@ def _erased_files(context: Context, archive: Archive, generation: int) -> list[F
 
 
 def _as_of(archive: Archive, generation: int) -> Archive:
-    """The archive as it is when that generation is the promoted one."""
+    """Returns the archive as if that generation were live."""
     return msgspec.structs.replace(archive, generation=generation)
 
 
@@ -299,11 +299,11 @@ def _recorded(archive: Archive, name: str) -> Archive:
 
 
 def open_table(context: Context, archive: Archive, name: str) -> Table:
-    """The table of a name; nobody is asked yet."""
+    """Returns the table with a name, without reaching any server."""
     check_table(archive, name)
     if name != "delta":
         context.standing.check(f"archive `{archive.name}`: table `{name}`")
-    files_at(context, archive)  # is the folder ours
+    files_at(context, archive)  # raises unless the folder is ours
     plan, environ = _plan(archive, context.home_id), context.environ
     if name == "delta":
         from tidelog.archive.tables.delta import DeltaLog  # noqa: PLC0415 - an extra
@@ -350,18 +350,18 @@ def _next_lot(context: Context, archive: Archive, table: Table) -> TableAddition
 def _settle_last_lot(
     context: Context, archive: Archive, table: Table, lanes: Mapping[str, tuple[str, str]]
 ) -> Mapping[str, int] | None:
-    """Steps 1 and 2; how far the table is in each lane."""
+    """Steps 1 and 2. Returns how far the table is in each lane."""
     names = [*lanes, *map(_began, lanes)]
     through = table.through(names)
     if through:
         last = through
-        if _tell(context, table, lambda: _changed(context, archive, lanes, last)):
+        if _update_entries(context, table, lambda: _changed(context, archive, lanes, last)):
             through = table.through(names)
     return through
 
 
 def _check_not_aside(context: Context, archive: Archive, table: Table) -> None:
-    """Refuse a table that lists files which were set aside after a restore."""
+    """Raises if a table lists files that were set aside after a restore."""
     own, root = archive.pipeline(), layout.aside_folder(archive.root)
     moved = [
         f"{archive.root}/{file.removeprefix(root).partition('/')[2]}"
@@ -381,7 +381,7 @@ def _check_not_aside(context: Context, archive: Archive, table: Table) -> None:
 def _check_not_ahead(
     context: Context, archive: Archive, table: Table, reached: tuple[str, int]
 ) -> None:
-    """Refuse a table that has files of ranges which a restored catalog has forgotten."""
+    """Raises if a table has files of ranges that a restored catalog lost."""
     lane, first = reached
     pipeline, _, partition = lane.partition("/")
     head = read_progress(context, pipeline, partition) if first else None
@@ -393,8 +393,8 @@ def _check_not_ahead(
         )
 
 
-def _tell(context: Context, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
-    """Tell a table of files until it knows them as they are; whether it had to be told."""
+def _update_entries(context: Context, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
+    """Updates a table until its entries match the files. Returns whether that was needed."""
     told = False
 
     def is_done() -> bool:
@@ -403,12 +403,12 @@ def _tell(context: Context, table: Table, changed: Callable[[], list[TableFile]]
         told = told or not done
         return done
 
-    _repeated(context, table, is_done)
+    _retry_until_done(context, table, is_done)
     return told
 
 
-def _repeated(context: Context, table: Table, is_done: Callable[[], bool]) -> None:
-    """Call until it is done, also after commits of others."""
+def _retry_until_done(context: Context, table: Table, is_done: Callable[[], bool]) -> None:
+    """Calls ``is_done`` until it returns True, also after commits of others."""
     for attempt in range(_ATTEMPTS):
         try:
             if is_done():
@@ -424,7 +424,7 @@ def _changed(
     lanes: Mapping[str, tuple[str, str]],
     through: Mapping[str, int],
 ) -> list[TableFile]:
-    """The files of the table's last lot that have lost events."""
+    """Returns the files of the table's last lot that have lost events."""
     found: list[TableFile] = []
     for lane, (pipeline, partition) in lanes.items():
         began = through.get(_began(lane), 0)
@@ -437,12 +437,12 @@ def _changed(
 
 
 def _began(lane: str) -> str:
-    """By what name a table keeps where the last lot of a lane began, and 1; 0: nobody knows."""
+    """Returns the key under which a table stores where a lane's last lot began, plus 1."""
     return f"{lane} began"
 
 
 def _lanes(context: Context, archive: Archive) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Each lane's name, and where its commits are."""
+    """Yields each lane's name, and where its commits are."""
     own = archive.pipeline()
     for pipeline in (own, replay_pipeline(own)):
         for partition in read_partitions(context, pipeline):
