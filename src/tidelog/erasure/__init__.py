@@ -1,10 +1,10 @@
-"""Erasure: deleted events leave archives too, and a proof searches every byte.
+"""Erasure: deletes events from archives too, and proves it by searching every byte.
 
-It promises P5a: a proof is clean only if no object, name, manifest, table, staged file or row holds
-the erased event or its id, and what a proof cannot see, it lists. It must not know HTTP or
+This room keeps promise P5a: a proof is clean only if no object, name, manifest, table, staged file
+or row holds the erased event or its id. What a proof cannot see, it lists. It must not know HTTP or
 commands.
 
 ``from_archives`` deletes what archives hold and their topic does not, ``rewrite`` replaces files by
-ones without the events, ``matcher`` recognises erased events in any column or line, and ``proof``
+ones without the events, ``matcher`` recognizes erased events in any column or line, and ``proof``
 searches. The steps of a whole erasure are in ``maintenance.erase``.
 """

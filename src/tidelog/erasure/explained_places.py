@@ -1,4 +1,4 @@
-"""Where a proof need not search, or searches strictly: places of other topics, and of files."""
+"""Places that a proof need not search, or searches strictly: of other topics, and of files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["explained_places", "places_of_files", "stagings_of_others"]
 
 
 def explained_places(context: Context, topic: Topic, store: Store) -> tuple[str, ...]:
-    """What keys of a store begin with that are another's: of other topics, archives, pipelines."""
+    """Returns the prefixes of keys that belong to other topics, archives or pipelines."""
     at = context.store.url
     own = {archive.name for archive, _ in archives_of(context, topic)}
     found = [StoreFolder(at, layout.HOME_OBJECT), StoreFolder(at, layout.probe(""))]
@@ -36,7 +36,7 @@ def explained_places(context: Context, topic: Topic, store: Store) -> tuple[str,
 
 
 def places_of_files(context: Context, topic: Topic) -> Iterator[str]:
-    """What keys of files with values begin with: staged, set aside, or of a generation."""
+    """Yields the prefixes of files with values: staged, set aside, or of a generation."""
     yield "staging/"
     of_topic = [archive for archive, _ in archives_of(context, topic)]
     for archive in (*of_topic, *removed_archives(context)):
@@ -45,7 +45,7 @@ def places_of_files(context: Context, topic: Topic) -> Iterator[str]:
 
 
 def stagings_of_others(context: Context, topic: Topic) -> list[str]:
-    """Where archives stage that are made of something else."""
+    """Returns the staging prefixes of archives that are made of something else."""
     own = {archive.name for archive, _ in archives_of(context, topic)}
     others = [archive for archive in list_archives(context) if archive.name not in own]
     return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]

@@ -1,25 +1,25 @@
-"""Erasing events that archives still hold and their topic does not: it was trimmed, or is gone.
+"""Erases events that archives still hold and their topic does not: trimmed, or deleted.
 
-Of a topic that is there, in four steps; the scribe finishes what died:
+For an existing topic there are four steps. The scribe finishes them after a crash:
 
 1. search the files of its archives for the ids or the key, below the
-   topic's start                                                       → dead: nothing
-2. an audit record with the places, as ``begun``: now it is decided    → dead: go on at 3
-3. ids and key into the ledger, and ``erasures`` up in the heads       → dead: go on at 3
-4. the record as ``done``                                              → dead: nothing is missing
+   topic's start                                                      → crash: nothing
+2. put an audit record with the places, as ``begun``: now it is decided → crash: resume at 3
+3. put ids and key into the ledger, and raise ``erasures`` in the heads → crash: resume at 3
+4. mark the record as ``done``                                        → crash: nothing is missing
 
-A restore may bring the events back into the topic between a delete's look at the topic and step 3:
-so a delete that found them here looks at the topic once more after step 3, and deletes what came.
+A restore may bring the events back into the topic between a delete's look at the topic and step 3.
+So a delete that found events here looks at the topic again after step 3, and deletes what came.
 
-From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
-scribe write the archives' files again without them, as they do after any delete. A call that relies
-on a record of another one, since it leaves out what is deleted already, completes it first
-(``settled_offsets``): that other call may be between steps 2 and 3, or dead there.
+From step 2 on these places count as deleted (``archive.deletions``), so ``delete --prove`` and the
+scribe rewrite the archives' files without them, as after any delete. A call may skip what another
+call's record already deletes. It completes that record first (``settled_offsets``), because the
+other call may be between steps 2 and 3, or dead there.
 
-Of an archive whose topic is gone, or whose source is another system, there is no ledger: its own
-audit (``audit/<archive>``) has the record, step 3 writes its files and those of its copies again,
-and step 4 follows once no range is under way that may hold one of the events. The record says the
-incarnation of each source partition: a copy that holds another one keeps what is at these offsets.
+An archive whose topic is deleted, or whose source is another system, has no ledger. Its own audit
+(``audit/<archive>``) has the record, step 3 rewrites its files and those of its copies, and step 4
+follows once no unfinished range may hold one of the events. The record has the incarnation of each
+source partition: a copy of another incarnation keeps what is at these offsets.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ __all__ = [
     "settled_offsets",
 ]
 
-_PLACE_BYTES = 24  # of an event in a record, beside its id
+_PLACE_BYTES = 24  # of an event in a record, besides its id
 _AGAIN = "delete again, which completes it"
-_SEARCHES = 20  # of a source partition whose files are changed meanwhile
+_SEARCHES = 20  # of a source partition whose files change in between
 
 Place = tuple[Line, int]
 """A source partition, with its incarnation, and an offset."""
@@ -108,14 +108,15 @@ Place = tuple[Line, int]
 
 @dataclass(frozen=True, slots=True)
 class ErasedFromArchives:
-    """What was found in archives, and is erased from there."""
+    """What was found in archives and is erased there."""
 
     events: int = 0
-    ids: frozenset[str] = frozenset()  # of all that was found
-    found: int = 0  # also what was deleted already, which another call may just have decided
-    unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
-    archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
-    left: tuple[str, ...] = ()  # archives that hold them still, as they were made from these
+    ids: frozenset[str] = frozenset()  # of everything that was found
+    found: int = 0  # including what was deleted before, which another call may just have decided
+    unseen: tuple[str, ...] = ()  # files without ids or keys to search for
+    archives: tuple[ArchiveErasure, ...] = ()  # files that were already rewritten
+    # Archives that still hold them, because the erased archive was made of these.
+    left: tuple[str, ...] = ()
     out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
     named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
 
@@ -131,19 +132,19 @@ class DeleteResult:
     """What a delete found, in the topic and in its archives."""
 
     events: int = 0  # of the topic
-    archived: int = 0  # that archives alone held
-    missing: tuple[str, ...] = ()  # ids of which there was no event anywhere
-    unseen: tuple[str, ...] = ()  # files of archives that have no ids or keys to be searched for
+    archived: int = 0  # that only archives held
+    missing: tuple[str, ...] = ()  # ids without any event
+    unseen: tuple[str, ...] = ()  # files of archives without ids or keys to search for
 
 
 def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:
-    """Delete all events that have one of these ids, for good, also what archives alone hold.
+    """Permanently deletes all events with one of these ids, also those that only archives hold.
 
-    Ids that no topic accepts, as an empty one, are looked for in archives, whose dead letters may
-    have them.
+    Ids that no topic accepts, such as an empty one, are searched in archives, whose dead letters
+    may have them.
     """
     topic = amender.topic
-    sought = _sought(ids, None)  # refuses what nothing can hold before anything is deleted
+    sought = _sought(ids, None)  # raises for what nothing can hold before anything is deleted
     wanted = [each for each in ids if can_be_id(each)]
     odd = tuple(each for each in ids if not can_be_id(each))
     amended = AmendResult(missing=odd)
@@ -167,7 +168,7 @@ def delete_key(
     key: bytes,
     progress: Callable[[int], None] = lambda done: None,
 ) -> DeleteResult:
-    """Delete all events that have this key, for good, also what archives alone hold."""
+    """Permanently deletes all events with this key, also those that only archives hold."""
     topic = amender.topic
     amended = amender.delete_key(key, progress)
     events = amended.events
@@ -183,7 +184,7 @@ def delete_key(
 
 @contextmanager
 def _after(topic: str, amended: AmendResult) -> Iterator[Sent]:
-    """Runs what follows a delete in the topic: its errors never say that nothing was stored."""
+    """Runs what follows a delete in the topic; its errors never say that nothing was stored."""
     sent = Sent()
     sent.something = bool(amended.events)
     with sent.told(f"delete in `{topic}`", _AGAIN):
@@ -193,9 +194,9 @@ def _after(topic: str, amended: AmendResult) -> Iterator[Sent]:
 def erase_trimmed(
     context: Context, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
 ) -> ErasedFromArchives:
-    """Erase what archives of a topic hold under ids or a key, and the topic has trimmed.
+    """Erases what archives of a topic hold under ids or a key, and the topic has trimmed.
 
-    The bytes go from files with the next ``carry_out`` or turn of the scribe. Safe to repeat.
+    The next ``carry_out`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
     sought = _sought(ids, key)
     found: dict[Place, _FoundEvents] = {}
@@ -212,7 +213,8 @@ def erase_trimmed(
             for (line, offset), each in some.items()
         }
         numbers |= {Line(name, topic.incarnation): p for name, p in own.items()}
-    known = settled_offsets(context, topic)  # also if nothing is found: others may have erased it
+    # Also if nothing is found: another call may have erased it.
+    known = settled_offsets(context, topic)
     new = {
         place: each
         for place, each in found.items()
@@ -235,28 +237,28 @@ def erase_trimmed(
 
 
 def settled_offsets(context: Context, topic: Topic) -> Places:
-    """Every offset that was ever deleted, with steps 3 and 4 done of all records that say so."""
+    """Returns every offset that was ever deleted, after steps 3 and 4 of all those records."""
     known = deleted_offsets(context, topic)
-    complete_erasures(context, topic)  # after the read: it covers all that was read
+    complete_erasures(context, topic)  # after the read, so it covers everything that was read
     return known
 
 
 def closed_offsets(context: Context, topic: Topic) -> Places:
-    """The same of a topic whose heads are closed: what it returns is final.
+    """Returns the same for a topic whose heads are closed, where it is final.
 
     No copy can bring an event back there, so heads need not say that the ledger has grown.
     """
     for record, _ in read_records(context, topic):
         if record.archived and record.state == "begun":
-            _enter_ledger(context, topic, record)  # files that were set aside are erased by it
+            _enter_ledger(context, topic, record)  # it erases files that were set aside
     return deleted_offsets(context, topic)
 
 
 def keep_deletions(context: Context, topic: Topic) -> None:
-    """Put all deletes of a topic into the audits of its archives, before its own audit is removed.
+    """Copies all deletes of a topic to the audits of its archives, before its audit is deleted.
 
-    A generation that is built later leaves these events out (``erased_before``). Safe to repeat:
-    a record keeps its time and id.
+    A generation that is built later skips these events (``ErasedBefore``). Safe to repeat: a record
+    keeps its time and id.
     """
     archives = {each.incarnation: each for each, _ in archives_of(context, topic)}
     for record, events in deletion_records(context, topic) if archives else ():
@@ -276,7 +278,7 @@ def keep_deletions(context: Context, topic: Topic) -> None:
 
 
 def complete_erasures(context: Context, topic: Topic) -> None:
-    """Steps 3 and 4 of records that a process left behind."""
+    """Steps 3 and 4 of records that a process left unfinished."""
     for record, version in read_records(context, topic):
         if record.archived and record.state == "begun":
             _enter(context, topic, record, version)
@@ -290,7 +292,7 @@ def _enter(context: Context, topic: Topic, record: AuditRecord, version: str) ->
     try:
         put_record(context, topic, msgspec.structs.replace(record, state="done"), version)
     except NotFoundError:
-        if not _is_done(context, topic, record):  # another call has completed it meanwhile
+        if not _is_done(context, topic, record):  # another call has completed it
             raise
 
 
@@ -314,12 +316,12 @@ def erase_archived(
     ids: Collection[str] = (),
     key: bytes | None = None,
 ) -> ErasedFromArchives:
-    """Erase what an archive holds under ids or a key, from its files and from its copies.
+    """Erases what an archive holds under ids or a key, from its files and from its copies.
 
-    Archives that it was made of are searched, and keep the events: ``left`` names those that do.
-    ``named`` lists files whose folders have names that came from erased events.
-    ``InvalidError`` when such an event comes from a topic that is there: delete it in the topic.
-    Safe to repeat, and to kill: the scribe goes on.
+    Archives that it was made of are searched, but keep the events: ``left`` names those that do.
+    ``named`` lists files whose folders have names from erased events. Raises ``InvalidError`` if
+    such an event comes from an existing topic: delete it there. Safe to repeat and to kill: the
+    scribe resumes.
     """
     finish_archive(context, archive)
     sought = _sought(ids, key)
@@ -364,7 +366,7 @@ def erase_archived(
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
-    """Messages about archives that an archive was made of, and that hold what is sought."""
+    """Yields messages about archives that an archive was made of and that hold the events."""
     for each in original_archives(context, archive):
         held: set[Place] = set()
         for generation in each.in_state("live", "building", "kept"):
@@ -390,7 +392,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
             source = record.sources[event.partition]
             line = Line(source.partition, source.incarnation)
             lines.add(line)
-            if event.offset >= 0:  # others are those of files that were set aside
+            if event.offset >= 0:  # negative ones are in files that were set aside
                 wanted.setdefault(line, []).append(event.offset)
         done = [
             erase_from_archive(context, each, generation, offsets)
@@ -411,7 +413,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
 def _holding(
     context: Context, archive: Archive, wanted: Mapping[Line, Collection[int]]
 ) -> Iterator[tuple[Archive, int, Mapping[str, Sequence[int]]]]:
-    """The generations of an archive and of its copies, and where each has the wanted events."""
+    """Yields the generations of an archive and its copies, with where each has the events."""
     copies: dict[str, Copy] = {}
 
     def look() -> list[tuple[Archive, int]]:
@@ -425,7 +427,7 @@ def _holding(
 
 
 def _are_of(context: Context, archive: Archive, topic: Topic, found: Iterable[Place]) -> bool:
-    """Whether some of the events of an archive are of a topic that is there."""
+    """Returns whether some events of an archive belong to an existing topic."""
     lines = {line for line, _ in found if line.partition.rpartition("/")[0] == topic.name}
     return any(line.may_be(Line(line.partition, topic.incarnation)) for line in lines) and any(
         each.incarnation == archive.incarnation for each, _ in archives_of(context, topic)
@@ -439,9 +441,9 @@ def _search(
     ends: Mapping[str, int | None],
     search: tuple[EventMatcher, list[str]],
 ) -> dict[Place, _FoundEvents]:
-    """Step 1 in one generation: what is below the end of each source partition.
+    """Step 1 in one generation: finds what is below the end of each source partition.
 
-    ``search`` is what is sought, and a list that files are put on which do not show it.
+    ``search`` is what to find, and a list that gets files which cannot be searched.
     """
     found: dict[Place, _FoundEvents] = {}
     for partition, end in ends.items():
@@ -460,7 +462,7 @@ def _search_again(
     end: int | None,
     search: tuple[EventMatcher, list[str]],
 ) -> dict[int, _FoundEvents]:
-    """What is sought in one source partition, by offset; again where files are changed beside."""
+    """Returns what was found in one source partition, by offset; retries if files change."""
     reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
     pipeline = archive.pipeline(generation)
     for attempt in range(_SEARCHES):
@@ -474,7 +476,7 @@ def _search_again(
                 is_last = attempt == _SEARCHES - 1
                 if is_last or not is_changing(context, archive, generation, partition, file):
                     raise
-                finish_rewrites(context, archive, generation)  # of one that died half-way
+                finish_rewrites(context, archive, generation)  # of one that crashed half-way
                 context.clock.sleep(context.random.random() * 0.05)
                 break
         else:
@@ -506,7 +508,7 @@ def _search_aside(
     number: int,
     is_wanted: Callable[[Line], bool] = lambda _: True,
 ) -> dict[Place, _FoundEvents]:
-    """The same in files that were set aside; negative offsets, as theirs are of other events."""
+    """Searches files that were set aside; uses negative offsets, as theirs are other events'."""
     found: dict[Place, _FoundEvents] = {}
     lines = aside_lines(context, archive)
 
@@ -521,13 +523,13 @@ def _search_aside(
 
 
 def _is_one_of(lines: Collection[Line], own: Line) -> bool:
-    """Whether a file that was set aside may hold events of one of these lines."""
+    """Returns whether a file that was set aside may hold events of one of these lines."""
     unknown = own == UNKNOWN_LINE or UNKNOWN_LINE in lines
     return unknown or any(line.may_be(own) for line in lines)
 
 
 def _erased(record: AuditRecord) -> ErasedIds:
-    """What a record of an archive says of ids and keys."""
+    """Returns the ids and keys in a record of an archive."""
     if record.key:
         return ErasedIds(keys={key_digest(record.key): record.until_ms})
     ids = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
@@ -544,7 +546,7 @@ def _sought(ids: Collection[str], key: bytes | None) -> EventMatcher:
     if bool(ids) == (key is not None):
         raise InvalidError("erase: give ids, or one key")
     for each in ids:
-        check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
+        check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
     keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
     return EventMatcher(Deletions(by_id={each: {} for each in ids}, by_key=keys))
 
@@ -552,7 +554,7 @@ def _sought(ids: Collection[str], key: bytes | None) -> EventMatcher:
 def _lots(
     found: Mapping[Place, _FoundEvents], numbers: Mapping[Line, int]
 ) -> Iterator[tuple[tuple[AuditedEvent, ...], int]]:
-    """As many events as one audit record can name, and the latest of their times."""
+    """Yields as many events as one audit record can name, and the latest of their times."""
     some: list[AuditedEvent] = []
     size = latest = 0
     for (line, offset), each in sorted(found.items()):

@@ -1,19 +1,16 @@
-"""Objects beside an archive's files of which every field is known: what of them may be an event's.
+"""Known objects next to an archive's files: extracts the values that events may have filled.
 
-A proof that searched their text would never be clean for an id such as ``parquet`` or ``WRITE``,
-which each Delta log holds. So the fields that only settings fill are left out: names of columns
-and tables, formats, operations, counts. What is left is searched: statistics, tags, settings of
-users, and names of folders. A folder in which there is a file with events has its name from these.
-Iceberg's metadata is in ``known_iceberg``.
-An object, an action or a field that is not known here is searched as a whole.
+A proof that searched their whole text would never be clean for an id such as ``parquet`` or
+``WRITE``, which every Delta log contains. So fields that only settings fill are excluded: names of
+columns and tables, formats, operations, counts. Everything else is searched: statistics, tags,
+settings of users, and names of folders. A folder with a file that holds events has its name from
+these. An object, an action or a field that is not known here is searched as a whole.
 
-Iceberg's metadata, of which every field is known: what of it may be an event's.
-
-A table has three kinds of objects: its metadata in JSON, a manifest list for each snapshot, and
-manifests, both in Avro. Left out is what only settings, counts and clocks fill: else no proof would
-be clean for a key such as ``1`` or an id such as ``append``. Searched are the names of folders in
-paths of data files, values of partitions, bounds of columns, properties that are not ours, and all
-fields that are not known here.
+An Iceberg table has three kinds of objects: its metadata in JSON and, in Avro, a manifest list for
+each snapshot, and manifests. Settings, counts and clocks are excluded: otherwise no proof would be
+clean for a key such as ``1`` or an id such as ``append``. Searched are folder names in paths of
+data files, values of partitions, bounds of columns, properties that are not ours, and all unknown
+fields.
 """
 
 from __future__ import annotations
@@ -94,10 +91,10 @@ _CHECKPOINT = frozenset({"version", "size", "sizeInBytes", "numOfAddFiles", "par
 def event_values(
     key: str, data: bytes, living: Collection[str], everywhere: Collection[str] = ()
 ) -> list[Any] | None:
-    """The values of an object that an event may have filled; None for an object that is not known.
+    """Returns the values of an object that an event may have filled; None if it is unknown.
 
-    ``living`` are the folders of an archive's generation that have files with events;
-    ``everywhere`` are those of all generations, as the beginning of keys.
+    ``living`` lists the folders of an archive's generation that have files with events;
+    ``everywhere`` lists those of all generations, as prefixes of keys.
     """
     folder, _, name = key.rpartition("/")
     try:
@@ -119,7 +116,7 @@ def _of_marker(marker: dict[str, Any], living: Collection[str]) -> list[Any] | N
 
 
 def _of_log(name: str, data: bytes, living: Collection[str]) -> list[Any] | None:
-    """Of an object of a Delta log."""
+    """Returns the values of an object of a Delta log."""
     if name == "_last_checkpoint":
         return [] if _parse_json(data).keys() <= _CHECKPOINT else None
     lines: list[dict[str, Any]] = []
@@ -134,16 +131,16 @@ def _of_log(name: str, data: bytes, living: Collection[str]) -> list[Any] | None
 
 
 def folder_values(folder: str, living: Collection[str]) -> Iterator[str]:
-    """The names in a folder's path, and what follows ``=`` in them; none of a living folder.
+    """Yields the names in a folder's path, and what follows ``=``; none of a living folder.
 
-    The first name is that of the topic.
+    The first name is the topic's.
     """
     if folder not in living:
         yield from folder_names(folder.partition("/")[2])
 
 
 def _of_actions(line: dict[str, Any], living: Collection[str]) -> Iterator[Any]:
-    """The values of a line, which has one action, or of a row, which has columns for all."""
+    """Yields the values of a line with one action, or of a row with columns for all."""
     for action, body in line.items():
         settings = _SETTINGS.get(action)
         if body is None:
@@ -169,7 +166,7 @@ def _of_actions(line: dict[str, Any], living: Collection[str]) -> Iterator[Any]:
 
 
 def _of_stats(text: Any) -> Iterator[Any]:
-    """The values of statistics; the names are those of columns."""
+    """Yields the values of statistics; their names are those of columns."""
     try:
         stats = _parse_json(text)
     except (msgspec.MsgspecError, TypeError):
@@ -181,7 +178,7 @@ def _of_stats(text: Any) -> Iterator[Any]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All values at any depth, without the names of fields."""
+    """Yields all values at any depth, without the names of fields."""
     if isinstance(value, dict):
         for each in value.values():
             yield from _values(each)
@@ -193,7 +190,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _as_dict(value: Any) -> Any:
-    """A map of a Parquet file, which comes as pairs, as a dict; everything else as it is."""
+    """Converts a map of a Parquet file, which is a list of pairs, to a dict."""
     is_pairs = isinstance(value, list) and all(isinstance(each, tuple) for each in value)
     return dict(value) if is_pairs else value
 
@@ -313,8 +310,8 @@ _ICEBERG_FILE = frozenset(
 def iceberg_values(key: str, data: bytes, living: Collection[str]) -> list[Any] | None:
     """Returns the values of an object of a table that an event may have filled.
 
-    None for one that is not known. ``living`` are the folders that have files with events, of all
-    generations, as the beginning of keys. An error says that the object cannot be decoded.
+    None if it is unknown. ``living`` lists the folders with files that hold events, of all
+    generations, as prefixes of keys. An error means that the object cannot be decoded.
     """
     root, _, name = key.partition(ICEBERG)
     if name.endswith(".metadata.json"):
@@ -362,13 +359,13 @@ class _Paths:
         self._names = {name for each in living for name in folder_names(_below(each, root))}
 
     def of_listed(self, record: dict[str, Any]) -> Iterator[Any]:
-        """Of a manifest in a manifest list: the bounds of its partitions."""
+        """Yields the bounds of the partitions of a manifest in a manifest list."""
         yield from _without(record, _LISTED | {"partitions"})
         for bounds in record.get("partitions") or ():
             yield from _without(bounds, frozenset({"contains_null", "contains_nan"}), self._names)
 
     def of_entry(self, record: dict[str, Any]) -> Iterator[Any]:
-        """Of a data file in a manifest."""
+        """Yields the values of a data file in a manifest."""
         yield from _without(record, _ENTRY | {"data_file"})
         file = record["data_file"]
         yield from _without(
@@ -385,13 +382,13 @@ class _Paths:
         yield from (partition or {}).values()
 
     def _is_living(self, folder: str) -> bool:
-        """Whether a folder has a file with events."""
+        """Returns whether a folder has a file with events."""
         _, found, below = folder.partition(f"/{self._root}/")
         return bool(found) and f"{self._root}/{below}" in self._living
 
 
 def _below(folder: str, root: str) -> str:
-    """The part of a folder after the topic's name, which no event fills."""
+    """Returns the part of a folder after the topic's name, which no event fills."""
     _, found, below = f"/{folder}".partition(f"/{root}/")
     return "/".join(below.split("/")[2:]) if found else folder
 
@@ -399,7 +396,7 @@ def _below(folder: str, root: str) -> str:
 def _without(
     body: Mapping[str, Any], settings: Collection[str], names: Collection[str] = ()
 ) -> Iterator[Any]:
-    """The values of fields that are not settings; with their names, if these are not known."""
+    """Yields the values of fields that are not settings, with the names of unknown fields."""
     for name, value in body.items():
         if name in settings or value is None:
             continue
@@ -413,7 +410,7 @@ def _without(
 
 
 def _texts(value: Any) -> Iterator[Any]:
-    """A bound as it is, and as the text that it may be."""
+    """Yields a bound as it is, and as the text that it may be."""
     yield value
     if isinstance(value, bytes):
         try:

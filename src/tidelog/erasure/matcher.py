@@ -1,6 +1,6 @@
-"""What a proof looks for, and how it is known: in columns of any file, and in lines of text.
+"""Recognizes erased events: in columns of any file, in lines of text, and in paths.
 
-Names in paths: a folder may be named by a field of the events in it.
+A folder may be named by a field of the events in it, so the names in paths count too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
-_OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is one
+_OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is an event
 _parse_json = msgspec.json.Decoder().decode
 
 
@@ -51,11 +51,11 @@ class EventMatcher:
     deletions: Deletions
 
     def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
-        """The rows of a batch that have one of the ids or keys; where those were deleted.
+        """Returns the rows of a batch with one of the ids or keys, and where those were deleted.
 
-        Without ``later``, none that came after the erasure by the ledger's time, as copies decide
-        it. That holds for events that a delete finds: the ledger's time is never before theirs.
-        ``InvalidError`` for a column that cannot be compared.
+        Without ``later``, excludes rows after the erasure by the ledger's time, like copies do.
+        That is right for events that a delete finds: the ledger's time is never before theirs.
+        Raises ``InvalidError`` for a column that cannot be compared.
         """
         found: dict[int, list[Places]] = {}
         for name, kind, wanted in (
@@ -71,19 +71,19 @@ class EventMatcher:
         return found
 
     def hidden(self, batch: pa.RecordBatch) -> list[str]:
-        """The columns that rows would be known by, and that a batch does not have."""
+        """Returns the columns that would identify rows and that a batch does not have."""
         sought = (("id", self.deletions.by_id), ("key", self.deletions.by_key))
         return [name for name, wanted in sought if wanted and own_column(batch, name) is None]
 
     def in_values(self, batch: pa.RecordBatch) -> int:
-        """How many rows hold one of them in any column, at any depth, or in JSON there.
+        """Returns how many rows hold one of them in any column, at any depth, or in JSON there.
 
-        For files that have no columns of ours: metadata of tables, and files of others.
+        For files without our columns: metadata of tables, and files of others.
         """
         return sum(map(self.is_in, plain_rows(batch, lambda count, _: count)))
 
     def is_in(self, value: Any) -> bool:
-        """Whether a value is one of them, or holds one at any depth, or in JSON there."""
+        """Returns whether a value is one of them, or holds one at any depth, or in JSON there."""
         return any(map(self._is_one, _leaves(value)))
 
     def _is_one(self, value: Any) -> bool:
@@ -94,7 +94,7 @@ class EventMatcher:
         return isinstance(value, bytes) and (value in self.deletions.by_key or self.in_text(value))
 
     def _is_in_path(self, path: str) -> bool:
-        """Whether a path has a folder that is named by one of them."""
+        """Returns whether a path has a folder that is named by one of them."""
         names = list(names_of(path))
         keys = self.deletions.by_key
         return any(name in self.deletions.by_id or name.encode() in keys for name in names)
@@ -105,11 +105,11 @@ class EventMatcher:
     def state(
         self, partition: int, offset: int, places: list[Places]
     ) -> Literal["deleted", "another", "alive"]:
-        """What an event is that has one of the ids or keys.
+        """Returns what an event with one of the ids or keys is.
 
-        ``places`` are those of ids and keys that it is not later than: without any it is another
-        one. Its time is the producer's, and may be wrong. So it is another one, too, if it is above
-        all that was deleted of the same in its partition.
+        ``places`` belong to ids and keys whose erasure is not before the event; without any, it is
+        another event. The producer sets its time, which may be wrong. So it is also another event
+        if it is above all offsets where the same id or key was deleted in its partition.
         """
         if offset in self.deletions.all.get(partition, ()):
             return "deleted"
@@ -117,23 +117,23 @@ class EventMatcher:
         return "another" if all(each and offset > max(each) for each in gone) else "alive"
 
     def offsets(self, partition: int) -> set[int]:
-        """Where events that had one of them were deleted."""
+        """Returns where events that had one of them were deleted."""
         every = [*self.deletions.by_id.values(), *self.deletions.by_key.values()]
         return set().union(*(each.get(partition, set()) for each in every))
 
     def in_text(self, data: bytes) -> bool:
-        """Whether text, perhaps compressed, holds one of them as JSON writes it."""
+        """Returns whether text, possibly compressed, holds one of them as JSON writes it."""
         content = _plain(data)
         if not self._is_written(content):
             return False
         if not is_event_lines(data):
             return True
-        # Names of an event's fields are in every line: they do not count.
+        # Names of an event's fields are in every line, so they do not count.
         lines = [_parse_json(line) for line in content.splitlines() if line]
         return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
 
     def in_any_text(self, data: bytes) -> bool:
-        """The same, and for text that is not JSON: whether it has one of them as a word."""
+        """Returns the same or, for text that is not JSON, whether it has one of them as a word."""
         return self.in_text(data) or (not _is_json(_plain(data)) and self._is_word(_plain(data)))
 
     def _is_word(self, text: bytes) -> bool:
@@ -144,11 +144,11 @@ class EventMatcher:
         )
 
     def _is_written(self, text: bytes) -> bool:
-        return any(form in text for form in self._written)
+        return any(form in text for form in self._json_forms)
 
     @cached_property
-    def _written(self) -> frozenset[bytes]:
-        """All ways in which JSON may write one of them."""
+    def _json_forms(self) -> frozenset[bytes]:
+        """Returns all ways in which JSON may write one of them."""
         keys = self.deletions.by_key
         texts = [*self.deletions.by_id, *(key.decode() for key in keys if is_text(key))]
         texts += [base64.b64encode(key).decode() for key in keys if not is_text(key)]
@@ -157,14 +157,14 @@ class EventMatcher:
 
 
 def own_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """The column of ours, also where a field of the payload has taken its name."""
+    """Returns our column, also if a field of the payload has taken its name."""
     names = batch.schema.names
     own = f"{PREFIX}{name}" if f"{PREFIX}{name}" in names else name
     return batch.column(own) if own in names else None
 
 
 def time_ms_of(batch: pa.RecordBatch, row: int) -> int:
-    """The time of an event; 0 where its file does not tell, since the delete is later then."""
+    """Returns the time of an event; 0 if its file has none, since the delete is later then."""
     column = own_column(batch, "timestamp")
     if column is None or not pa.types.is_timestamp(column.type):
         return 0
@@ -173,9 +173,9 @@ def time_ms_of(batch: pa.RecordBatch, row: int) -> int:
 
 
 def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
-    """The rows of a file of any format with columns, told by its first bytes.
+    """Yields the rows of a file of any format with columns, detected by its first bytes.
 
-    ``InvalidError`` for what has none.
+    Raises ``InvalidError`` for a file without columns.
     """
     if data.startswith(b"ARROW1"):
         file = pa.ipc.open_file(pa.BufferReader(data))
@@ -189,18 +189,18 @@ def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def has_columns(data: bytes) -> bool:
-    """Whether the first bytes say that a file has columns, which :func:`rows_of` returns."""
+    """Returns whether the first bytes show a file with columns, which :func:`rows_of` reads."""
     return data.startswith((b"ARROW1", *_KINDS))
 
 
 def is_plain_text(data: bytes) -> bool:
-    """Whether data is text, perhaps compressed in a way that is known here."""
+    """Returns whether data is text, possibly compressed in a known way."""
     content = _plain(data)
     return is_text(content) and b"\0" not in content
 
 
 def is_event_lines(data: bytes) -> bool:
-    """Whether each line is a whole event, so that its id and its key are in the text."""
+    """Returns whether each line is a whole event, so that its id and key are in the text."""
     lines = _plain(data).splitlines()
     try:
         return not any(map(is_deep_json, lines)) and all(
@@ -222,7 +222,7 @@ def _matches(
 
 
 def _is_json(text: bytes) -> bool:
-    """Whether text is a document in JSON, or each line is one."""
+    """Returns whether text is a JSON document, or each line is one."""
     for parts in ([text], text.splitlines()):
         try:
             if not any(map(is_deep_json, parts)):
@@ -233,7 +233,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """All that stands in a value, at any depth, names of fields too."""
+    """Yields everything in a value, at any depth, including names of fields."""
     left = [value]
     while left:
         one = left.pop()
@@ -246,7 +246,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _plain(data: bytes) -> bytes:
-    """Bytes as they are, or as they were before they were compressed."""
+    """Returns bytes, decompressed if needed."""
     codec = next((name for magic, name in _CODECS.items() if data.startswith(magic)), None)
     if codec is None:
         return data
@@ -257,7 +257,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def folder_names(folder: str) -> Iterator[str]:
-    """The names in a folder's path, without escapes too, and what follows ``=`` in them."""
+    """Yields the names in a folder's path, also unescaped, and what follows ``=`` in them."""
     for part in folder.split("/"):
         for name in {part, unquote(part)} - {""}:
             yield name
@@ -266,7 +266,7 @@ def folder_names(folder: str) -> Iterator[str]:
 
 
 def names_of(key: str) -> Iterator[str]:
-    """The names in an object's key: without escapes, what follows ``=``, and without a suffix."""
+    """Yields the names in an object's key: unescaped, what follows ``=``, and without a suffix."""
     for part in key.split("/"):
         for name in {part, unquote(part)}:
             yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}

@@ -1,4 +1,4 @@
-"""What events were copied from: an erasure from a copy does not reach it, and says so."""
+"""Where events were copied from: an erasure from a copy does not reach it, and says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["original_archives", "other_sources", "outside_of_proof"]
 
 
 def original_archives(context: Context, archive: Archive) -> list[Archive]:
-    """The archives of this home that an archive was made of, also by way of others."""
+    """Returns the archives of this home that an archive was made of, also indirectly."""
     named = {each.name: each for each in list_archives(context) if each.state == "ready"}
     known = {copy.archive.name for copy in copies_of(context, archive)}
     found: list[Archive] = []
@@ -32,9 +32,9 @@ def original_archives(context: Context, archive: Archive) -> list[Archive]:
 
 
 def other_sources(context: Context, archive: Archive) -> list[str]:
-    """Messages about sources outside of the home: what they hold was neither searched nor erased.
+    """Returns messages about sources outside the home, which were neither searched nor erased.
 
-    Those of the archive, and of the archives that it was made of.
+    Includes those of the archive, and of the archives that it was made of.
     """
     every = [archive, *original_archives(context, archive)]
     outside = dict.fromkeys(url for each in every for url in sorted(sources_of(each)))
@@ -46,7 +46,7 @@ def other_sources(context: Context, archive: Archive) -> list[str]:
 
 
 def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
-    """Messages about what a proof of a topic does not search, and may hold the same events."""
+    """Yields messages about what a proof of a topic does not search but may hold its events."""
     own = {archive.name: archive for archive, _ in archives_of(context, topic)}
     for archive in own.values():
         if is_detached(context, archive):

@@ -1,17 +1,17 @@
-"""The proof of an erasure: every object that could hold an event is read, decoded and searched.
+"""The proof of an erasure: reads, decodes and searches every object that could hold an event.
 
-Segments and journals of the topic, also those that no row names any more; large values of updates;
-what Spark writers and pipelines have staged; and of every archive that was made of the topic the
-files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
-explains is searched too, with its name; manifests for the names of files. So are uploads that have
-not ended, which no listing shows, and topics that pipelines and playbacks copied events into.
-An event is known by its id or its key, and in archives by its
-offset too. One that came after the erasure, by the time that the ledger has, is a new event; but
-not in an object that no row names, as no delete has seen its time. An archive's range that is under
-way counts too: its driver may have read the event before it was deleted. A file of an archive that
-has no ids or keys cannot be searched for them, and counts too; one that is not ours is searched in
-all its columns. Every table that the archive's row names must list rewritten files as they are now.
-What is found is reported with what to do about it.
+That is: segments and journals of the topic, also those that no row names; large values of updates;
+what Spark writers and pipelines staged; and files, sidecars, dead letters and metadata of every
+archive made of the topic. Then everything in the home is listed, and objects that nothing explains
+are searched with their names; manifests are searched for the names of files. So are unfinished
+uploads, which no listing shows, and topics that pipelines and playbacks copied events into.
+
+An event is recognized by its id or key, and in archives by its offset too. One after the erasure,
+by the ledger's time, is a new event; except in an object that no row names, because no delete has
+seen its time. An archive's unfinished range counts: its driver may have read the event before the
+delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a file
+that is not ours is searched in all its columns. Every table in the archive's row must list
+rewritten files as they are now. Each finding comes with what to do about it.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Proof:
     """What was searched, and what was found."""
 
     topic: str
-    known: bool = True  # whether each id and key that is asked for was deleted here at some time
+    known: bool = True  # whether each requested id and key was ever deleted here
     objects: int = 0
     bytes: int = 0
     traces: list[Trace] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Proof:
 
     @property
     def is_erased(self) -> bool:
-        """Whether no byte of it is left in any of these objects."""
+        """Returns whether no byte is left in any of these objects."""
         return not self.traces
 
 
@@ -155,16 +155,16 @@ def prove_erased(
     keys: Collection[bytes] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Proof:
-    """Search for events by id and by key. Reads every object that could hold them, whole.
+    """Searches for events by id and key. Reads every object that could hold them, completely.
 
-    An event that was appended under the same id after the erasure is another one, and no trace.
-    What was never there leaves none either: ``Proof.known`` tells it from what was deleted.
-    ``InvalidError`` when nothing is asked for.
+    An event appended under the same id after the erasure is another one, and not a trace. An id
+    that never existed leaves no trace either: ``Proof.known`` distinguishes it from a deleted one.
+    Raises ``InvalidError`` without any id or key.
     """
     if not ids and not keys:
         raise InvalidError("proof: of which event? give an id or a key")
     for each in ids:
-        check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
+        check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
     deletions = read_deletions(context, topic, ids, keys)
     store = context.store.inner if isinstance(context.store, CachedStore) else context.store
     search = _ProofSearch(context, topic, EventMatcher(deletions), progress)
@@ -203,15 +203,15 @@ class _ProofSearch:
         self._foreign = tuple(stagings_of_others(context, topic))
         self._starts: dict[int, int] = {}  # of partitions
         self._files = tuple(places_of_files(context, topic))
-        self._living: set[str] = set()  # folders of a generation that have files with events
-        self._folders: set[str] = set()  # the same of all generations, from the archive's root
+        self._living: set[str] = set()  # folders of a generation with files that hold events
+        self._folders: set[str] = set()  # the same for all generations, from the archive's root
         self._manifests = ManifestNames(context, sought)
         self.proof = Proof(topic.name)
 
     # What no listing shows.
 
     def uploads(self, store: Store) -> None:
-        """Search uploads that did not end. Before objects are listed, as they may become some."""
+        """Searches unfinished uploads, before objects are listed, because they may become some."""
         explained = explained_places(self._context, self._topic, store)
         try:
             for upload in lasting_uploads(store, self._context.clock):
@@ -220,7 +220,7 @@ class _ProofSearch:
                         what = "is an upload that has not ended, and cannot be searched"
                         self._add(upload.name, what, _UPLOAD)
                     continue
-                with contextlib.suppress(NotFoundError):  # it ended or was removed meanwhile
+                with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
                     data = upload.read()
                     self._count((store.url, upload.name), upload.size)
                     self._loose(upload.name, data, "its upload has not ended", _UPLOAD)
@@ -230,7 +230,7 @@ class _ProofSearch:
     # The topic.
 
     def topic_objects(self, store: Store) -> None:
-        """Segments, journals, values of updates, what Spark writers have staged."""
+        """Searches segments, journals, values of updates, and what Spark writers staged."""
         live = self._live()
         values = self._values()
         folder = f"topics/{self._topic.incarnation}/"
@@ -250,7 +250,7 @@ class _ProofSearch:
                 self._loose(info.key, data, "no row names it")
 
     def _live(self) -> dict[str, list[tuple[int, Run]]]:
-        """What rows name, by object."""
+        """Returns what rows name, by object."""
         found: dict[str, list[tuple[int, Run]]] = {}
         for partition in range(self._topic.partitions):
             head, _ = read_head(self._context, self._topic, partition)
@@ -270,7 +270,7 @@ class _ProofSearch:
         return found
 
     def _segment(self, store: Store, key: str, data: bytes, runs: list[tuple[int, Run]]) -> None:
-        """A segment may hold pieces that no row counts any more beside others that are needed."""
+        """Searches a segment, which may hold pieces that no row counts next to others."""
         total = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
         counted = self._live_rows(store, runs, data)
         if total > counted:
@@ -280,9 +280,9 @@ class _ProofSearch:
             )
 
     def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
-        """What stands at places that count: erased ones are to be compiled, others are there.
+        """Checks places that count: erased ones need a compile, others are still there.
 
-        How many rows of the object have one of the ids or keys.
+        Returns how many rows of the object have one of the ids or keys.
         """
         counted = 0
         for partition, run in runs:
@@ -306,7 +306,7 @@ class _ProofSearch:
     # Staging.
 
     def staged(self, store: Store, only: Iterable[str] = ("staging/",)) -> None:
-        """Files that are not published yet, or never will be."""
+        """Searches files that are not published yet, or never will be."""
         for prefix in only:
             for info in store.list(prefix):
                 data = self._get(store, info)
@@ -316,10 +316,10 @@ class _ProofSearch:
     # Archives.
 
     def aside(self, archive: Archive) -> None:
-        """Search files that were set aside, each with its sidecar, as an erasure reads them.
+        """Searches files that were set aside, each with its sidecar, like an erasure reads them.
 
-        Those of a generation that the archive dropped are left to a search of single objects.
-        Those of another topic are not searched, be it one that had the same name.
+        Those of a dropped generation are left to the search of single objects. Those of another
+        topic are not searched, even if it had the same name.
         """
         store, lines = store_at(self._context, archive.store), aside_lines(self._context, archive)
         others = {key for key, line in lines.items() if not is_line_of(line, self._topic)}
@@ -328,7 +328,8 @@ class _ProofSearch:
                 self._seen.add((store.url, info.key))
         files = AsideFiles(store, archive, lambda key: key not in others)
         for key in files.names():
-            with contextlib.suppress(*_UNREADABLE, NotFoundError):  # searched as an object then
+            # Then it is searched as an object.
+            with contextlib.suppress(*_UNREADABLE, NotFoundError):
                 read = files.read(key)
                 if read is not None:
                     found = sum(self._in_rows(batch, later=False) for batch in read.batches)
@@ -338,7 +339,7 @@ class _ProofSearch:
                         self._add(key, f"holds {found} of them: {_why(key)}", _ASIDE)
 
     def archive(self, archive: Archive, generation: int) -> None:
-        """All files of a generation, then all else that lies in its folders."""
+        """Searches all files of a generation, then everything else in its folders."""
         store = store_at(self._context, archive.store)
         reader = ArchiveFiles(store, archive.making(generation))
         pipeline = archive.pipeline(generation)
@@ -359,7 +360,7 @@ class _ProofSearch:
                     had = erases(manifest, file, gone[partition])
                     emptied[file.target] = (folder, file.named if had else 0)
                 if partition not in own:
-                    self._seen.add(key)  # of another topic, be it one that had the same name
+                    self._seen.add(key)  # of another topic, even if it had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
                     with self._unchanged(archive, generation, partition, file):
@@ -376,7 +377,7 @@ class _ProofSearch:
     def _unchanged(
         self, archive: Archive, generation: int, partition: str, file: FileEntry
     ) -> Iterator[None]:
-        """Note a file that an erasure, a replay or a drop changes meanwhile; that is no damage."""
+        """Notes a file that an erasure, a replay or a drop changes in between; not damage."""
         try:
             yield
         except CorruptError:
@@ -385,9 +386,9 @@ class _ProofSearch:
             self._add(file.target, "was changed while it was searched", _CHANGED)
 
     def _emptied(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Files without events, with their folders, and how many parts those of these have named.
+        """Notes files without events, with their folders and how many parts events have named.
 
-        A folder without any event left may have its name from one that was erased.
+        A folder without any event left may have its name from an erased one.
         """
         for target, (folder, named) in files.items():
             if any(map(self._sought.is_in, folder_values(folder, self._living))):
@@ -397,10 +398,10 @@ class _ProofSearch:
                 self._add(target, what, _REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
-        """Search an archive's folders for objects of no generation: there should be none.
+        """Searches an archive's folders for objects of no generation: there should be none.
 
-        Files that were set aside and metadata of tables are expected; they name files of all. So
-        is what was staged, for generations that were dropped too: a driver may have slept.
+        Files that were set aside and metadata of tables are expected; they name files of all
+        generations. So is staging, also of dropped generations: a driver may have stalled.
         """
         store, folders = store_at(self._context, archive.store), folders_of(self._context, archive)
         self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
@@ -409,7 +410,7 @@ class _ProofSearch:
                 self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
 
     def removed_archive(self, archive: Archive) -> None:
-        """Search the folders of a deleted archive, unless another one has marked its root since."""
+        """Searches the folders of a deleted archive, unless another one has marked its root."""
         store = store_at(self._context, archive.store)
         with contextlib.suppress(NotFoundError):
             if store.get(archive.owner) != archive.mark:
@@ -417,7 +418,7 @@ class _ProofSearch:
         self.whole_archive(archive)
 
     def everything(self, store: Store) -> None:
-        """Search all objects of the home that nothing explains, and all manifests for names."""
+        """Searches all objects of the home that nothing explains, and all manifests for names."""
         explained = explained_places(self._context, self._topic, store)
         for info in store.list(""):
             if (store.url, info.key) in self._seen or info.key.startswith(explained):
@@ -432,7 +433,7 @@ class _ProofSearch:
                 self._add(info.key, "has one of them in the name of a file", do)
 
     def rows(self) -> None:
-        """Search errors and reasons in rows of the catalog; no other row holds what is sought."""
+        """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
         owners = owners_of(self._context, self._topic)
         for where in quoting_rows(self._context, owners, self._sought.deletions):
             self._add(where, "quotes one of them in its reason", _REASON)
@@ -443,7 +444,7 @@ class _ProofSearch:
             self._add(self._context.catalog.url, "its log holds rows that were deleted", _LOG)
 
     def copies(self, store: Store, deletions: Deletions) -> None:
-        """Search topics that pumps, restores and playbacks copied events into, and their archives.
+        """Searches topics that pumps, restores and playbacks copied to, and their archives.
 
         What is under way counts too. Other places that they wrote to are listed.
         """
@@ -475,9 +476,9 @@ class _ProofSearch:
         self._loose(info.key, data, why, do)
 
     def _owner(self, store: Store, archive: Archive) -> None:
-        """Count the mark of an archive that is as it was written: no event is in it.
+        """Counts an archive's mark if it is as written: it contains no event.
 
-        Otherwise its empty or short texts would match an id or a key that is the same.
+        Otherwise its empty or short texts would match an equal id or key.
         """
         key = (store.url, archive.owner)
         with contextlib.suppress(NotFoundError):
@@ -485,7 +486,7 @@ class _ProofSearch:
                 self._count(key, len(archive.mark))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
-        """Ranges that may have been read before the delete; before the commits are, on purpose."""
+        """Reports ranges that may have been read before the delete; call before the commits."""
         wanted = np.array(gone, np.int64)
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._context, each, partition, wanted):
@@ -496,7 +497,7 @@ class _ProofSearch:
     def _archived(
         self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
     ) -> None:
-        """Rows at erased offsets, and rows that have the id or the key of no later event."""
+        """Reports rows at erased offsets, and rows with the id or key of no later event."""
         for name in self._sought.hidden(batch):
             self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
         older = self._sought.rows(batch, later=False)
@@ -516,7 +517,7 @@ class _ProofSearch:
     # Objects.
 
     def _loose(self, key: str, data: bytes, why: str, do: str = "") -> None:
-        """Search an object whose events no row counts: none may be in it.
+        """Searches an object whose events no row counts: it may contain none.
 
         It is clean only if all of it was decoded. What another archive stages may be anything.
         """
@@ -532,7 +533,7 @@ class _ProofSearch:
             self._add(key, what, do or (_UNREAD if is_staged else _remedy(key)))
 
     def _found_in(self, key: str, data: bytes) -> int | None:
-        """How many of them an object holds; None or an error where it cannot be searched."""
+        """Returns how many of them an object holds; None or an error if it cannot be searched."""
         values = event_values(key, data, self._living, self._folders)
         if values is not None:
             return sum(map(self._sought.is_in, values))
@@ -542,17 +543,17 @@ class _ProofSearch:
             return None
         if self._sought.in_any_text(data):
             return 1
-        # A file of values alone says neither whose they are nor which: its ids are elsewhere.
+        # A file of only values has no ids, so it shows neither whose they are nor which.
         return None if key.startswith(self._files) and not is_event_lines(data) else 0
 
     def _in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
-        """Rows that have one of the ids or keys; without our columns, that hold one anywhere."""
+        """Counts rows with one of the ids or keys; without our columns, in any column."""
         if self._sought.hidden(batch):
             return self._sought.in_values(batch)
         return len(self._sought.rows(batch, later=later))
 
     def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
-        """The bytes of an object; None for one that was searched, or has gone meanwhile."""
+        """Returns the bytes of an object; None if it was searched or was deleted in between."""
         key = (store.url, info.key)
         if key in self._seen:
             return None
@@ -581,7 +582,7 @@ def _why(key: str) -> str:
 
 
 def _remedy(key: str) -> str:
-    """Returns what removes a loose object; a sweep deletes only what topics and staging hold."""
+    """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
     if key.startswith("staging/"):
         return _STAGED
     if key.startswith("topics/"):

@@ -1,23 +1,19 @@
-"""Names that are made of events: of folders, of files, and in the manifests that list them.
+"""Names made of events, rows that quote events, and unfinished uploads, for a proof.
 
-A parser such as ``split:user`` names a folder by a field of the events in it. A folder that still
-has a file with events has its name from these. One whose events were all erased is named by an
-erased event; so are the manifests that list its files, those before the erasure too. Which parts of
-a folder's name are no times is in the entry of each file (``FileEntry.named``): the parser of the
-archive does not say it, since a replay may have had another one.
+**Names.** A parser such as ``split:user`` names a folder by a field of the events in it. A folder
+with a file that still holds events has its name from these. A folder whose events were all erased
+is named by an erased event; so are the manifests that list its files, including those before the
+erasure. ``FileEntry.named`` says which parts of a folder's name are not times: the archive's parser
+does not, because a replay may have used another one.
 
-Catalog rows for a proof: which of them may quote an event.
+**Rows.** Rows hold no ids, keys or values (the audit and the ledger have hashes), with one
+exception: errors shown to people, which may quote a value that a parser refused. They are kept
+while something fails: in ``failure`` rows of pipelines, and in the rows of running keepers.
 
-Rows hold no ids, keys or values (the audit and the ledger have hashes), with one exception: errors
-that are shown to people, which may quote the value that a parser refused. They are kept while
-something fails: in ``failure`` rows of pipelines, and in the rows of running keepers.
-
-Uploads for a proof: what stores hold beside the objects that a listing shows.
-
-An upload that is under way becomes an object, or is removed by its writer. So a proof lists uploads
-before objects, and waits a little for those that may end: what ended is then in a listing. A
-process that has not begun its upload yet holds the bytes in memory only, which no proof can see;
-the protocols (``erase.is_under_way``) cover what it may write.
+**Uploads.** A running upload becomes an object, or its writer deletes it. So a proof lists uploads
+before objects, and waits a little for those that may end: a finished one is then in a listing. A
+process that has not begun its upload has the bytes only in memory, which no proof can see. The
+protocols (``rewrite.is_under_way``) cover what it may write.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ _MANIFESTS = "pipelines/"
 
 
 class ManifestNames:
-    """Looks for what is sought in the names that manifests list."""
+    """Searches the names that manifests list."""
 
     def __init__(self, context: Context, sought: EventMatcher) -> None:
         self._context = context
@@ -67,7 +63,7 @@ class ManifestNames:
         self._needed: set[str] = set()
 
     def note(self, archive: Archive, generation: int, living: Collection[str]) -> None:
-        """Note a generation that was searched, and its folders that have events."""
+        """Notes a generation that was searched, and its folders with events."""
         pipeline = archive.pipeline(generation)
         for each in (pipeline, replay_pipeline(pipeline)):
             self._living[each] = (f"{archive.folder(generation)}/", frozenset(living))
@@ -76,11 +72,11 @@ class ManifestNames:
                     self._needed.add(row.committed.manifest)
 
     def is_needed(self, key: str) -> bool:
-        """Whether a commit names a manifest."""
+        """Returns whether a commit names a manifest."""
         return key in self._needed
 
     def names_in(self, store: Store, key: str) -> bool | None:
-        """Whether a manifest lists a file in a folder that is named by what is sought.
+        """Returns whether a manifest lists a file in a folder named by an erased event.
 
         None for an object that is not a manifest.
         """
@@ -102,16 +98,16 @@ class ManifestNames:
 
 
 def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
-    """Whether some of these offsets were taken out of a file."""
+    """Returns whether some of these offsets were removed from a file."""
     taken = np.intersect1d(np.array(manifest.erased, np.int64), np.array(offsets, np.int64))
     return bool(((taken >= file.first_offset) & (taken <= file.last_offset)).any())
 
 
 def is_named_by_events(folder: str, named: int, living: Collection[str]) -> bool:
-    """Whether a part of a folder's name is a value of events that were all erased.
+    """Returns whether a part of a folder's name is a value of events that were all erased.
 
-    ``named`` parts after the topic's are values of events, whatever parser has filled them. Each is
-    such a value if no folder with events has it and all parts before it.
+    ``named`` parts after the topic's are values of events, whichever parser set them. Each is such
+    a value if no folder with events has it and all parts before it.
     """
     parts = folder.split("/")
     starts = ["/".join([*parts[: depth + 1], ""]) for depth in range(1, named + 1)]
@@ -136,7 +132,7 @@ def files_named_by_events(context: Context, archive: Archive) -> Iterator[str]:
 
 
 def _folder(target: str, root: str) -> str:
-    """The folder of a file below its generation's; dead letters have none that events name."""
+    """Returns the folder of a file below its generation's; events name none of dead letters."""
     return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""
 
 
@@ -148,9 +144,9 @@ _KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
 
 
 def quoted_errors(context: Context, topic: Topic) -> Iterator[tuple[str, str, str]]:
-    """Yields errors that rows quote: where, the text, and what removes it.
+    """Yields errors that rows quote: where, the text, and what deletes it.
 
-    Of the topic's archives, of pipelines, and of keepers, which may run any of them.
+    Covers the topic's archives, pipelines, and keepers, which may run any of them.
     """
     pipelines = [
         each
@@ -168,12 +164,12 @@ def quoted_errors(context: Context, topic: Topic) -> Iterator[tuple[str, str, st
             yield f"{layout.KEEPERS} · {row.row}", part.error, _KEEPER
 
 
-WAIT_S = 10.0  # for uploads that are under way
+WAIT_S = 10.0  # for running uploads
 _LOOK_S = 0.1
 
 
 def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
-    """Yields the uploads that died, and those that do not end within ``WAIT_S``."""
+    """Yields uploads of dead processes, and those that do not end within ``WAIT_S``."""
     under_way: dict[tuple[str, int], Upload] = {}
     for upload in store.uploads():
         if upload.may_end:

@@ -1,9 +1,9 @@
-"""Reasons in audits that quote an erased event: a person has written them, and audits are kept.
+"""Redacts reasons in audits that quote an erased event: people write them, and audits stay.
 
-A record has hashes of ids and keys, but its reason is text, as in ``customer-7 asked for it``. A
-delete replaces the words that are one of its ids or its key, in all records of the topic and of
-its archives. Only records that are done are changed: another process may be about to write the next
-state of one that is begun.
+A record has hashes of ids and keys, but its reason is text, such as ``customer-7 asked for it``. A
+delete replaces the words that equal one of its ids or its key, in all records of the topic and its
+archives. Only records that are done change: another process may be about to write the next state of
+one that is begun.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def quoting_rows(context: Context, owners: Iterable[Owner], sought: Deletions) -
 
 
 def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
-    """Replace some ids and keys in the reasons of records that are done. Safe to repeat."""
+    """Replaces some ids and keys in the reasons of records that are done. Safe to repeat."""
     for owner in owners:
         for record, version in read_records(context, owner):
             if record.state == "done" and record.why and _quoted(record.why, sought):
@@ -64,7 +64,7 @@ def _redacted(text: str, sought: Deletions) -> str:
 
 
 def _quoted(text: str, sought: Deletions) -> set[str]:
-    """The words of a text that are one of some ids and keys; those may have blanks in them."""
+    """Returns the words of a text that equal one of some ids and keys, which may have blanks."""
     text = text.replace(_ERASED, " ")
     words = {text, *text.split(), *_WORD.findall(text)}
     words |= {each.strip(_AROUND) for each in words}

@@ -1,28 +1,27 @@
-"""Erasing events from archives: the files that hold them are written anew, at their own names.
+"""Erases events from archives: rewrites the files that hold them, under their own names.
 
-An archive is told to forget offsets of its source partitions. Each committed range whose files hold
-some of them goes through these steps; the row is the range's ``commit``:
+An erasure names offsets of source partitions. Each committed range whose files hold some of them
+goes through these steps; the row is the range's ``commit``:
 
-1. intend: the key of a manifest to be into the row; no
-   sweep touches what is staged under its epoch from now on → dead: the next erasure goes on at 2
+1. intend: the key of a future manifest into the row; no
+   sweep touches what is staged under its epoch from now on → crash: the next erasure resumes at 2
 2. decide: stage every file without those events, then put
-   that manifest, create-only: contents are decided         → dead: the next one goes on at 3
-3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
+   that manifest, create-only: the content is decided       → crash: the next one resumes at 3
+3. replace each file by its etag with its staged copy       → crash: the next one does the rest
 4. commit, in one write: the row names the new manifest,
-   and ``erased`` counts the events                         → dead: tables list the old files
-5. delete what was staged                                   → the same
+   and ``erased`` counts the events                         → crash: tables list the old files
+5. delete what was staged                                   → crash: the same
 6. correct the entries of every table that lists the files,
-   be it kept up to date or not                             → dead: the next one corrects them
+   whether or not drivers keep it up to date                → crash: the next one corrects them
 7. done: clear the erasure in the row
 
-A file keeps its name, so a reader that lists the folder sees each event once at every moment; a
-file that loses all its events stays, empty, so that no late copy of a driver can bring it back.
-Between steps 3 and 4 the bytes of a file are not those that its manifest says: a reader of the
-manifest gets an error, and reads again. A table that cannot be reached does not stop the erasure:
-the row stays at step 6, a later erasure from the same range begins at step 1 all the same, and the
-error is raised at the end. If a staged copy was deleted before a file was replaced, the range
-begins again at step 1, with another key. A file of dead letters that a replay has replaced is
-removed at any step, and counts as done.
+A file keeps its name, so a reader that lists the folder sees each event once at every moment. A
+file that loses all its events stays, empty, so no late copy of a driver can bring it back. Between
+steps 3 and 4 the bytes of a file differ from its manifest: a reader of the manifest gets an error,
+and reads again. A table that cannot be reached does not stop the erasure: the row stays at step 6,
+a later erasure from the same range still begins at step 1, and the error is raised at the end. If a
+staged copy was deleted before its file was replaced, the range begins again at step 1, with another
+key. A file of dead letters that a replay replaced may be deleted at any step, and counts as done.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ __all__ = [
     "is_under_way",
 ]
 
-_ATTEMPTS = 50  # at one range that others change
+_ATTEMPTS = 50  # at one range that changes
 
 Offsets = npt.NDArray[np.int64]
 
@@ -102,11 +101,11 @@ class ArchiveErasure:
     files: int = 0
     events: int = 0
     ranges: int = 0
-    waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
+    waiting: int = 0  # unfinished ranges that may have been planned before the deletes
     failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
 
     def add(self, later: ArchiveErasure) -> None:
-        """Count what another look at the same generation has found."""
+        """Adds what another look at the same generation found."""
         self.files += later.files
         self.events += later.events
         self.ranges += later.ranges
@@ -119,11 +118,11 @@ def erase_from_archives(
     deleted: Mapping[int, Collection[int]],
     tell: Callable[[TidelogError], None] | None = None,
 ) -> list[ArchiveErasure]:
-    """Take deleted events of a topic out of every archive that was made of it.
+    """Removes deleted events of a topic from every archive that was made of it.
 
-    ``deleted`` has offsets by partition; those that no archive has come to are left out by the
-    archive itself, as it reads the topic. Idempotent, and safe to kill and to run twice at once.
-    An archive with an error does not stop the others: it goes to ``tell``, or is raised at the end.
+    ``deleted`` has offsets by partition. An archive that has not reached an offset skips it when it
+    reads the topic. Idempotent, and safe to kill and to run twice at once. An archive with an error
+    does not stop the others: the error goes to ``tell``, or is raised at the end.
     """
     reports: list[ArchiveErasure] = []
     errors: list[TidelogError] = []
@@ -151,9 +150,9 @@ def erase_from_archives(
 def erase_from_archive(
     context: Context, archive: Archive, generation: int, offsets: Mapping[str, Sequence[int]]
 ) -> ArchiveErasure:
-    """Take events out of one generation, by source partition and offset; dead letters too.
+    """Removes events from one generation, by source partition and offset; dead letters too.
 
-    Tables that could not be corrected are in ``failed`` of what it returns.
+    ``failed`` of the result has the tables that could not be corrected.
     """
     report = ArchiveErasure(archive.name, generation)
     if archive.state_of(generation) == "removing":
@@ -174,7 +173,7 @@ def erase_from_archive(
 
 
 def finish_rewrites(context: Context, archive: Archive, generation: int) -> ArchiveErasure:
-    """Finish erasures of a generation that died half-way, of all events.
+    """Finishes erasures of a generation that crashed half-way, of all events.
 
     Their topic may be deleted since; then no later erasure would finish these ranges.
     """
@@ -196,9 +195,9 @@ def erase_aside(
     is_wanted: Callable[[Line], bool],
     report: ArchiveErasure,
 ) -> None:
-    """Take events out of the files of an archive that were set aside after a restore.
+    """Removes events from the files of an archive that were set aside after a restore.
 
-    Files of source partitions that are not wanted, or of other incarnations of them, are left.
+    Files of unwanted source partitions, or other incarnations of them, do not change.
     """
     store = files_at(context, archive)
     if next(iter(store.list(layout.aside_folder(archive.root))), None) is not None:
@@ -210,7 +209,7 @@ def erase_aside(
 
 
 def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offsets) -> bool:
-    """Whether a range of a source partition that holds some of the offsets is being done now."""
+    """Returns whether a range with some of the offsets is being done now."""
     intent = read_intent(context, pipeline, partition)
     return intent is not None and _between(intent.start, intent.limit, wanted)
 
@@ -238,13 +237,13 @@ class _EraseLane:
         self._lessener = FileRewriter(store, archive.making(generation))
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
-        """The commits that may hold some of these offsets."""
+        """Yields the commits that may hold some of these offsets."""
         for row in list(read_commit_rows(self._context, self._pipeline, self._partition)):
             if row.committed.rewrite or (len(wanted) and _may_hold(row.committed, wanted)):
                 yield row.name
 
     def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:
-        """All steps for one range, whoever has begun them, until nothing is left to erase."""
+        """Does all steps for one range, whichever process began them, until it is erased."""
         for _ in range(_ATTEMPTS):
             row = self._row(row_name)
             if row is None:
@@ -272,7 +271,7 @@ class _EraseLane:
         )
 
     def _row(self, name: str) -> Row | None:
-        """The row of a commit, or the one that it was merged into since its name was read."""
+        """Returns the row of a commit, or the one it was merged into since its name was read."""
         row = self._context.catalog.get(self._where, name)
         if row is not None:
             return row
@@ -293,7 +292,7 @@ class _EraseLane:
         return False
 
     def _has_moved(self, row: Row) -> bool:
-        """Whether another erasure has written the row since: then the files are others too."""
+        """Returns whether another erasure has written the row since: then the files differ too."""
         found = self._context.catalog.get(self._where, row.row)
         return found is None or found.version != row.version
 
@@ -331,7 +330,7 @@ class _EraseLane:
         report.events += sum(after.erased - before.erased for before, after in changed)
 
     def _counted(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
-        """In step 4: the row that counts what was erased from this source partition."""
+        """In step 4: returns the row that counts what was erased from this source partition."""
         more = {"data": 0, "dead": 0}
         for before, after in changed:
             if after.kind in more:
@@ -348,13 +347,13 @@ class _EraseLane:
             return self._manifest(committed.rewrite)
         try:
             return self._decide(committed, old, wanted)
-        except CorruptError:  # it may be that another one has decided, and replaces files by now
+        except CorruptError:  # another erasure may have decided, and may be replacing files
             with contextlib.suppress(NotFoundError):
                 return self._manifest(committed.rewrite)
             raise
 
     def _decide(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
-        """Step 2; the manifest that counts, be it ours or that of another who was faster."""
+        """Step 2. Returns the manifest that counts: ours, or that of a faster process."""
         staging = layout.staging(
             self._pipeline, layout.manifest_epoch(committed.rewrite), self._context.ids.new()
         )
@@ -366,7 +365,7 @@ class _EraseLane:
                 if lessened is not None:
                     self._stage(uploads, list(part.files), file, lessened)
         staged = {entry.target: entry for entry in uploads.close()}
-        parts = tuple(_lessened(part, staged, wanted) for part in old.parts)
+        parts = tuple(_manifest_without(part, staged, wanted) for part in old.parts)
         new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
             self._context.store.put(committed.rewrite, seal_json(new))
@@ -398,9 +397,9 @@ class _EraseLane:
             entry(next(each for each in files if each.target == beside), 0, 0)
 
     def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
-        """Whether a staged copy is gone that is still needed, so that all must begin anew.
+        """Returns whether a staged copy that is still needed is gone, so all must begin again.
 
-        ``CorruptError`` when it cannot, as some files were replaced.
+        Raises ``CorruptError`` if it cannot, because some files were replaced.
         """
         gone = [(before, after) for before, after in changed if not self._exists(after.staged)]
         needed = [after for before, after in gone if self._holds(before)]
@@ -431,13 +430,14 @@ class _EraseLane:
                     "erasure has made of it: keep it, and run `tidelog archive verify`",
                     file=after.target,
                 )
-            # A staged copy goes when another erasure is done: then the next look at the file ends.
+            # Another erasure deletes a staged copy when it is done: then the next look at the file
+            # ends.
             with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
                 self._store.replace(after.target, self._store.get(after.staged), info.etag)
         raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
 
     def _correct_tables(self, row: Row, committed: Commit, report: ArchiveErasure) -> bool:
-        """Steps 5 to 7; whether every table could be corrected."""
+        """Steps 5 to 7. Returns whether every table could be corrected."""
         files = _files(self._manifest(committed.manifest))
         discard_files(self._store, files)
         correct_entries(self._context, self._archive, self._generation, files, report.failed)
@@ -447,7 +447,7 @@ class _EraseLane:
         return True
 
     def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
-        """The files between whose ends some of the offsets lie."""
+        """Returns the files that may have some of the offsets between their ends."""
         return [
             file
             for file in manifest.files
@@ -461,7 +461,7 @@ class _EraseLane:
     def _without(
         self, manifest: Manifest, file: FileEntry, offsets: Offsets
     ) -> RewrittenFile | None:
-        """A file without some offsets; None if it has none, or a replay removes it meanwhile."""
+        """Returns a file without some offsets; None if it has none, or a replay deletes it."""
         try:
             return self._lessener.without(manifest, file, offsets)
         except (CorruptError, NotFoundError):
@@ -470,9 +470,9 @@ class _EraseLane:
             return None
 
     def _is_there(self, file: FileEntry) -> bool:
-        """Files of dead letters go when a replay has replaced them; data files never do.
+        """Returns whether a file exists: a replay deletes files of dead letters, never data files.
 
-        That may be at any step of an erasure, and nothing is left to replace then.
+        That may happen at any step of an erasure, and then nothing is left to replace.
         """
         return file.kind != "dead" or self._exists(file.target)
 
@@ -495,12 +495,12 @@ class _EraseLane:
 
 
 def _files(manifest: Manifest) -> list[FileEntry]:
-    """The files of all its ranges."""
+    """Returns the files of all its ranges."""
     return [file for part in manifest.parts for file in part.files]
 
 
-def _lessened(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
-    """The manifest of a range whose files were staged without the wanted offsets."""
+def _manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
+    """Returns the manifest of a range whose files were staged without the wanted offsets."""
     gone = np.array(old.erased, np.int64)
     left = np.setdiff1d(wanted, gone)
     first = min((f.first_offset for f in old.files), default=0)
@@ -518,12 +518,12 @@ def _is_as_told(data: bytes, entry: FileEntry) -> bool:
 
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:
-    """Whether some of the offsets lie in a range that has files."""
+    """Returns whether some of the offsets are in a range that has files."""
     return committed.files > 0 and _between(committed.start, committed.end, wanted)
 
 
 def _between(start: str, end: str, wanted: Offsets) -> bool:
-    """Whether some of the offsets lie between two positions; where these are none, they may."""
+    """Returns whether some offsets may be between two positions; True if these are no offsets."""
     if not all(text.isascii() and text.isdecimal() for text in (start, end)):
         return True
     first, after = (int(np.searchsorted(wanted, int(text))) for text in (start, end))

@@ -1,24 +1,21 @@
-"""A file of an archive without some of its events: the same format, columns and settings.
+"""Rewrites a file of an archive without some events: same format, columns and settings.
 
-Erasing events from files that were set aside after a restore (``pipeline.forgotten``).
+Also erases events from files that were set aside after a restore (``pipeline.aside``). No commit
+names these files, and their offsets may belong to other events by now. So events are recognized by
+ids and keys, and by the times up to which these were erased, like in copies. A row has the source
+partition and incarnation of a file (``aside_lines``): an erasure changes no file of another topic,
+even if it had the same name. A file whose row was lost may be of any.
 
-No commit names these files, and their offsets may be those of other events by now. So events are
-known by their ids and keys, and by the times up to which these were erased, as in copies.
+A file keeps its name, since a dead driver may have copied it there again, create-only. A single
+file is replaced by its etag, in one step. One with a sidecar takes four:
 
-A row says which source partition a file was read of, and which incarnation of it (``aside_lines``):
-an erasure changes no file of another topic, be it one that had the same name. A file whose row was
-lost may be of any.
-
-A file keeps its name, since a driver that died may copy it there again, create-only. A file by
-itself is replaced by its etag, in one step. One with a sidecar takes four:
-
-1. put ``<file>.erasing-<checksum>`` with both contents        → dead: the next erasure resumes at 2
-2. replace the file by its etag                                → dead: the next one resumes at 3
-3. replace the sidecar by its etag                             → dead: the next one resumes at 4
+1. put ``<file>.erasing-<checksum>`` with both contents        → crash: the next erasure does 2
+2. replace the file by its etag                                → crash: the next one resumes at 3
+3. replace the sidecar by its etag                             → crash: the next one resumes at 4
 4. delete the object of step 1
 
-Of two erasures at once one wins step 2, and the other one's object of step 1, whose checksums no
-longer fit, is deleted without effect.
+Of two erasures at once, one wins step 2. The other's object of step 1, whose checksums no longer
+match, is deleted without effect.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ __all__ = [
 
 
 class RewrittenFile:
-    """The bytes of a file, and of its sidecar where it has one, and how many events are gone."""
+    """The bytes of a file and its sidecar, if any, and how many events were removed."""
 
     def __init__(self, data: bytes, sidecar: bytes | None, events: int, erased: int) -> None:
         self.data = data
@@ -79,7 +76,7 @@ class RewrittenFile:
 
 
 class FileRewriter:
-    """Takes events out of files of one generation, by their offsets."""
+    """Removes events from files of one generation, by offset."""
 
     def __init__(self, store: Store, making: ArchiveFormat) -> None:
         self._files = ArchiveFiles(store, making)
@@ -87,15 +84,15 @@ class FileRewriter:
         self._format: Format = open_format(making.format, making.codec or None, settings)
 
     def sidecar_name(self, target: str) -> str | None:
-        """What the sidecar of a data file is called."""
+        """Returns the name of the sidecar of a data file."""
         return self._format.sidecar_name(target)
 
     def without(
         self, manifest: Manifest, file: FileEntry, offsets: np.ndarray[Any, Any]
     ) -> RewrittenFile | None:
-        """The file without these offsets; None when it has none of them.
+        """Returns the file without these offsets; None if it has none of them.
 
-        ``CorruptError`` unless it is as the manifest says.
+        Raises ``CorruptError`` if it does not match the manifest.
         """
         gone = pa.array(offsets, pa.int64())
 
@@ -107,7 +104,7 @@ class FileRewriter:
     def without_rows(
         self, manifest: Manifest, file: FileEntry, is_gone: Callable[[pa.RecordBatch], pa.Array]
     ) -> RewrittenFile | None:
-        """The same, for the rows of each batch that ``is_gone`` says."""
+        """Returns the same, without the rows of each batch that ``is_gone`` selects."""
         kept: list[pa.RecordBatch] = []
         erased = 0
         for batch in self._files.batches(manifest, file):
@@ -135,7 +132,7 @@ class FileRewriter:
         return data.take(), sidecar.take() if sidecar else None
 
     def _own_columns(self, kept: list[pa.RecordBatch]) -> bytes:
-        """Typed columns without the raw value: rows are copied as they are."""
+        """Returns typed columns without the raw value: rows are copied unchanged."""
         if isinstance(self._format, OwnColumns):
             file = Spool()
             self._format.write_columns(file, kept)
@@ -154,7 +151,7 @@ def _dead_letters(kept: list[pa.RecordBatch]) -> bytes:
 
 T = TypeVar("T")
 
-_ATTEMPTS = 50  # at one file that others change
+_ATTEMPTS = 50  # at one file that changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,33 +163,33 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class AsideFile:
-    """A file that was set aside: the objects that it consists of, and what they hold."""
+    """A file that was set aside: its objects, and what they hold."""
 
     parts: tuple[FileEntry, ...]
     batches: list[pa.RecordBatch]
 
 
 class AsideFiles:
-    """The files of an archive that were set aside, in the store that holds them."""
+    """The files of an archive that were set aside, in their store."""
 
     def __init__(
         self, store: Store, archive: Archive, holds: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """``holds`` tells by its key whether a file may hold what is sought."""
+        """``holds`` returns by key whether a file may hold the events."""
         self._store = store
         self._archive = archive
         self._holds = holds
 
     def batches(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yields the events of all files, except of generations that the archive dropped."""
+        """Yields the events of all files, except of dropped generations."""
         for key in self.names():
             read = self._settled(key, self._with_events)
             yield from ((key, batch) for batch in (() if read is None else read.batches))
 
     def read(self, key: str) -> AsideFile | None:
-        """Returns a file with its events; None for one of a generation that is dropped.
+        """Returns a file with its events; None for one of a dropped generation.
 
-        ``CorruptError`` also while an erasure of the file is under way. Changes nothing.
+        Raises ``CorruptError`` also while the file is being erased. Changes nothing.
         """
         file = self._read(key)
         return None if file is None else self._with_events(file)
@@ -203,7 +200,7 @@ class AsideFiles:
         return AsideFile(file.manifest.files, list(batches))
 
     def _settled(self, key: str, call: Callable[[_File], T]) -> T | None:
-        """What a call makes of a file; again where an erasure has changed it meanwhile."""
+        """Returns what a call makes of a file; retries if an erasure changes it in between."""
         for _ in range(_ATTEMPTS):
             file = self._read(key)
             if file is None:
@@ -216,7 +213,7 @@ class AsideFiles:
         raise _busy(key)
 
     def erase(self, erased: ErasedIds) -> tuple[int, int]:
-        """Take out what was erased; returns how many files changed, and how many events."""
+        """Removes what was erased. Returns how many files changed, and how many events."""
         self._finish()
         files = events = 0
         for key in self.names():
@@ -225,7 +222,7 @@ class AsideFiles:
         return files, events
 
     def names(self) -> list[str]:
-        """The files of events and dead letters that may hold what is sought: no sidecars."""
+        """Returns the files of events and dead letters that may hold the events: no sidecars."""
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
         beside: set[str | None] = set()
         for generation in self._archive.makings:
@@ -235,17 +232,17 @@ class AsideFiles:
         return [key for key in files if self._holds(key)]
 
     def _generation(self, key: str) -> int | None:
-        """The generation whose settings made a file; None for one that is dropped."""
+        """Returns the generation whose settings made a file; None if it is dropped."""
         folder = layout.aside_folder(self._archive.root)
         path = key.removeprefix(folder).partition("/")[2]
         if path.startswith(f"{self._archive.dead}/"):
-            return self._archive.generation  # dead letters are the same in all of them
+            return self._archive.generation  # dead letters are the same in all generations
         number = path.partition("/")[0].removeprefix("g")
         found = int(number) if number.isdecimal() else 0
         return found if found in self._archive.makings else None
 
     def _read(self, key: str) -> _File | None:
-        """A file as it is now; None for one that is missing, or that nothing can read."""
+        """Reads a file; None if it is missing or unreadable."""
         generation = self._generation(key)
         if generation is None:
             return None
@@ -273,7 +270,7 @@ class AsideFiles:
         raise _busy(key)
 
     def _without(self, file: _File, erased: ErasedIds) -> tuple[int, AsideErasure] | None:
-        """How many events of a file were erased, and the file without them."""
+        """Returns how many events of a file were erased, and the file without them."""
         lessener = FileRewriter(self._store, self._archive.making(file.generation))
         lessened = lessener.without_rows(
             file.manifest, file.entry, lambda batch: _is_erased(batch, erased)
@@ -287,19 +284,19 @@ class AsideFiles:
         )
 
     def _replace(self, key: str, wanted: AsideErasure) -> bool:
-        """Whether all parts are replaced; else another erasure was faster."""
+        """Returns whether all parts are replaced; otherwise another erasure was faster."""
         if len(wanted.parts) == 1:
             return self._carry_out(wanted)
         data = encode_row(wanted)
         decision = f"{key}{layout.ERASING}{crc32c.crc32c(data):08x}"
-        with contextlib.suppress(AlreadyExistsError):  # an attempt before has put the same
+        with contextlib.suppress(AlreadyExistsError):  # an earlier attempt put the same
             self._store.put(decision, data)
         done = self._carry_out(wanted)
         self._store.delete([decision])
         return done
 
     def _finish(self) -> int:
-        """Steps 2 to 4 of what is after step 1, perhaps since it died; how many there were."""
+        """Steps 2 to 4 of what is after step 1, for example after a crash. Returns how many."""
         count = 0
         for info in list(self._store.list(layout.aside_folder(self._archive.root))):
             if layout.ERASING in info.key:
@@ -311,7 +308,7 @@ class AsideFiles:
         return count
 
     def _carry_out(self, wanted: AsideErasure) -> bool:
-        """Steps 2 and 3. False where a part is neither what it was nor what it shall be."""
+        """Steps 2 and 3. Returns False if a part is neither the old nor the new one."""
         for part in wanted.parts:
             for _ in range(_ATTEMPTS):
                 info, found = self._store.head(part.key), self._store.get(part.key)
@@ -327,7 +324,7 @@ class AsideFiles:
 
 
 def aside_lines(context: Context, archive: Archive) -> dict[str, Line]:
-    """Returns what the files of an archive that were set aside were read of, by their keys."""
+    """Returns what the files that were set aside were read from, by key."""
     own = [archive.pipeline(generation) for generation in archive.makings]
     return {
         key: Line(record.partition, record.incarnation)
@@ -346,7 +343,7 @@ def _entry(key: str, data: bytes, kind: str) -> FileEntry:
 
 
 def _is_erased(batch: pa.RecordBatch, erased: ErasedIds) -> pa.Array:
-    """Which rows were erased, by id and by key; a row without a time was before any delete."""
+    """Returns which rows were erased, by id and key; a row without a time precedes any delete."""
     columns: dict[str, pa.Array] = {}
     for name, kind in (("id", pa.string()), ("key", pa.binary()), ("timestamp", pa.int64())):
         column = own_column(batch, name)

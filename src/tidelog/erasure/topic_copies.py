@@ -1,9 +1,9 @@
-"""Where pumps, restores and playbacks with a name copied the events of a topic.
+"""Finds where pumps, restores and named playbacks copied the events of a topic.
 
-The catalog records each of them with its source and its sink. A pipeline that was deleted is known
-by its producers in the topic that it wrote to, whose rows are kept: they name source partitions. A
-proof of an erasure searches these topics, with their archives, and lists the other sinks. A
-playback without a name, one that was forgotten, and a consumer that produces leave no such record.
+The catalog records each of them with its source and sink. A deleted pipeline is known by its
+producers in the topic that it wrote to, whose rows are permanent and name source partitions. A
+proof of an erasure searches these topics, with their archives, and lists the other sinks. An
+unnamed playback, a deleted one, and a consumer that produces leave no such record.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class TopicCopy(NamedTuple):
     """A topic that may hold events of another one."""
 
     topic: Topic
-    how: str  # the events came there
+    how: str  # how the events got there
 
 
 @dataclass(slots=True)
 class Copies:
-    """Where events were copied to, also by way of other topics."""
+    """Where events were copied to, also through other topics."""
 
     topics: list[TopicCopy] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # messages about all other sinks
@@ -83,7 +83,7 @@ def copies_of_archives(context: Context, names: Collection[str]) -> list[str]:
 def copying_under_way(
     context: Context, topic: Topic, sought: EventMatcher
 ) -> Iterator[tuple[str, str]]:
-    """Yields what is under way and may hold what was deleted: the place of its row, and what it is.
+    """Yields unfinished copies that may hold deleted events: the row's place, and what it is.
 
     A driver or a playback may have read an event before it was deleted, and append it later.
     """
@@ -104,8 +104,7 @@ def copying_under_way(
 def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deletions:
     """Returns what was deleted from a copy, by the same ids and keys.
 
-    The ledger has the later time of both topics: events that came after an erasure in either of
-    them are new ones.
+    The ledger has the later time of both topics: events after an erasure in either are new ones.
     """
     own = read_deletions(context, copy, original.by_id, original.by_key)
     ids, keys = dict(original.ledger.ids), dict(original.ledger.keys)
@@ -116,7 +115,7 @@ def copy_deletions(context: Context, copy: Topic, original: Deletions) -> Deleti
 
 
 def _follow(context: Context, found: Copies, left: list[Topic]) -> None:
-    """Add the copies of some topics, and the copies of those."""
+    """Adds the copies of some topics, and the copies of those."""
     topics = {each.incarnation: each for each in list_topics(context) if each.state == "ready"}
     known = {each.incarnation for each in left}
     deleted = list(_deleted_pipelines(context, topics.values()))
@@ -133,7 +132,7 @@ def _follow(context: Context, found: Copies, left: list[Topic]) -> None:
 
 
 def _steps(context: Context, topic: Topic) -> Iterator[_Step]:
-    """What copied events out of a topic, or out of an archive of it."""
+    """Yields what copied events out of a topic, or out of an archive of it."""
     yield from _of_pipelines(_pipelines_from(context, topic.name, _archives(context, topic)))
     for playback in list_playbacks(context):
         pinned = playback.pinned
@@ -143,9 +142,9 @@ def _steps(context: Context, topic: Topic) -> Iterator[_Step]:
 
 
 def _deleted_pipelines(context: Context, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
-    """Yields what deleted pipelines copied into topics, each with the name of its source's topic.
+    """Yields what deleted pipelines copied into topics, each with the topic of its source.
 
-    That may have been a topic of another system: only a search tells.
+    That may have been a topic of another system: only a search shows it.
     """
     known = {each.incarnation for each in list_pipelines(context)}
     for topic in topics:

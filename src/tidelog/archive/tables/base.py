@@ -58,7 +58,7 @@ class TablePlan:
     names: Mapping[str, str]  # the names of event columns in them, if kept
 
     def partition_fields(self, files: list[TableFile]) -> list[pa.Field]:
-        """Columns for the names in folders that all these files have, and that are not in them."""
+        """Returns columns for folder names that all these files have, but do not contain."""
         layout = LayoutSettings(**self.archive.making().layout)
         dates = [part.removesuffix("=%Y-%m-%d") for part in layout.path_format.split("/")]
         return [

@@ -437,7 +437,7 @@ def _changed(
 
 
 def _began(lane: str) -> str:
-    """Returns the key under which a table stores where a lane's last lot began, plus 1."""
+    """Returns the key of where a lane's last lot began, plus 1; its value 0: unknown."""
     return f"{lane} began"
 
 
