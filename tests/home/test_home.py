@@ -12,6 +12,7 @@ import pytest
 
 import tidelog
 from tidelog import home as home_module
+from tidelog import opening
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -231,8 +232,8 @@ class TestDiesAfterEveryStep:
     def create(
         self, monkeypatch: pytest.MonkeyPatch, store: Store, catalog: Catalog, seed: int
     ) -> tuple[home_module.Home, bool]:
-        monkeypatch.setattr(home_module, "open_store_of", lambda *_: store)
-        monkeypatch.setattr(home_module, "open_catalog_of", lambda *_, create: catalog)
+        monkeypatch.setattr(opening, "open_store_of", lambda *_: store)
+        monkeypatch.setattr(opening, "open_catalog_of", lambda *_, create: catalog)
         outside = World(environ={}, clock=FakeClock(), ids=seeded_ids(seed))
         return create_home(Settings("s3://store", "dynamodb://catalog"), world=outside)
 
