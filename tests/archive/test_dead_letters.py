@@ -49,8 +49,15 @@ from tidelog.coordination.dead_letter_rows import (
     replay_effect,
     replay_pipeline,
 )
-from tidelog.coordination.pipeline_rows import read_partitions
-from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.erasure.proof import prove_erased
+from tidelog.errors import (
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+)
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.backoff import Backoff
@@ -60,6 +67,7 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.endpoints import source_at
+from tidelog.pipeline.shard import PipelineShard
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
@@ -360,22 +368,37 @@ def test_replays_that_are_killed_archive_each_event_once(home: Home) -> None:
 def test_sweep_deletes_what_a_replay_left_that_died_after_its_commit(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next replay has nothing to do, and takes the source partition over all the same."""
     fill(home, range(1, 5))
     archive = an_archive(home, parser=AT)
     drive(home, archive)
     with monkeypatch.context() as patch:
         patch.setattr(files_module.FilesSink, "discard", lambda *_: None)
+        patch.setattr(PipelineShard, "release", lambda self: None)
         assert replay(
             home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers()
         ).replayed
     staged = layout.staging_of(replay_pipeline(archive.pipeline()))
     assert list(home.store.list(staged))
-    assert (
-        replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers()).tried == 0
-    )
     home.sweep("0s")
     assert not list(home.store.list(staged))
+
+
+def test_replay_without_dead_letters_fences_an_earlier_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that sleeps in the middle of a range, whose dead letters another one has replayed."""
+    fill(home, range(1, 5))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    options = ReplayOptions(parser=AT_OR_WHEN)
+    assert replay(home.context, archive, options, LocalWorkers()).replayed
+    where = replay_pipeline(archive.pipeline()), "t/0"
+    before = read_progress(home.context, *where)
+    assert replay(home.context, archive, options, LocalWorkers()).tried == 0
+    after = read_progress(home.context, *where)
+    assert before is not None
+    assert after is not None
+    assert after.epoch > before.epoch
 
 
 def test_files_of_dead_letters_that_overlap_are_tried_together(
@@ -530,3 +553,29 @@ def test_a_damaged_file_of_dead_letters_stops_loudly_and_stays(home: Home) -> No
     home.store.put(file.target, data)
     done = replay(home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers())
     assert done.replayed == sum(map(is_late, range(20)))
+
+
+def test_proof_names_the_replay_that_removes_what_a_killed_one_has_staged(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(value(3), id="e3", timestamp=3)], partition=0)
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+
+    def die(*_: object) -> None:
+        raise UnavailableError("store: away")
+
+    options = ReplayOptions(parser=AT_OR_WHEN)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycle, "_record", die)
+        patch.setattr(PipelineShard, "release", lambda self: None)
+        with pytest.raises(UnavailableError):
+            replay(home.context, archive, options, LocalWorkers())
+    home.sweep("0s")
+    traces = prove_erased(home.context, home.topic("t"), ["e3"]).traces
+    remedies = {each.do for each in traces if each.object.startswith("staging/")}
+    assert remedies
+    assert all("`tidelog archive dead NAME --replay` has run again" in do for do in remedies)
+    assert replay(home.context, archive, options, LocalWorkers()).replayed == 1
+    home.sweep("0s")
+    assert not list(home.store.list("staging/"))

@@ -11,6 +11,11 @@ from tests.support.archive_look import an_archive
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.delete import end_archive
+from tidelog.archive.generations import begin_backfill, promote
+from tidelog.connectors.archive.sink import FilesSink
+from tidelog.connectors.source import SourcePartition
+from tidelog.connectors.topic.sink import TopicSink
+from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.proof import prove_erased
@@ -22,6 +27,7 @@ from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.shard import PipelineShard
 
 __all__ = ["home"]
@@ -103,6 +109,87 @@ def test_what_a_killed_driver_has_staged_stays_until_the_archive_has_run(
     Driver(home.context, pipeline, DriverOptions(take_over=True)).run()
     sweep_archives(home.context, grace_ms=-1)
     assert staged(home) == []
+
+
+def test_what_is_staged_of_a_kept_generation_goes_whatever_epochs_its_heads_have(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last driver was killed after it had begun one of two source partitions."""
+    home.create_topic("two", 2)
+    for number in range(2):
+        home.append("two", [Event(b"x")], partition=number)
+    archive = an_archive(home, source="topic:two")
+    drive(home, archive)
+    home.append("two", [Event(b"y")], partition=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(TopicSource, "partitions", lambda _: [SourcePartition("two", "1")])
+        with pytest.raises(InvalidError, match="moves rows"):
+            drive(home, archive, workers=Refusing())
+    first, second = (read_progress(home.context, archive.pipeline(), f"two/{n}") for n in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert first.epoch < second.epoch
+    begin_backfill(home.context, "daily", archive.making())
+    drive(home, find_archive(home.context, "daily"), 2)
+    promote(home.context, "daily")
+    assert staged(home)
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home) == []
+
+
+def test_what_is_staged_goes_though_a_source_partition_was_never_seen_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head keeps the epoch of the last driver that had it."""
+    home.create_topic("two", 2)
+    archive = an_archive(home, source="topic:two")
+    for number in range(2):
+        home.append("two", [Event(b"x")], partition=number)
+    drive(home, archive)
+    monkeypatch.setattr(TopicSource, "partitions", lambda _: [SourcePartition("two", "1")])
+    home.append("two", [Event(b"y")], partition=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(PipelineShard, "release", lambda self: None)
+        with pytest.raises(InvalidError, match="moves rows"):
+            drive(home, archive, workers=Refusing())
+    assert drive(home, archive, take_over=True) == 1
+    assert staged(home)
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home) == []
+
+
+def test_what_a_driver_left_that_was_killed_after_its_commit_goes_at_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(b"x")])
+    archive = an_archive(home)
+    with monkeypatch.context() as patch:
+        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(FilesSink, "discard", lambda *_: None)
+        assert drive(home, archive) == 1
+    assert staged(home)
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home) == []
+
+
+def test_what_a_topic_sink_stages_again_stays_with_what_it_was_made_of(home: Home) -> None:
+    """A driver of a later epoch makes it beside the decided file, under the earlier epoch."""
+    home.append("t", [Event(b"x", id="e1"), Event(b"y", id="e2")])
+    home.create_topic("copy", 1)
+    pump = open_pump(home.context, PumpOptions("topic:t", "copy"), LocalWorkers())
+
+    def stop(*_: object) -> int:
+        raise UnavailableError("store: away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TopicSink, "publish", stop)
+        with pytest.raises(UnavailableError):
+            Driver(home.context, pump, DriverOptions()).run()
+    (decided,) = staged(home)
+    home.store.put(f"{decided}.mark", home.store.get(decided))
+    sweep_archives(home.context, grace_ms=-1)
+    assert staged(home) == [decided, f"{decided}.mark"]
 
 
 def test_staged_files_of_a_decided_range_stay_for_the_next_driver(

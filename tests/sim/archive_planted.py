@@ -326,10 +326,29 @@ def _sweep_removes_what_is_under_way(patch: Patch) -> None:
     def blind(home: Any, pipeline: str) -> Any:
         named = read(home, pipeline)
         named.keys.clear()
-        named.epoch = 1_000_000
+        named.under_way.clear()
         return named
 
     patch.setattr(sweep, "_read_named", blind)
+
+
+def _sweep_goes_by_the_lowest_epoch(patch: Patch) -> None:
+    """A sweep deletes what is staged below the lowest epoch of all heads, and nothing else."""
+    read = sweep._read_named
+
+    def lowest(home: Any, pipeline: str) -> Any:
+        named = read(home, pipeline)
+        ended = sweep._ended_epochs(home, pipeline)
+        heads = [read_progress(home, pipeline, each) for each in read_partitions(home, pipeline)]
+        free = [head is not None and (head.frozen or head.epoch in ended) for head in heads]
+        epochs = [
+            head.epoch + bool(it) if head else 0 for head, it in zip(heads, free, strict=True)
+        ]
+        named.under_way.clear()
+        named.epoch = min(epochs, default=0) - 1
+        return named
+
+    patch.setattr(sweep, "_read_named", lowest)
 
 
 def _compaction_forgets_a_range(patch: Patch) -> None:
@@ -486,6 +505,7 @@ BUGS: Mapping[str, Bug] = {
     "replayed dead letters count twice": Bug("P4", _replayed_letters_count_twice),
     "a replay removes before it commits": Bug("P4", _replay_removes_first),
     "a sweep removes a range under way": Bug("P4", _sweep_removes_what_is_under_way),
+    "a sweep goes by the lowest epoch": Bug("P5a", _sweep_goes_by_the_lowest_epoch, ErasureWorld),
     "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", _marker_without_bound),

@@ -347,7 +347,9 @@ class ArchivesWorld(ArchivesHome):
         building = find_archive(home.context, "day").building
         if building is not None:
             drop_generation(home.context, "day", building, force=True)
-        sweep_archives(home.context, 0)
+        for _ in range(2):  # the first one finishes erasures that died
+            sweep_archives(home.context, 0)
+        self.check_staged()
         self.accountant.check_live()
         for live in self.folders.live():
             self.check_archive(home, live)
@@ -357,6 +359,14 @@ class ArchivesWorld(ArchivesHome):
             self.check_erased(home)
         if "finalize" in self.kinds:
             self.check_markers(home)
+
+    def check_staged(self) -> None:
+        """No archive has a range under way, so nothing is staged for any generation."""
+        archives = self.folders.archives().values()
+        folders = tuple(f"staging/{archive['incarnation']}." for archive in archives)
+        staged = self.bare_objects.keys_below("staging/")
+        left = [key for key in staged if key.startswith(folders)]
+        assert self.is_remade() or not left, f"a sweep leaves {left}"
 
     def finish(self, home: Home, name: str) -> None:
         with contextlib.suppress(InvalidError, NotFoundError) if self.is_remade() else _nothing():

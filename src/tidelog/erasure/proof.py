@@ -31,7 +31,11 @@ from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables.registration import stale_entries
 from tidelog.catalog.deleted_rows import clear_deleted_rows
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import counting_files, replay_pipeline
+from tidelog.coordination.dead_letter_rows import (
+    counting_files,
+    generation_pipeline,
+    replay_pipeline,
+)
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions
 from tidelog.erasure.explained_places import explained_places, places_of_files, stagings_of_others
 from tidelog.erasure.known_objects import ICEBERG, event_values, folder_values
@@ -78,6 +82,7 @@ _STAGED = (
     "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
     "has run again; what is younger than the sweep's grace waits for the next one"
 )
+_STAGED_REPLAY = _STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
 _ORPHAN = (
     "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
     "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
@@ -584,7 +589,8 @@ def _why(key: str) -> str:
 def _remedy(key: str) -> str:
     """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
     if key.startswith("staging/"):
-        return _STAGED
+        pipeline = layout.staging_pipeline(key)
+        return _STAGED if generation_pipeline(pipeline) == pipeline else _STAGED_REPLAY
     if key.startswith("topics/"):
         return _SWEEP
     if ICEBERG in key:

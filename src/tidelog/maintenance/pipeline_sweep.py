@@ -2,15 +2,22 @@
 
 1. list what is staged, and all manifests, each with the epoch that it was made under
 2. read heads, intents and commits, after that
-3. delete what no intent and no commit names, if it is of an epoch below that of its heads, and
+3. delete what no intent and no commit names, if no range of its epoch is under way, and it is
    older than the grace; of manifests, below the epoch of the last driver that has looked for
    ranges which a restored catalog has forgotten (``forgotten``)
 
-An attempt of a lower epoch can no longer write its intent, as every write expects the head. Nor can
-one of a driver that has released its shard, be its epoch still that of the heads: the sweep reads
-shards before intents, so what such a driver has decided is named. So what is not named when the
-rows are read will never be; what is young, or of a driver that may live, stays for a later sweep.
-Dying anywhere leaves less to do for the next one.
+Only an attempt at an intent stages and records, and what it has made is named when it decides that
+intent, which expects the head and the intent as they were. So an epoch has a range under way only
+where a head has that epoch, and an intent that is not decided. What other heads say does not
+matter: a source partition that is gone keeps the epoch of the last driver that had it. A frozen
+head has no range under way, nor has a driver that has released its shard: the sweep reads shards
+before intents, so what it has decided is named. So what is not named when the rows are read will
+never be; what is young, or of a driver that may live, stays for a later sweep. Dying anywhere
+leaves less to do for the next one. An epoch above those of all heads is of a catalog before its
+restore: what was staged under it stays until drivers have reached it.
+
+What a topic's sink stages again without erased events is beside what it was made of, and named
+with that.
 
 An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
 is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
@@ -132,7 +139,7 @@ def sweep_pipeline(
             info
             for info in found
             if info.key in forgotten
-            or (info.key not in named.keys and epoch_of(info.key) < named.epoch)
+            or not (named.has(info.key) or named.may_decide(epoch_of(info.key)))
         ]
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
@@ -214,23 +221,33 @@ class _NamedObjects:
 
     keys: set[str] = field(default_factory=set)
     erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
-    epoch: int = 0  # the lowest that may still write
+    under_way: set[int] = field(default_factory=set)  # epochs with a range that is not decided
+    epoch: int = 0  # the highest of all heads
     looked: dict[str, int] = field(default_factory=dict)  # by ``manifest_folder``, see ``Progress``
+
+    def has(self, key: str) -> bool:
+        """Whether rows name an object, or what it was made of without erased events."""
+        folder, _, name = key.rpartition("/")
+        return key in self.keys or f"{folder}/{name.partition('.')[0]}" in self.keys
+
+    def may_decide(self, epoch: int) -> bool:
+        """Whether something that was made under an epoch may still be named."""
+        return epoch in self.under_way or epoch > self.epoch
 
 
 def _read_named(context: Context, pipeline: str) -> _NamedObjects:
     named = _NamedObjects()
-    epochs: list[int] = []
     ended = _ended_epochs(context, pipeline)  # before any intent is read, on purpose
     for partition in read_partitions(context, pipeline):
         head = read_progress(context, pipeline, partition)
-        is_free = head is not None and (bool(head.frozen) or head.epoch in ended)
-        epochs.append(0 if head is None else head.epoch + is_free)  # where no driver has it
+        named.epoch = max(named.epoch, head.epoch if head else 0)
         named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = context.catalog.get(where, "intent")
         if row is not None:
             key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
+            if not key and head is not None and not head.frozen and head.epoch not in ended:
+                named.under_way.add(head.epoch)
             if key:
                 manifest = read_manifest(context.store.get(key), key)
                 staged = [file.staged for file in manifest.files]
@@ -241,7 +258,6 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
             if commit.rewrite:  # an erasure goes on
                 named.keys.add(commit.rewrite)
                 named.erasing.add(layout.manifest_epoch(commit.rewrite))
-    named.epoch = min(epochs, default=0)
     return named
 
 
