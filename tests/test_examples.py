@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,12 +38,22 @@ def public_members() -> Iterator[tuple[str, object]]:
                     yield f"{name}.{own}", member
 
 
+WITH_EXAMPLES = [
+    *(tidelog.Home, tidelog.Producer, tidelog.SendFuture, tidelog.Consumer, tidelog.Consumers),
+    *(tidelog.ConsumerHandle, tidelog.Archives, tidelog.ArchiveHandle, tidelog.ArchiveTables),
+    *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Share, tidelog.Fate),
+]
+"""What people work with; other types are what calls take and return."""
+
+
 def examples() -> list[doctest.DocTest]:
     """Returns the examples, each of a class or method."""
     parser, found = doctest.DocTestParser(), []
     for name, member in public_members():
         text = inspect.getdoc(member) or ""
-        if ">>>" in text and (callable(member) or isinstance(member, property)):
+        if ">>>" in text and (
+            callable(member) or isinstance(member, property | functools.cached_property)
+        ):
             found.append(parser.get_doctest(text, {}, name, None, 0))
     return [each for each in found if each.examples]
 
@@ -56,9 +67,29 @@ def home(tmp_path: Path) -> Iterator[tidelog.Home]:
         yield home
 
 
+@pytest.mark.parametrize("kind", WITH_EXAMPLES, ids=lambda kind: kind.__name__)
+def test_every_public_method_has_an_example(kind: type) -> None:
+    assert kind.__name__ in tidelog.__all__
+    members = [
+        (name, inspect.getattr_static(kind, name)) for name in dir(kind) if not name.startswith("_")
+    ]
+    called = (property, functools.cached_property)
+    without = [
+        name
+        for name, member in members
+        if (inspect.isfunction(member) or isinstance(member, called))
+        and ">>>" not in (inspect.getdoc(member) or "")
+    ]
+    assert without == []
+
+
 @pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
-def test_example_runs(example: doctest.DocTest, home: tidelog.Home, tmp_path: Path) -> None:
-    example.globs = {"tidelog": tidelog, "home": home, "folder": tmp_path}
+def test_example_runs(example: doctest.DocTest, home: tidelog.Home) -> None:
+    names: dict[str, object] = {"home": home}
+    if example.name.startswith(("Consumer.", "Producer.", "SendFuture.")):
+        names["consumer"] = home.consumer("orders", "billing")
+        names["producer"] = home.producer("orders")
+    example.globs = {"tidelog": tidelog, **names}
     said: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert not said, "".join(said)

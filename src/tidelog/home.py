@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack, overload
 
@@ -32,15 +32,11 @@ from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import Start
-from tidelog.log.maintenance.incarnations import inspect_home
-from tidelog.log.maintenance.sweep import SweepReport
-from tidelog.log.maintenance.trim import TrimResult, TrimTo, trim_topic
-from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.notify.notifier import Notifier
 from tidelog.log.notify.targets import check_target, open_target
 from tidelog.log.producer.producer import Producer
 from tidelog.log.reader.partition_reader import Reader
-from tidelog.log.readers import Past, check_all_read, check_readers
+from tidelog.log.readers import Past, check_all_read
 from tidelog.log.status import Lag, PartitionState, consumer_lag, consumer_names, partition_states
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model.event import Event
@@ -54,7 +50,6 @@ from tidelog.pool import Pool
 from tidelog.process import check_process
 from tidelog.settings import Settings, config_string
 from tidelog.store import Store
-from tidelog.store.cache import CachedStore
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives
@@ -90,22 +85,39 @@ class Home(JournalCalls, UpkeepCalls):
 
     @property
     def copy_of(self) -> str:
-        """Where the home was made, if it is a copy without an identity of its own; else empty."""
+        """Where the home was made, if it is a copy without an identity of its own; else empty.
+
+        >>> home.copy_of
+        ''
+        """
         return self.context.standing.copy_of
 
     @property
     def store(self) -> Store:
-        """Where objects are."""
+        """The store, which holds objects.
+
+        >>> home.store.url.startswith("file://")
+        True
+        """
         return self.context.store
 
     @property
     def catalog(self) -> Catalog:
-        """Where rows are."""
+        """The catalog, which holds rows.
+
+        >>> home.catalog.url.startswith("sqlite://")
+        True
+        """
         return self.context.catalog
 
     @property
     def config(self) -> str:
-        """The config string: all that is needed to open this home elsewhere; no secrets."""
+        """The config string: all that is needed to open this home elsewhere; no secrets.
+
+        >>> with tidelog.open(home.config) as same:
+        ...     same.id == home.id
+        True
+        """
         return config_string(self.store.url, self.catalog.url)
 
     # Parts. They are imported when they are needed: archives take longer than all the rest.
@@ -143,7 +155,14 @@ class Home(JournalCalls, UpkeepCalls):
         notify: Iterable[str] = (),
         max_latency_ms: int = 1_000,
     ) -> Topic:
-        """Make a topic; its partitions are fixed for good. ``AlreadyExistsError``."""
+        """Create a topic and return it; its partitions are fixed for good.
+
+        ``slot`` is the resolution of the index by time. ``notify`` are URLs that are told of new
+        events, at most once in ``max_latency_ms`` for a partition. Raises ``AlreadyExistsError``.
+
+        >>> home.create_topic("clicks", partitions=4).partitions
+        4
+        """
         self._check_open()
         targets = tuple(notify)
         for url in targets:
@@ -161,24 +180,36 @@ class Home(JournalCalls, UpkeepCalls):
         return create_topic(self.context, wanted)
 
     def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
+        """Return the topic of this name. Raises ``NotFoundError``.
+
+        >>> home.topic("orders").partitions
+        1
+        """
         self._check_open()
         return find_topic(self.context, name)
 
     def topics(self) -> list[Topic]:
-        """All topics, by name."""
+        """Return all topics, by name.
+
+        >>> [topic.name for topic in home.topics()]
+        ['orders']
+        """
         self._check_open()
         return list(list_topics(self.context))
 
     def delete_topic(self, name: str, *, past_readers: Past = False, incarnation: str = "") -> None:
-        """Remove a topic with all its events and consumers. ``NotFoundError``.
+        """Delete a topic with all its events and consumers. Raises ``NotFoundError``.
 
-        ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
-        events, unless ``past_readers`` accepts that they are lost to it: True for all, or names
-        such as ``billing`` or ``consumer:billing``. What was deleted from the
-        topic is erased from its archives first; ``UnavailableError`` while a range is under way
-        there that may hold such an event: run the archive, then delete the topic again.
-        With an ``incarnation`` it deletes no other topic that has the name now.
+        Raises ``InvalidError`` if a consumer, an archive, a pump or a playback has not read all of
+        its events, unless ``past_readers`` accepts that they are lost to it: True for all, or names
+        such as ``billing`` or ``consumer:billing``. What was deleted from the topic is erased from
+        its archives first; ``UnavailableError`` while a range is under way there that may hold such
+        an event: run the archive, then delete the topic again. With an ``incarnation`` it deletes
+        no other topic that has the name now.
+
+        >>> home.delete_topic("orders")
+        >>> home.topics()
+        []
         """
         from tidelog.maintenance import turn
 
@@ -203,17 +234,30 @@ class Home(JournalCalls, UpkeepCalls):
             _close_quietly(producer)
 
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
-        """What each partition holds; without ``runs`` only where it starts and ends."""
+        """Return what each partition holds; without ``runs`` only where it starts and ends.
+
+        >>> [(each.start, each.next, each.events) for each in home.partitions("orders")]
+        [(0, 3, 3)]
+        """
         return partition_states(self.context, self.topic(topic), self._pool, runs)
 
     def partition_for(self, topic: str, key: bytes) -> int:
-        """The partition that a key's events go to: ``int(sha256(key)) mod N``."""
+        """Return the partition that a key's events go to: ``int(sha256(key)) mod N``.
+
+        >>> home.partition_for("orders", b"customer-7")
+        0
+        """
         return partition_for(key, self.topic(topic).partitions)
 
     # Writing and reading.
 
     def producer(self, topic: str, name: str | None = None) -> Producer:
-        """A producer; one with a name is idempotent over restarts, and fences older ones."""
+        """Return a producer; one with a name is idempotent over restarts, and fences older ones.
+
+        >>> with home.producer("orders") as producer:
+        ...     producer.send(b"one more").result().offset
+        3
+        """
         found = self.topic(topic)
         self._notifier.watch(found)
         producer = Producer(self.context, found, name)
@@ -229,10 +273,14 @@ class Home(JournalCalls, UpkeepCalls):
         expected_offset: int | None = None,
         if_absent: bool = False,
     ) -> Positions:
-        """Store many events, ``Event`` objects or an Arrow table; durable on return.
+        """Store many events, ``Event`` objects or an Arrow table, and return their positions.
 
-        With ``if_absent`` they go to the partitions of their ids, and are refused by
-        ``AlreadyExistsError`` when the topic has events with these.
+        They are durable on return. With ``if_absent`` they go to the partitions of their ids;
+        raises ``AlreadyExistsError`` if the topic has events with these. ``expected_offset`` stores
+        them only if it is the next offset of ``partition``: ``ConflictError`` otherwise.
+
+        >>> [each.offset for each in home.append("orders", [tidelog.Event(b"one more")])]
+        [3]
         """
         producer = self._shared_producer(topic)
         if not if_absent:
@@ -250,23 +298,36 @@ class Home(JournalCalls, UpkeepCalls):
     def read(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
     ) -> Iterator[Event]:
-        """The events of ``[start, end)``, or up to the end that is there now."""
+        """Yield the events of ``[start, end)`` of a partition, or up to the end that is there now.
+
+        >>> [event.id for event in home.read("orders", start=1)]
+        ['order-2', 'order-3']
+        """
         for stretch in self._reader(topic, partition, start).stretches(start, end):
             yield from stretch.events()
 
     def read_arrow(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The same as Arrow batches in event columns."""
+        """Yield the same as Arrow batches in event columns.
+
+        >>> sum(batch.num_rows for batch in home.read_arrow("orders"))
+        3
+        """
         for stretch in self._reader(topic, partition, start).stretches(start, end):
             if stretch.batch.num_rows:
                 yield stretch.arrow()
 
     def consumer(self, topic: str, name: str, start: Start = "earliest") -> Consumer:
-        """A member of a named consumer, which joins at its first poll.
+        """Return a member of a named consumer, which joins at its first poll.
 
         ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
         offset, or a time.
+
+        >>> with home.consumer("orders", name="billing") as consumer:
+        ...     print([event.id for event in consumer.poll()])
+        ...     consumer.commit()
+        ['order-1', 'order-2', 'order-3']
         """
         consumer = Consumer(
             self.context, self.topic(topic), name, start, self._pool, self._append_own
@@ -285,7 +346,11 @@ class Home(JournalCalls, UpkeepCalls):
         return Consumers(self.context, self.topic(topic))
 
     def lag(self, topic: str) -> list[Lag]:
-        """How far each consumer of a topic is behind, partition by partition."""
+        """Return how far each consumer of a topic is behind, partition by partition.
+
+        >>> home.lag("orders")
+        []
+        """
         found = self.topic(topic)
         names = consumer_names(self.context, found)
         return [lag for name in names for lag in consumer_lag(self.context, found, name)]
@@ -293,54 +358,17 @@ class Home(JournalCalls, UpkeepCalls):
     def delete_consumer(self, topic: str, name: str, *, force: bool = False) -> None:
         """Delete a consumer with its cursors, so that trims and deletes do not wait for it.
 
-        ``NotFoundError``. ``InvalidError`` while a member is alive, unless ``force``: a member that
-        continues then begins again, as a new consumer does. Waits up to 1.5 times ``lease_ttl_ms``
-        where a member may be alive on another machine.
+        Raises ``NotFoundError``, and ``InvalidError`` while a member is alive, unless ``force``: a
+        member that continues then begins again, as a new consumer does. Waits up to 1.5 times
+        ``lease_ttl_ms`` where a member may be alive on another machine.
+
+        >>> with home.consumer("orders", name="billing") as consumer:
+        ...     _ = consumer.poll()
+        >>> home.delete_consumer("orders", "billing")
         """
         delete_consumer(self.context, self.topic(topic), name, force=force)
 
-    # Upkeep.
-
-    def trim(self, topic: str, to: TrimTo, *, past_readers: Past = False) -> list[TrimResult]:
-        """Delete the oldest events, up to a time, to offsets, or down to some bytes.
-
-        ``InvalidError`` where a consumer, an archive, a pump or a playback has not read them yet,
-        unless ``past_readers`` accepts that they are lost to it: True for all, or names such as
-        ``billing`` or ``consumer:billing``.
-        """
-        found = self.topic(topic)
-        check = partial(check_readers, self.context, found, past_readers)
-        with freeing(self.catalog):
-            return trim_topic(self.context, found, to, check)
-
-    def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
-        """Delete objects that nothing refers to and that are older than ``grace``.
-
-        Of topics, archives and pipelines. An error of an archive is raised when the rest is done.
-        Where a topic's objects show that the catalog has lost commits, nothing of it is deleted,
-        unless the topic is in ``accept_loss``. ``NotFoundError`` when there is no such topic.
-        """
-        from tidelog.maintenance import turn
-
-        self._check_open()
-        with freeing(self.catalog):
-            return turn.sweep_everything(self.context, duration_ms(grace), frozenset(accept_loss))
-
-    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
-        from tidelog.maintenance import turn
-
-        return turn.ArchiveTurns(self.context, how)
-
-    def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
-        """Read all that belongs to a topic, past the cache; what is not as it should be."""
-        store = self.store.inner if isinstance(self.store, CachedStore) else self.store
-        context = replace(self.context, store=store)
-        return verify_topic(context, self.topic(topic), self._pool, progress)
-
-    def inspect(self) -> list[str]:
-        """What is wrong with the catalog as a whole, beside what ``verify`` finds in a topic."""
-        self._check_open()
-        return list(inspect_home(self.context))
+    # Playback.
 
     @overload
     def playback(
@@ -408,21 +436,41 @@ class Home(JournalCalls, UpkeepCalls):
     def playback_arrow(
         self, topic: str, start: Time = None, end: Time = None
     ) -> Iterator[pa.RecordBatch]:
-        """The same as batches in event columns."""
+        """Yield the events of ``[start, end)`` by time, as Arrow batches in event columns.
+
+        >>> batches = home.playback_arrow("orders", "2026-11-01", "2026-12-01")
+        >>> sum(batch.num_rows for batch in batches)
+        3
+        """
         self._check_open()
         return play_arrow(self.context, topic, start, end)
 
     def replay(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
-        """The events of ``[start, end)`` in the order of their times; by default all there are."""
+        """Yield the events of ``[start, end)`` by time; by default all there are.
+
+        >>> [event.id for event in home.replay("orders")]
+        ['order-1', 'order-2', 'order-3']
+        """
         times = whole_range(start, end, self.context.clock.now_ms())
         return self.playback(topic, times.start_ms, times.end_ms)
 
+    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
+        from tidelog.maintenance import turn
+
+        return turn.ArchiveTurns(self.context, how)
+
     def watch(self, topic: str) -> None:
-        """Let this process notify a topic's targets of what it commits there by other ways."""
+        """Let this process notify a topic's targets of what it commits there by other ways.
+
+        >>> home.watch("orders")
+        """
         self._notifier.watch(self.topic(topic))
 
     def close(self) -> None:
-        """Close what was opened from here, flushing what is under way; raises what failed."""
+        """Close what was opened from here, flushing what is under way; raises what failed.
+
+        >>> home.close()
+        """
         check_process(self._process, f"home `{self.id}`")
         with self._lock:
             if self._closed:

@@ -9,7 +9,7 @@ from tidelog.api.consumers import ConsumerHandle, Consumers
 from tidelog.api.playbacks import Playbacks, PlayOptions
 from tidelog.api.pumps import PumpFields, PumpHandle, PumpRunOptions, Pumps
 from tidelog.api.runs import RunOptions, RunResult
-from tidelog.api.upkeep import EraseOptions
+from tidelog.api.upkeep import CompileOptions, EraseOptions
 from tidelog.archive.dead_letters import ReplayResult
 from tidelog.archive.finalize import FinalizeResult, FolderNotice
 from tidelog.archive.options import ArchiveOptions, FormatOptions
@@ -32,7 +32,7 @@ from tidelog.journal.recover.recover import RecoverReport
 from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.fate import Fate, FateError
-from tidelog.log.consumer.handler import HandlerOptions, Share
+from tidelog.log.consumer.handler import HandlerOptions, HandlerSettings, Share
 from tidelog.log.consumer.move import CursorMove
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimResult, TrimTo
@@ -70,6 +70,7 @@ __all__ = [
     "AuditRecord",
     "BackfillOptions",
     "BeforeTime",
+    "CompileOptions",
     "CompilePolicy",
     "CompileReport",
     "Consumer",
@@ -89,6 +90,7 @@ __all__ = [
     "FolderNotice",
     "FormatOptions",
     "HandlerOptions",
+    "HandlerSettings",
     "JournalEntry",
     "KeepBytes",
     "KnownPlayback",

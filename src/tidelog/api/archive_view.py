@@ -221,5 +221,9 @@ class ArchiveView:
 
     @property
     def is_detached(self) -> bool:
-        """Whether its files belong to the home that this one was copied from."""
+        """Whether its files belong to the home that this one was copied from.
+
+        >>> home.archives.get("daily").is_detached
+        False
+        """
         return is_detached(self._context, self.info)

@@ -9,18 +9,33 @@ import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
+from tidelog.catalog import Catalog
+from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
 from tidelog.coordination.registry import check_shown
 from tidelog.coordination.supervisors import SupervisedPart
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend.amend import Amender
 from tidelog.journal.audit import Why
+from tidelog.journal.compile.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.listing import amendments_waiting
 from tidelog.journal.scribe import ScribeOptions, Turn
+from tidelog.log.maintenance.incarnations import inspect_home
+from tidelog.log.maintenance.sweep import SweepReport
+from tidelog.log.maintenance.trim import TrimResult, TrimTo, before_time, trim_topic
+from tidelog.log.maintenance.verify import VerifyReport, verify_topic
+from tidelog.log.readers import Past, check_readers
+from tidelog.log.topics import list_topics
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
+from tidelog.store import Store
+from tidelog.store.cache import CachedStore
 
 if TYPE_CHECKING:
     from tidelog.erasure.from_archives import DeleteResult
@@ -28,7 +43,7 @@ if TYPE_CHECKING:
     from tidelog.maintenance.erase import Erasure
     from tidelog.pipeline.base import Workers
 
-__all__ = ["EraseOptions", "UpkeepCalls"]
+__all__ = ["CompileOptions", "EraseOptions", "UpkeepCalls"]
 
 
 class EraseOptions(TypedDict, total=False):
@@ -39,10 +54,32 @@ class EraseOptions(TypedDict, total=False):
     progress: Callable[[int], None]  # gets the bytes of each step of a search by key
 
 
+class CompileOptions(TypedDict, total=False):
+    """How topics are compiled."""
+
+    go_on: Callable[[], bool]  # asked between two swaps; False ends it
+    on_swap: Callable[[CompileReport], None]  # gets what each swap did
+
+
 class UpkeepCalls(ABC):
     """Erasure with its proof, one turn of maintenance, and the drivers of all pipelines."""
 
     context: Context
+    _pool: Executor
+
+    @property
+    @abstractmethod
+    def store(self) -> Store:
+        """Where objects are."""
+
+    @property
+    @abstractmethod
+    def catalog(self) -> Catalog:
+        """Where rows are."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raises ``InvalidError`` once the home is closed."""
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
@@ -218,6 +255,126 @@ class UpkeepCalls(ABC):
                 return opened()
 
         Follower(self.context, workers, report or _ignore, stop).run()
+
+    def compile_all(
+        self,
+        topics: Iterable[str] | None = None,
+        policy: CompilePolicy | None = None,
+        *,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        **options: Unpack[CompileOptions],
+    ) -> CompileReport:
+        """Compile topics, by default all that are ready, and return what was done.
+
+        Runs become fewer, larger objects, with updates and deletes applied; ``policy`` says when
+        that is worth it, and is always by default. With ``spark``, a Spark master, tasks run there.
+        ``busy`` in the result counts partitions that another process compiles.
+
+        >>> home.compile_all().journals
+        1
+        """
+        wanted = policy or CompilePolicy.everything()
+        found = self._compiled_topics(topics)
+        go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", _ignore)
+        if spark is not None:
+            from tidelog.spark.compile import compile_by_spark
+            from tidelog.spark.workers import open_spark
+
+            session = open_spark(spark, "compile", spark_conf)
+            return compile_by_spark(self.context, session, found, wanted, go_on, on_swap)
+        report = CompileReport()
+        for topic in found:
+            try:
+                report += compile_topic(self.context, topic, wanted, self._pool, go_on, on_swap)
+            except NotFoundError:
+                if len(found) == 1:
+                    raise
+                continue  # deleted meanwhile
+        return report
+
+    def compile_bytes(
+        self, topics: Iterable[str] | None = None, policy: CompilePolicy | None = None
+    ) -> int:
+        """Return how many bytes of these topics a compile by this policy would read.
+
+        >>> home.compile_bytes(["orders"]) > 0
+        True
+        """
+        wanted = policy or CompilePolicy.everything()
+        found = self._compiled_topics(topics)
+        return sum(waiting_bytes(self.context, each, wanted) for each in found)
+
+    def amendments_waiting(self, topics: Iterable[str] | None = None) -> int:
+        """Return how many updates and deletes of these topics are not compiled in yet.
+
+        >>> home.update("orders", "order-1", b"{}")
+        >>> home.amendments_waiting(["orders"])
+        1
+        """
+        return sum(amendments_waiting(self.context, each) for each in self._compiled_topics(topics))
+
+    def _compiled_topics(self, topics: Iterable[str] | None) -> list[Topic]:
+        if topics is None:
+            return [each for each in list_topics(self.context) if each.state == "ready"]
+        return [self.topic(each) for each in topics]
+
+    def trim(self, topic: str, to: TrimTo | str, *, past_readers: Past = False) -> list[TrimResult]:
+        """Delete the oldest events of a topic and return what each partition lost.
+
+        ``to`` is a time as text, such as ``-30d``, or one of :class:`BeforeTime`,
+        :class:`ToOffsets` and :class:`KeepBytes`. Raises ``InvalidError`` if a consumer, an
+        archive, a pump or a playback has not read the events, unless ``past_readers`` accepts that
+        they are lost to it: True for all, or names such as ``billing`` or ``consumer:billing``.
+
+        >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
+        [2]
+        """
+        found = self.topic(topic)
+        if isinstance(to, str):
+            to = before_time(self.context, found, to)
+        check = partial(check_readers, self.context, found, past_readers)
+        with freeing(self.catalog):
+            return trim_topic(self.context, found, to, check)
+
+    def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
+        """Delete objects that nothing refers to and that are older than ``grace``.
+
+        Covers topics, archives and pipelines. An error of an archive is raised when the rest is
+        done. Where a topic's objects show that the catalog has lost commits, nothing of it is
+        deleted, unless the topic is in ``accept_loss``. Raises ``NotFoundError`` for an unknown
+        topic there.
+
+        >>> home.sweep("0s").refused
+        ()
+        """
+        from tidelog.maintenance import turn
+
+        self._check_open()
+        with freeing(self.catalog):
+            return turn.sweep_everything(self.context, duration_ms(grace), frozenset(accept_loss))
+
+    def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Read every event of a topic, past the cache, and return what is damaged or lost.
+
+        ``progress`` gets the bytes of each step. Changes nothing.
+
+        >>> report = home.verify("orders")
+        >>> report.events, report.errors
+        (3, 0)
+        """
+        store = self.store.inner if isinstance(self.store, CachedStore) else self.store
+        context = replace(self.context, store=store)
+        return verify_topic(context, self.topic(topic), self._pool, progress)
+
+    def inspect(self) -> list[str]:
+        """Return what is wrong with the catalog as a whole, beside what :meth:`verify` finds.
+
+        >>> home.inspect()
+        []
+        """
+        self._check_open()
+        return list(inspect_home(self.context))
 
 
 def _ignore(_: object) -> None:

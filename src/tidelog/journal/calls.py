@@ -43,7 +43,11 @@ class JournalCalls(ABC):
         """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
-        """Returns the newest event that has this id. Raises ``NotFoundError``."""
+        """Returns the newest event that has this id. Raises ``NotFoundError``.
+
+        >>> home.get("orders", "order-2").offset
+        1
+        """
         return self._lookups.of(self.topic(topic)).get(id)
 
     def update(
@@ -52,6 +56,10 @@ class JournalCalls(ABC):
         """Replaces the value of every event that has the id. Raises ``NotFoundError``.
 
         All other fields stay. Every reader that starts after this returned sees the new value.
+
+        >>> home.update("orders", "order-2", b"corrected", why="wrong price")
+        >>> home.get("orders", "order-2").value
+        b'corrected'
         """
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
@@ -65,7 +73,11 @@ class JournalCalls(ABC):
         why: str = "",
         who: str | None = None,
     ) -> AmendResult:
-        """Replaces the values of many events, by id; the result lists ids without an event."""
+        """Replaces the values of many events, by id; the result lists ids without an event.
+
+        >>> home.update_many("orders", {"order-2": b"corrected", "order-9": b"new"}).missing
+        ('order-9',)
+        """
         return self._amender(topic, why, who).update(values)
 
     def delete(
@@ -77,6 +89,9 @@ class JournalCalls(ABC):
         objects that contain them have been compiled and swept. For a single id, raises
         ``NotFoundError`` if there is no such event. For several, the result lists the ids without
         an event.
+
+        >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
+        2
         """
         amender = self._amender(topic, why, who)
         if not isinstance(ids, str):
@@ -98,6 +113,9 @@ class JournalCalls(ABC):
         """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
         Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
+
+        >>> home.delete_key("orders", b"customer-1").events
+        2
         """
         if not isinstance(key, bytes):
             raise InvalidError(f"key: is {type(key).__name__}: give bytes")
@@ -110,6 +128,10 @@ class JournalCalls(ABC):
         """Yields who amended what, when and why, oldest first. With an id, only its records.
 
         Records contain hashes of ids, so that they do not keep what was erased.
+
+        >>> home.update("orders", "order-2", b"corrected", why="wrong price")
+        >>> [(record.op, record.why) for record in home.audit("orders")]
+        [('update', 'wrong price')]
         """
         times = whole_range(since, None, self.context.clock.now_ms())
         return read_audit(self.context, self.topic(topic), times.start_ms, event_id)
@@ -126,6 +148,9 @@ class JournalCalls(ABC):
         Tidelog.
 
         By default of all times. ``presign`` is how long their URLs stay valid, such as ``1h``.
+
+        >>> [entry.events for entry in home.journals("orders")]
+        [3]
         """
         times = whole_range(start, end, self.context.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
@@ -154,6 +179,9 @@ class JournalCalls(ABC):
         With ``incarnation``, first registers a topic of this name for an incarnation that has lost
         its registry row, with ``slot`` and ``partitions``. By default it has as many partitions as
         its objects and rows show.
+
+        >>> home.recover_topic("orders", dry_run=True).appended
+        0
         """
         unknown = sorted(set(include) - {"writers", "trimmed"})
         if unknown:
@@ -184,6 +212,9 @@ class JournalCalls(ABC):
         """Compiles a topic's runs into journals, with amendments applied; by default all of them.
 
         Calls ``go_on`` between two swaps to ask whether to continue, and ``on_swap`` after each.
+
+        >>> home.compile("orders").events
+        3
         """
         wanted = policy or CompilePolicy.everything()
         return compile_topic(self.context, self.topic(topic), wanted, self._pool, go_on, on_swap)
@@ -194,20 +225,35 @@ class JournalCalls(ABC):
         """Returns a scribe. Only one works at a time for a home.
 
         It compiles all topics, applies deletes to archives, and sweeps the whole home.
+
+        >>> home.scribe().tick().finished
+        True
         """
         wanted = how or ScribeOptions()
         return Scribe(self.context, wanted, self._pool, stopped, self._after_turns(wanted))
 
     def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
-        """Runs one turn of the scribe, for cron or a function; None if another one is working."""
+        """Runs one turn of the scribe, for cron or a function; None if another one is working.
+
+        >>> home.scribe_once().finished
+        True
+        """
         return self.scribe(how).once()
 
     def reason(self, why: str = "", who: str | None = None) -> Why:
-        """Returns the author and reason for audit records; by default the user at this host."""
+        """Returns the author and reason for audit records; by default the user at this host.
+
+        >>> home.reason("wrong price", "anna").who
+        'anna'
+        """
         return Why(self._who if who is None else who, why)
 
     def amender(self, topic: str, why: Why) -> Amender:
-        """Returns an object that amends events of a topic. Raises ``NotFoundError``."""
+        """Returns an object that amends events of a topic. Raises ``NotFoundError``.
+
+        >>> home.amender("orders", home.reason("wrong price")).update({"order-1": b"{}"}).events
+        1
+        """
         return Amender(self.context, self._lookups.of(self.topic(topic)), why, self._pool)
 
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:

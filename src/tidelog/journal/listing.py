@@ -14,7 +14,7 @@ import msgspec
 
 from tidelog.codec.segment import SCHEMA_RANGE
 from tidelog.context import Context
-from tidelog.errors import UnavailableError
+from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -23,7 +23,7 @@ from tidelog.model.partition_rows import Amendment, Run, decode_row
 from tidelog.model.playback import TimeRange
 from tidelog.model.topic import Topic
 
-__all__ = ["JournalEntry", "list_journals"]
+__all__ = ["JournalEntry", "amendments_waiting", "list_journals"]
 
 _LOOKS = 20  # attempts while rows keep being compiled
 
@@ -152,3 +152,15 @@ def _entry(
         updated=amended[1],
         url=url,
     )
+
+
+def amendments_waiting(context: Context, topic: Topic) -> int:
+    """Returns how many updates and deletes no journal has; 0 for a topic that was deleted."""
+    try:
+        heads = [read_head(context, topic, each)[0] for each in range(topic.partitions)]
+        if all(head.amended is None for head in heads):
+            return 0
+        found = list_journals(context, topic)
+        return sum(len(each.deleted) + len(each.updated) for each in found)
+    except NotFoundError:
+        return 0

@@ -12,13 +12,10 @@ import click
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import FAILED, Output, counted, json_option, progress_bar
 from tidelog.cli.pipeline_options import spark_conf
-from tidelog.errors import InvalidError, NotFoundError
-from tidelog.home import Home, open_home
-from tidelog.journal.compile.compile import CompileReport, waiting_bytes
+from tidelog.errors import InvalidError
+from tidelog.home import open_home
 from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.log.topics import read_head
 from tidelog.model.times import duration_ms
-from tidelog.model.topic import Topic
 
 __all__ = ["compile_", "policy_of", "policy_options"]
 
@@ -108,29 +105,20 @@ def compile_(
     policy = policy_of(given, CompilePolicy(min_events=1))
     conf = spark_conf(given["confs"])
     with open_home(home_text) as home, Interruption(follows=False) as interruption:
-        topics = _topics(home, topic)
+        topics = None if topic is None else [topic]
+        count = sum(each.state == "ready" for each in home.topics()) if topic is None else 1
 
-        def total() -> int:
-            return sum(waiting_bytes(home.context, each, policy) for each in topics)
-
-        with progress_bar("compile", total) as advance:
-
-            def on_swap(report: CompileReport) -> None:
-                advance(report.bytes_before)
-
-            def go_on() -> bool:
-                return not interruption.is_set()
-
-            if given["master"] is None:
-                report = _here(home, topics, policy, go_on, on_swap)
-            else:
-                from tidelog.spark.compile import compile_by_spark
-                from tidelog.spark.workers import open_spark
-
-                session = open_spark(given["master"], "compile", conf)
-                report = compile_by_spark(home.context, session, topics, policy, go_on, on_swap)
-        waiting = sum(_amendments_waiting(home, each) for each in topics)
-        output.record({"topics": len(topics), **asdict(report), "amendments_waiting": waiting})
+        with progress_bar("compile", lambda: home.compile_bytes(topics, policy)) as advance:
+            report = home.compile_all(
+                topics,
+                policy,
+                spark=given["master"],
+                spark_conf=conf,
+                go_on=lambda: not interruption.is_set(),
+                on_swap=lambda swapped: advance(swapped.bytes_before),
+            )
+        waiting = home.amendments_waiting(topics)
+        output.record({"topics": count, **asdict(report), "amendments_waiting": waiting})
         if waiting:
             what = "--all" if topic is None else topic
             output.say(
@@ -139,41 +127,3 @@ def compile_(
             )
     if report.busy:
         sys.exit(FAILED)
-
-
-def _topics(home: Home, name: str | None) -> list[Topic]:
-    if name is not None:
-        return [home.topic(name)]
-    return [each for each in home.topics() if each.state == "ready"]
-
-
-def _amendments_waiting(home: Home, topic: Topic) -> int:
-    """Updates and deletes that no journal has; none of a topic that was deleted meanwhile."""
-    try:
-        heads = [
-            read_head(home.context, topic, partition)[0] for partition in range(topic.partitions)
-        ]
-        if all(head.amended is None for head in heads):
-            return 0
-        found = home.journals(topic.name)
-        return sum(len(each.deleted) + len(each.updated) for each in found)
-    except NotFoundError:
-        return 0
-
-
-def _here(
-    home: Home,
-    topics: list[Topic],
-    policy: CompilePolicy,
-    go_on: Callable[[], bool],
-    on_swap: Callable[[CompileReport], None],
-) -> CompileReport:
-    report = CompileReport()
-    for topic in topics:
-        try:
-            report += home.compile(topic.name, policy, go_on=go_on, on_swap=on_swap)
-        except NotFoundError:
-            if len(topics) == 1:
-                raise
-            continue  # deleted meanwhile
-    return report

@@ -13,12 +13,10 @@ from tidelog.cli.confirm import past_of, past_options
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar
 from tidelog.cli.prove import prove_and_tell
 from tidelog.cli.text import utf8
-from tidelog.coordination.ages import trusted_now_ms
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo, check_clock
+from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo
 from tidelog.log.maintenance.verify import VerifyReport
-from tidelog.model.times import moment_ms
 
 __all__ = ["lag", "sweep", "trim", "verify"]
 
@@ -93,7 +91,7 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     if sum(value not in (None, ()) for value in given.values()) != 1:
         raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
     with open_home(home_text) as home:
-        to = _trim_to(home, topic, **given)
+        to = _trim_to(**given)
         rows = [asdict(each) for each in home.trim(topic, to, past_readers=past)]
         output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
 
@@ -222,14 +220,9 @@ def _names(home: Home, topic: str | None) -> list[str]:
     return [each.name for each in home.topics() if each.state == "ready"]
 
 
-def _trim_to(
-    home: Home, topic: str, before: str | None, offsets: tuple[str, ...], keep_bytes: int | None
-) -> TrimTo:
+def _trim_to(before: str | None, offsets: tuple[str, ...], keep_bytes: int | None) -> TrimTo | str:
     if before is not None:
-        now_ms = trusted_now_ms(home.context)
-        if not before[:1].isdigit():
-            check_clock(home.context, home.topic(topic), now_ms)
-        return BeforeTime(moment_ms(before, now_ms))
+        return before
     if keep_bytes is not None:
         return KeepBytes(keep_bytes)
     found = [re.fullmatch(r"(\d+):(\d+)", text, re.ASCII) for text in offsets]

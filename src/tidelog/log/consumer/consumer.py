@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
@@ -30,21 +30,17 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.context import Context
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
+from tidelog.log.consumer import handler as handlers
 from tidelog.log.consumer.fetcher import Intake
-from tidelog.log.consumer.handler import HandlerOptions, dead_letter_of, run
-from tidelog.log.consumer.leases import Membership, Start, check_start
+from tidelog.log.consumer.leases import Membership, Start, check_consumer_name, check_start
 from tidelog.log.reader.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
-from tidelog.model import limits
-from tidelog.model.event import Event, check_timestamp, check_utf8
+from tidelog.model.event import Event, check_timestamp
 from tidelog.model.topic import Topic
 from tidelog.process import ProcessGuard, RefusingLock
 
 __all__ = ["Consumer"]
-
-Append = Callable[[str, list[Event]], object]
-"""Appends events to a topic: used for dead letters."""
 
 _LOOK_S = 0.4  # how soon a member notices that another has joined or left
 _LOOK_SETTLED_S = 1.0  # the same, while it holds its share and members do not change
@@ -61,14 +57,9 @@ class Consumer:
         name: str,
         start: Start = "earliest",
         pool: Executor | None = None,
-        append: Append | None = None,
+        append: handlers.Append | None = None,
     ) -> None:
-        check_utf8("consumer name", name)
-        if not 1 <= len(name) <= limits.CONSUMER_NAME_MAX or "/" in name:
-            raise InvalidError(
-                f"consumer name `{name[:80]}`: give 1 to {limits.CONSUMER_NAME_MAX} characters, "
-                "without `/`"
-            )
+        check_consumer_name(name)
         check_start(start)
         self.name = name
         self.context = context
@@ -94,13 +85,21 @@ class Consumer:
     # Reading.
 
     def poll(self, max_events: int = 500, timeout_s: float = 1.0) -> list[Event]:
-        """Returns events, in order within each partition; empty after ``timeout_s`` without any."""
+        """Returns events, in order within each partition; empty after ``timeout_s`` without any.
+
+        >>> [event.id for event in consumer.poll(max_events=2)]
+        ['order-1', 'order-2']
+        """
         with self._all_or_nothing():
             stretches = self._poll(max_events, timeout_s)
             return [event for stretch in stretches for event in stretch.events()]
 
     def poll_arrow(self, max_events: int = 50_000, timeout_s: float = 1.0) -> pa.Table:
-        """Returns the same as an Arrow table in event columns."""
+        """Returns the same as an Arrow table in event columns.
+
+        >>> consumer.poll_arrow().num_rows
+        3
+        """
         with self._all_or_nothing():
             stretches = self._poll(max_events, timeout_s)
             return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
@@ -111,6 +110,9 @@ class Consumer:
         Cursors move back only after a :meth:`seek`. Raises ``FencedError`` for leases that were
         lost, ``UnavailableError`` if no cursor has moved, and ``UnknownOutcomeError`` if some have
         or may have.
+
+        >>> _ = consumer.poll()
+        >>> consumer.commit()
         """
         lost: FencedError | None = None
         sent = Sent()
@@ -126,7 +128,13 @@ class Consumer:
             raise lost
 
     def seek(self, partition: int, to: int | datetime) -> None:
-        """Continues from an offset or a time in one partition, forward or back."""
+        """Continues from an offset or a time in one partition, forward or back.
+
+        >>> _ = consumer.poll()
+        >>> consumer.seek(0, 1)
+        >>> [event.offset for event in consumer.poll()]
+        [1, 2]
+        """
         self._topic.check_partition(partition)
         if isinstance(to, datetime):
             to = find_offset(self.context, self._topic, partition, check_timestamp(to))
@@ -144,7 +152,10 @@ class Consumer:
         self._intake_of(partition).seek(to)
 
     def skip_to_end(self) -> None:
-        """Skips everything that is there now, in the partitions of this member, and commits."""
+        """Skips everything that is there now, in the partitions of this member, and commits.
+
+        >>> consumer.skip_to_end()
+        """
         self._ensure_joined()
         for partition in self.partitions():
             head, _ = read_head(self.context, self._topic, partition)
@@ -152,7 +163,11 @@ class Consumer:
         self.commit()
 
     def lag(self) -> list[Lag]:
-        """Returns how far this consumer is behind, in every partition, for all members."""
+        """Returns how far this consumer is behind, in every partition, for all members.
+
+        >>> [lag.events for lag in consumer.lag()]
+        [3]
+        """
         lags = consumer_lag(self.context, self._topic, self.name)
         for lag in lags:
             intake = self._intakes.get(lag.partition)
@@ -161,18 +176,33 @@ class Consumer:
         return lags
 
     def partitions(self) -> list[int]:
-        """Returns the partitions that this member holds now."""
+        """Returns the partitions that this member holds now.
+
+        >>> _ = consumer.poll()
+        >>> consumer.partitions()
+        [0]
+        """
         with self._lock:
             return sorted(self._membership.held)
 
     def uncommitted(self) -> bool:
-        """Returns whether something was delivered since the last commit."""
+        """Returns whether something was delivered since the last commit.
+
+        >>> _ = consumer.poll()
+        >>> consumer.uncommitted()
+        True
+        """
         return any(self._is_ahead(partition) for partition in self._intakes)
 
     def rewind(self, partition: int, offset: int) -> None:
         """Delivers again from ``offset`` on, without moving the cursor. For a handler that failed.
 
         Does nothing if the lease was lost since: the next owner starts at the cursor.
+
+        >>> _ = consumer.poll()
+        >>> consumer.rewind(0, 2)
+        >>> [event.offset for event in consumer.poll()]
+        [2]
         """
         intake = self._intakes.get(partition)
         if intake is not None and self._is_current(partition, intake):
@@ -181,6 +211,10 @@ class Consumer:
     def caught_up(self) -> bool:
         """Returns whether everything in the topic now was delivered here or handled by other
         members.
+
+        >>> _ = consumer.poll()
+        >>> consumer.caught_up()
+        True
         """
         self._ensure_joined()
         for lag in self.lag():
@@ -193,21 +227,37 @@ class Consumer:
         return True
 
     def touch(self) -> None:
-        """Reports that the handler is alive, as each poll does."""
+        """Reports that the handler is alive, as each poll does.
+
+        >>> consumer.touch()
+        """
         self._polled_s = self.context.clock.monotonic_s()
 
+    def __iter__(self) -> Iterator[Event]:
+        """Yields events as they come, for ever; commits each batch after its last event."""
+        while True:
+            yield from self.poll()
+            with contextlib.suppress(FencedError):  # another member has that partition now
+                self.commit()
+
     def run(
-        self, handler: Callable[[Any], object], *, dead_letter: str | None = None, **how: Any
+        self,
+        handler: handlers.Handler,
+        *,
+        dead_letter: str | None = None,
+        **how: Unpack[handlers.HandlerSettings],
     ) -> int:
         """Polls, handles and commits in a loop; returns how many events were handled.
 
-        ``how`` are the fields of :class:`HandlerOptions`: ``on_error``, ``retries``, ``types``,
-        ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"``, events that the handler
-        failed on go to the topic ``dead_letter``, with the reason.
+        :class:`HandlerOptions` explains ``on_error``, ``retries``, ``types``, ``lag_ms`` and the
+        others. With ``on_error="dead-letter"``, events that the handler failed on go to the topic
+        ``dead_letter``, with the reason.
+
+        >>> consumer.run(lambda event: None, until_caught_up=True)
+        3
         """
-        if dead_letter is not None:
-            how["dead_letter"] = functools.partial(self._bury, dead_letter)
-        return run(self, handler, HandlerOptions(**how))
+        to = dead_letter and handlers.dead_letter_to(self._append, dead_letter, self.name)
+        return handlers.run(self, handler, handlers.HandlerOptions(dead_letter=to or None, **how))
 
     def read_once(
         self,
@@ -225,6 +275,9 @@ class Consumer:
         A reader that died on another machine is replaced after this consumer has seen no sign of it
         for 1.5 times ``lease_ttl_ms``. Keep the consumer between calls, or pass that time as
         ``wait_s`` in a process that makes only one call.
+
+        >>> home.consumer("orders", "billing").read_once(0, max_events=2)
+        {'events_read': 2, 'done': False, 'busy': False}
         """
         self._topic.check_partition(partition)
         if not self._take_once(partition, wait_s):
@@ -262,7 +315,10 @@ class Consumer:
         return {"events_read": read, "done": cursor >= head.next, "busy": False}
 
     def close(self) -> None:
-        """Releases all leases at their cursors, so that others can continue at once."""
+        """Releases all leases at their cursors, so that others can continue at once.
+
+        >>> home.consumer("orders", "billing").close()
+        """
         self._guard.check()
         self._stop.set()
         self._wake.set()
@@ -291,11 +347,6 @@ class Consumer:
     def _leave_to_parent(self) -> None:
         """In a forked child: leaves leases and cursors to the parent."""
         self._lock = RefusingLock(self._guard)  # type: ignore[assignment]
-
-    def _bury(self, topic: str, events: list[Event], error: BaseException) -> None:
-        if self._append is None:
-            raise InvalidError("dead letters: this consumer cannot append: open it from a home")
-        self._append(topic, [dead_letter_of(event, error, self.name) for event in events])
 
     def _poll(self, max_events: int, timeout_s: float) -> list[OffsetEvents]:
         if max_events < 1:

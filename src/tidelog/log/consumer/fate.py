@@ -45,14 +45,21 @@ class Fate:
         self.passed: Counter[str] = Counter()
 
     def tempt(self, place: str = "middle") -> None:
-        """Go on, or fail with ``FateError``."""
+        """Go on, or fail with ``FateError``.
+
+        >>> tidelog.Fate(rate=0.0).tempt()
+        """
         if self._random.random() < self._rate:
             self.failed[place] += 1
             raise FateError(f"fate: failed {place}")
         self.passed[place] += 1
 
     def tempting(self, handler: Callable[[T], object]) -> Callable[[T], object]:
-        """The handler, tempted before it begins and after it is done."""
+        """Return the handler, tempted before it begins and after it is done.
+
+        >>> tidelog.Fate(rate=0.0).tempting(len)([1, 2])
+        2
+        """
 
         def tempted(argument: T) -> object:
             self.tempt("before")

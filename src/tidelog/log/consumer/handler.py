@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tidelog.errors import FencedError, InvalidError
 from tidelog.model import limits
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     from tidelog.log.consumer.consumer import Consumer
 
 __all__ = [
+    "Append",
+    "Handler",
     "HandlerOptions",
+    "HandlerSettings",
     "Share",
     "dead_letter_of",
+    "dead_letter_to",
     "run",
     "until_young",
 ]
@@ -42,8 +46,31 @@ _REASON_BYTES = 4_000  # limit of the error text in a dead letter
 _HEADERS = ("tidelog-position", "tidelog-consumer", "tidelog-error")  # of a dead letter
 
 
+Append = Callable[[str, list[Event]], object]
+"""Appends events to a topic: where dead letters go."""
+
+Handler = Callable[[Event], object] | Callable[[list[Event]], object]
+"""Handles an event, or with ``batch`` a list of them."""
+
+
 class _HandlerStopped(BaseException):
     """The run was stopped while an event was being retried."""
+
+
+class HandlerSettings(TypedDict, total=False):
+    """How a consumer runs its handler; the fields of :class:`HandlerOptions`."""
+
+    on_error: Literal["stop", "skip", "dead-letter"]
+    retries: int
+    retry_base_ms: int
+    batch: bool
+    max_events: int
+    workers: int
+    until_caught_up: bool
+    types: Collection[str] | None
+    share: Share | None
+    lag_ms: int
+    stop: threading.Event
 
 
 @dataclass
@@ -79,7 +106,7 @@ class HandlerOptions:
         return of_type and (self.share is None or self.share.has(event))
 
 
-def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions) -> int:
+def run(consumer: Consumer, handler: Handler, how: HandlerOptions) -> int:
     """Polls, handles and commits until stopped; returns how many events were handled."""
     handled = 0
     wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
@@ -108,6 +135,19 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: HandlerOption
             if failures:
                 raise failures[0]
     return handled
+
+
+def dead_letter_to(
+    append: Append | None, topic: str, consumer: str
+) -> Callable[[list[Event], BaseException], object]:
+    """Returns what puts events that a handler failed on into a topic, with the reason."""
+
+    def bury(events: list[Event], error: BaseException) -> object:
+        if append is None:
+            raise InvalidError("dead letters: this consumer cannot append: open it from a home")
+        return append(topic, [dead_letter_of(event, error, consumer) for event in events])
+
+    return bury
 
 
 def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
@@ -198,6 +238,9 @@ class Share:
         """Returns whether an event is in this share.
 
         One without key, id and type is in the first.
+
+        >>> tidelog.Share(0, 1).has(tidelog.Event(b"a", key=b"k"))
+        True
         """
         value = getattr(event, self.by)
         if value is None:
@@ -205,7 +248,11 @@ class Share:
         return fnv1(value if isinstance(value, bytes) else value.encode()) % self.of == self.number
 
     def name(self, base: str) -> str:
-        """Returns the name of this share's consumer, so that each has a cursor: ``base_1_of_3``."""
+        """Returns the name of this share's consumer, so that each has a cursor: ``base_1_of_3``.
+
+        >>> tidelog.Share(0, 3).name("base")
+        'base_1_of_3'
+        """
         return f"{base}_{self.number + 1}_of_{self.of}"
 
 

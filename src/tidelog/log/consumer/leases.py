@@ -58,9 +58,9 @@ from tidelog.errors import (
 from tidelog.log.heads import RACE
 from tidelog.log.reader.partition_reader import find_offset
 from tidelog.log.topics import check_exists, read_head
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.event import check_timestamp, from_iso
+from tidelog.model.event import check_timestamp, check_utf8, from_iso
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.process import ProcessGuard
@@ -73,6 +73,7 @@ __all__ = [
     "Membership",
     "RegisteredConsumer",
     "Start",
+    "check_consumer_name",
     "check_start",
     "decode_registered",
     "read_lease",
@@ -456,6 +457,16 @@ def decode_registered(row: Row) -> RegisteredConsumer:
 
 Start = str | int | datetime
 """``earliest``, ``latest``, an offset, or a time: ISO 8601 text or an aware datetime."""
+
+
+def check_consumer_name(name: str) -> None:
+    """Refuse a name that could not be part of a row. ``InvalidError``."""
+    check_utf8("consumer name", name)
+    if not 1 <= len(name) <= limits.CONSUMER_NAME_MAX or "/" in name:
+        raise InvalidError(
+            f"consumer name `{name[:80]}`: give 1 to {limits.CONSUMER_NAME_MAX} characters, "
+            "without `/`"
+        )
 
 
 def check_start(start: Start) -> None:

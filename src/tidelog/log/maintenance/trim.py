@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidelog.context import Context
-from tidelog.coordination.ages import has_own_clock
+from tidelog.coordination.ages import has_own_clock, trusted_now_ms
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import InternalError, InvalidError, UnavailableError
 from tidelog.log.heads import RACE, raise_head
@@ -41,6 +41,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
 from tidelog.model.partition_rows import Head, Run
+from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "ToOffsets",
     "TrimResult",
     "TrimTo",
+    "before_time",
     "check_clock",
     "trim_topic",
 ]
@@ -121,6 +123,17 @@ def trim_topic(
         return [
             _trim(context, topic, partition, start) for partition, start in sorted(starts.items())
         ]
+
+
+def before_time(context: Context, topic: Topic, before: str) -> BeforeTime:
+    """Returns where a trim to a time ends: ISO 8601, or relative such as ``-30d``.
+
+    ``InvalidError``, also for a relative time where the clock cannot be trusted.
+    """
+    now_ms = trusted_now_ms(context)
+    if not before[:1].isdigit():
+        check_clock(context, topic, now_ms)
+    return BeforeTime(moment_ms(before, now_ms))
 
 
 def check_clock(context: Context, topic: Topic, now_ms: int) -> None:

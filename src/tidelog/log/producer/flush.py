@@ -207,6 +207,9 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
 
         Raises ``UnknownOutcomeError`` if it may be stored anyway: the reply was lost, or
         ``timeout_s`` passed and the event is still on its way.
+
+        >>> producer.send(b"one more").result(timeout_s=10).partition
+        0
         """
         flush = self.flush
         if not flush.settled(timeout_s):
@@ -222,7 +225,13 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         return flush.positions()[self.index]
 
     def done(self) -> bool:
-        """Returns whether :meth:`result` would return at once."""
+        """Returns whether :meth:`result` would return at once.
+
+        >>> future = producer.send(b"one more")
+        >>> producer.flush()
+        >>> future.done()
+        True
+        """
         return self.flush.done()
 
 

@@ -67,25 +67,48 @@ class Producer:
 
     @property
     def topic(self) -> str:
+        """The name of the topic that it appends to.
+
+        >>> producer.topic
+        'orders'
+        """
         return self._topic.name
 
     @property
     def incarnation(self) -> str:
-        """Returns the incarnation of the topic that it appends to."""
+        """Returns the incarnation of the topic that it appends to.
+
+        >>> producer.incarnation == home.topic("orders").incarnation
+        True
+        """
         return self._topic.incarnation
 
     @property
     def last_sequence(self) -> int:
-        """Returns the highest sequence of a named producer so far, across restarts; -1 if none."""
+        """Returns the highest sequence of a named producer so far, across restarts; -1 if none.
+
+        >>> with home.producer("orders", name="loader") as producer:
+        ...     producer.last_sequence
+        -1
+        """
         return self._sequence
 
     @property
     def room(self) -> int:
-        """Returns about how many bytes can be sent now without waiting."""
+        """Returns about how many bytes can be sent now without waiting.
+
+        >>> producer.room > 0
+        True
+        """
         return self._context.settings.buffer_bytes - self._carrier.held_bytes - self._open.size
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
-        """Returns whether an earlier process stored this sequence under this producer's name."""
+        """Returns whether an earlier process stored this sequence under this producer's name.
+
+        >>> with home.producer("orders", name="loader") as producer:
+        ...     producer.is_stored(0)
+        False
+        """
         before = self._before.get(self._place(key, sequence)[0])
         return before is not None and sequence <= before.last
 
@@ -93,6 +116,10 @@ class Producer:
         """Returns the marks that earlier processes with this name stored, by sequence.
 
         Each partition keeps the mark of its last sequence.
+
+        >>> with home.producer("orders", name="loader") as producer:
+        ...     producer.marks()
+        {}
         """
         return {state.last: state.mark for state in self._before.values() if state.last >= 0}
 
@@ -115,6 +142,9 @@ class Producer:
         last sequence of each partition is stored with a ``mark``, by default a digest of the
         event's value, key, id and type. Raises ``AlreadyExistsError`` if that sequence comes again
         with another mark.
+
+        >>> producer.send(b"one more", key=b"customer-7").result().offset
+        3
         """
         if (  # the common case: the open flush has room
             value.__class__ is bytes
@@ -165,6 +195,9 @@ class Producer:
         With ``expected_offset``, they go to one partition in one commit, and only if that is its
         next offset: raises ``ConflictError`` otherwise. Raises ``PartialAppendError`` if only some
         events are stored; the error lists which are stored, which are not, and which are unknown.
+
+        >>> [each.offset for each in producer.append([tidelog.Event(b"a")])]
+        [3]
         """
         self._carrier.guard.check()
         if self._named:
@@ -172,7 +205,11 @@ class Producer:
         return self._append(self.checked(events), partition, expected_offset)
 
     def checked(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
-        """Returns events in stored columns. Raises ``InvalidError`` if one cannot be stored."""
+        """Returns events in stored columns. Raises ``InvalidError`` if one cannot be stored.
+
+        >>> producer.checked([tidelog.Event(b"a")]).num_rows
+        1
+        """
         table = self._table_of(events)
         check_events(table, self._event_bytes_max)
         return table
@@ -182,6 +219,9 @@ class Producer:
 
         They were checked when they arrived. So neither the addition nor a lower ``event_bytes_max``
         makes them invalid.
+
+        >>> len(producer.append_own([tidelog.Event(b"a")]))
+        1
         """
         self._carrier.guard.check()
         table = self._table_of(events)
@@ -216,6 +256,9 @@ class Producer:
         Threads may share the producer: each gets each failure once, since its own events may be
         among those that failed. A failure is not raised again if the futures of all its events have
         raised it.
+
+        >>> _ = producer.send(b"one more")
+        >>> producer.flush()
         """
         with self._carrier.state:
             self._seal()
@@ -231,7 +274,10 @@ class Producer:
         self._carrier.raise_unreported()
 
     def close(self) -> None:
-        """Flushes and ends the threads; raises what :meth:`flush` would."""
+        """Flushes and ends the threads; raises what :meth:`flush` would.
+
+        >>> home.producer("orders").close()
+        """
         with self._carrier.state:
             if self._carrier.closed:
                 return

@@ -1,0 +1,187 @@
+"""Handles of archives, pumps, playbacks and consumers, beyond what their examples show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelog import (
+    AlreadyExistsError,
+    BeforeTime,
+    DeleteResult,
+    Event,
+    Home,
+    InvalidError,
+    NotFoundError,
+    Proof,
+    create_home,
+)
+from tidelog.settings import load_settings
+
+AT_MS = 1_794_657_600_000
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0] as home:
+        home.create_topic("orders", 2)
+        values = [b'{"at": %d}' % (AT_MS + number) for number in range(10)]
+        events = [
+            Event(value, key=b"k%d" % (number % 3), id=f"o{number}", timestamp=AT_MS + number)
+            for number, value in enumerate(values)
+        ]
+        home.append("orders", events)
+        yield home
+
+
+def test_handle_of_a_deleted_archive_never_works_on_another_one(home: Home) -> None:
+    old = home.archives.create("daily", source="topic:orders")
+    old.delete(files=True)
+    with pytest.raises(NotFoundError):
+        old.run()
+    new = home.archives.create("daily", source="topic:orders")
+    new.run()
+    with pytest.raises(NotFoundError, match="made again"):
+        old.status()
+    with pytest.raises(NotFoundError, match="made again"):
+        old.delete(files=True)
+    assert new.verify(deep=True).events == 10
+
+
+def test_kind_follows_from_the_parser(home: Home) -> None:
+    assert home.archives.create("raw", source="topic:orders").info.kind == "backup"
+    daily = home.archives.create("daily", source="topic:orders", parser="json:at")
+    assert daily.info.kind == "partition"
+    with pytest.raises(AlreadyExistsError):
+        home.archives.create("daily", source="topic:orders", parser="json:at")
+    with pytest.raises(InvalidError, match="contradict"):
+        home.archives.create("other", source="topic:orders", kind="backup", parser="json:at")
+
+
+def test_run_that_follows_resumes_with_the_promoted_generation(home: Home) -> None:
+    archive = home.archives.create(
+        "daily", source="topic:orders", parser="json:at", max_age="100ms"
+    )
+    archive.run()
+    stop, promoted, began = threading.Event(), threading.Event(), threading.Event()
+    running = threading.Thread(
+        target=archive.run,
+        kwargs={
+            "follow": True,
+            "stop": stop,
+            "on_look": lambda _: began.set(),
+            "on_promote": lambda _: promoted.set(),
+        },
+    )
+    running.start()
+    try:
+        assert began.wait(30)
+        other = home.archives.get("daily")
+        assert other.backfill(granularity="hour").generation == 2
+        assert other.promote().generation == 2
+        home.append("orders", [Event(b'{"at": %d}' % AT_MS)])  # the old driver is fenced by it
+        assert promoted.wait(30)
+        assert other.flush() == []
+    finally:
+        stop.set()
+        running.join()
+    assert home.archives.get("daily").verify(deep=True).events == 11
+
+
+def test_settings_that_a_backfill_does_not_name_stay(home: Home) -> None:
+    archive = home.archives.create(
+        "daily", source="topic:orders", parser="json:at", format="jsonlines", mode="events"
+    )
+    archive.run()
+    archive.backfill(granularity="hour")
+    made = archive.reload().making(2)
+    assert (made.format, made.format_settings) == ("jsonlines", {"mode": "events"})
+    assert made.layout == {"granularity": "hour"}
+
+
+def test_pump_with_other_settings_is_refused(home: Home) -> None:
+    home.create_topic("copies", 2)
+    home.pumps.create("copy", source="topic:orders", topic="copies").run()
+    with pytest.raises(InvalidError, match="was begun with fields"):
+        home.pumps.create("copy", source="topic:orders", topic="copies", id_field="at")
+    assert home.pumps.get("copy").run().events == 0
+    assert home.pumps.get("copy").status().events == 10
+
+
+def test_playback_resumes_by_its_name(home: Home) -> None:
+    home.create_topic("copies", 2)
+    stop = threading.Event()
+    stop.set()
+    times = {"start": AT_MS, "end": AT_MS + 100}
+    first = home.playback("orders", **times, to="topic:copies", name="drill", stop=stop)
+    assert not first.finished
+    assert [each.name for each in home.playbacks.list()] == ["drill"]
+    second = home.playback("orders", **times, to="topic:copies", name="drill")
+    assert second.finished
+    assert first.events + second.events == 10
+    third = home.playback("orders", **times, to="topic:copies", name="drill")
+    assert (third.events, third.before is not None) == (0, True)
+    assert sorted(event.id or "" for event in home.replay("copies")) == [f"o{n}" for n in range(10)]
+    home.playbacks.forget("drill")
+    with pytest.raises(InvalidError, match="give to"):
+        home.playback("orders", name="drill")  # type: ignore[call-overload]
+
+
+def test_seek_moves_the_cursors_of_all_partitions(home: Home) -> None:
+    with home.consumer("orders", "billing") as consumer:
+        consumer.run(lambda event: None, until_caught_up=True)
+    billing = home.consumers("orders").get("billing")
+    assert billing.behind() == 0
+    assert sum(move.again for move in billing.seek("earliest")) == 10
+    assert billing.behind() == 10
+    billing.delete()
+    with pytest.raises(NotFoundError):
+        billing.seek("latest")
+    assert home.consumers("orders").list() == []
+
+
+def test_consumer_iterates_and_commits_each_batch(home: Home) -> None:
+    with home.consumer("orders", "billing") as consumer:
+        seen = []
+        for event in consumer:
+            seen.append(event.id)
+            if len(seen) == 10:
+                break
+    assert sorted(seen) == [f"o{n}" for n in range(10)]
+    # The last batch was not finished, so it comes again.
+    assert home.consumers("orders").get("billing").behind() > 0
+
+
+def test_erase_reaches_archives_and_returns_a_proof(home: Home) -> None:
+    archive = home.archives.create("raw", source="topic:orders", format="jsonlines", mode="events")
+    archive.run()
+    deleted = home.erase("orders", ids=["o3"], why="request 1", prove=False)
+    assert isinstance(deleted, DeleteResult)
+    assert not home.prove_erased("orders", ids=["o3"]).is_erased
+    proof = home.erase("orders", key=b"k1", why="request 2")
+    assert isinstance(proof, Proof)
+    assert proof.is_erased
+    assert home.prove_erased("orders", ids=["o3"]).is_erased
+    left = sum(batch.num_rows for batch in archive.read())
+    assert left == sum(1 for n in range(10) if n % 3 != 1 and n != 3)
+    with pytest.raises(InvalidError, match="ids or a key"):
+        home.erase("orders", ids=["o5"], key=b"k1")
+    with pytest.raises(NotFoundError):
+        home.erase("orders", ids=["o5"], incarnation="another")
+
+
+def test_maintenance_compiles_and_one_process_at_a_time_does_it(home: Home) -> None:
+    turn = home.maintain(policy=None, grace="0s")
+    assert turn is not None
+    assert turn.succeeded
+    assert turn.topics == 1
+
+
+def test_trim_takes_a_time_as_text(home: Home) -> None:
+    done = home.trim("orders", "2020-01-01")
+    assert [each.new_start for each in done] == [0, 0]
+    home.trim("orders", BeforeTime(AT_MS + 1_000))
+    assert sum(state.events for state in home.partitions("orders")) == 0
