@@ -1,8 +1,8 @@
 """Coordination: which process works on what, and which names exist.
 
 ``ownership`` is a row that one process holds at a time, with an epoch that fences the one before.
-``registry`` adds and removes names so that no delayed repeat brings one back, ``tokens`` are the
-server's credentials, ``pipeline_rows`` and ``dead_letter_rows`` read what the catalog knows of
-pipelines, ``supervisors`` are the running ``tidelog up`` processes, ``ages`` compares times where
-clocks disagree, and ``outcome`` words what a call that failed midway has stored.
+``registry`` adds and removes names so that no delayed repeat brings one back. ``tokens`` are the
+server's credentials. ``pipeline_rows`` and ``dead_letter_rows`` read what the catalog knows about
+pipelines. ``supervisors`` are the running ``tidelog up`` processes. ``ages`` compares times when
+clocks disagree. ``outcome`` words what a call that failed midway has stored.
 """

@@ -1,9 +1,9 @@
-"""How old something is, where the clocks of hosts disagree.
+"""How old something is, when the clocks of hosts disagree.
 
 Ages decide what a sweep may delete, so no single wrong clock may make things look old. The time of
 a sweep is the earlier of this machine's time and the store's, which dates an object that the sweep
-puts. What a topic's rows say about their age is also compared with the newest time in the topic.
-A time that lies far ahead comes from a wrong clock, and says nothing.
+puts. Ages in a topic's rows are also compared with the newest time in the topic. A time that is far
+in the future comes from a wrong clock, and is ignored.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
     "trusted_now_ms",
 ]
 
-FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
-_TRIES = 5  # of a look at the store's time
+FUTURE_MS = 24 * 3_600_000  # a time further in the future comes from a wrong clock
+_TRIES = 5  # to read the store's time
 _LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
 
 
 class ClockTimes(NamedTuple):
-    """What time it is."""
+    """The current time, by several clocks."""
 
     earlier_ms: int  # of this machine's time and the store's
     later_ms: int
@@ -41,55 +41,56 @@ class ClockTimes(NamedTuple):
 
 
 def read_times(context: Context) -> ClockTimes:
-    """This machine's time and the store's, as they are now."""
+    """Returns this machine's time and the store's."""
     now_ms, store_ms = context.clock.now_ms(), store_now_ms(context)
     return ClockTimes(min(now_ms, store_ms), max(now_ms, store_ms), store_ms)
 
 
 def trusted_now_ms(context: Context) -> int:
-    """The earlier of this machine's time and the store's."""
+    """Returns the earlier of this machine's time and the store's."""
     return read_times(context).earlier_ms
 
 
 def latest_now_ms(context: Context) -> int:
-    """The later of this machine's time and the store's, if that is not so far ahead as to be wrong.
+    """Returns the later of this machine's time and the store's, unless that is too far ahead.
 
-    For what holds up to now: a machine that is behind must not leave out the last minutes.
+    For what applies up to now: a machine that is behind must not leave out the last minutes.
     """
     now_ms, store_ms = context.clock.now_ms(), store_now_ms(context)
     return store_ms if 0 < store_ms - now_ms <= FUTURE_MS else now_ms
 
 
 def clock_ahead_ms(context: Context, trusted_ms: int) -> int:
-    """How far this machine's clock is ahead of a time that was trusted a moment ago."""
+    """Returns how far this machine's clock is ahead of a time that was trusted a moment ago."""
     return max(0, context.clock.now_ms() - trusted_ms)
 
 
 def has_own_clock(store: Store) -> bool:
-    """Whether a store dates objects by another clock than this machine's: a folder does not.
+    """Returns whether a store dates objects by another clock than this machine's; a folder does
+    not.
 
-    Then a machine whose clock jumps finds no second time that disagrees.
+    Without one, a machine whose clock jumps finds no second time that disagrees.
     """
     return not store.url.startswith("file:")
 
 
 def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:
-    """Whether a grace has passed since; also for a time so far ahead that it is wrong.
+    """Returns whether a grace period has passed; also for a time too far in the future.
 
-    Only for what could be deleted at once without a loss, where the grace is a courtesy.
+    Only for what could be deleted at once without a loss, where the grace period is a courtesy.
     """
     return now_ms - then_ms >= grace_ms or then_ms - now_ms > FUTURE_MS
 
 
 def store_now_ms(context: Context) -> int:
-    """The time by which the store dates an object that is put now."""
+    """Returns the time by which the store dates an object that is put now."""
     for _ in range(_TRIES):
         key = layout.probe(context.ids.new())
         with contextlib.suppress(UnknownOutcomeError):
             context.store.put(key, b"")
         try:
             found = context.store.head(key).modified_ms
-        except NotFoundError:  # a lost put, or another sweep with a wrong clock took it for old
+        except NotFoundError:  # a lost put, or another sweep with a wrong clock deleted it
             continue
         old = [key]
         old += [

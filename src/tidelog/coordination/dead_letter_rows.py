@@ -1,10 +1,10 @@
-"""Dead letters that were tried again: what counts after that, as the catalog tells it.
+"""Dead letters after replays: which files still count, by the rows of the catalog.
 
 A replay is a pipeline of its own beside a generation. It goes through the dead letters of a source
-partition in passes, and its positions are ``<pass>:<offset>``. Each of its commits covers a
-*stretch* of offsets: the dead-letter files that begin in it no longer count, since the commit's
-manifest says what became of their events: data files, and a dead-letter file for those that still
-nobody takes. A later pass may cover that one again.
+partition in passes, and its positions are ``<pass>:<offset>``. Each of its commits covers a range
+of offsets. The dead-letter files that begin in that range no longer count: the commit's manifest
+says what became of their events. It lists data files, and a dead-letter file for those that failed
+again. A later pass may cover that one again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _REPLAYS = ".dead"
 
 
 class ReplayPosition(NamedTuple):
-    """How far a replay has come: in which pass, and up to which offset."""
+    """How far a replay has come: the pass and the offset."""
 
     number: int = 0
     offset: int = 0
 
     @property
     def text(self) -> str:
-        """As a position of the replay's rows."""
+        """Returns it as a position in the replay's rows."""
         return f"{self.number}:{self.offset}"
 
     @classmethod
@@ -57,37 +57,37 @@ class ReplayPosition(NamedTuple):
 
 
 class ReplayedRange(NamedTuple):
-    """Offsets ``[start, end)`` that were tried again at once."""
+    """Offsets ``[start, end)`` that one commit tried again."""
 
     start: int
     end: int
 
     @classmethod
     def between(cls, start: str, end: str) -> ReplayedRange:
-        """What lies between two positions: a pass that was given up is not gone on with."""
+        """Returns the offsets between two positions. A pass that was abandoned is not resumed."""
         one, other = ReplayPosition.parse(start), ReplayPosition.parse(end)
         return cls(one.offset if one.number == other.number else 0, other.offset)
 
     def holds(self, file: FileEntry) -> bool:
-        """Whether a file of dead letters begins in it."""
+        """Returns whether a file of dead letters begins in it."""
         return self.start <= file.first_offset < self.end
 
 
 class Effect(NamedTuple):
     """What replays have done in a source partition."""
 
-    replayed: int = 0  # events that are no dead letters any more
-    files: int = 0  # that they made, replaced ones too
+    replayed: int = 0  # events that are no longer dead letters
+    files: int = 0  # that they wrote, including replaced ones
     bytes: int = 0
 
 
 def replay_pipeline(pipeline: str) -> str:
-    """What names the rows and manifests of the replays of a generation."""
+    """Returns the name of the rows and manifests of a generation's replays."""
     return f"{pipeline}{_REPLAYS}"
 
 
 def generation_pipeline(pipeline: str) -> str:
-    """The pipeline of the generation whose dead letters this one replays; else itself."""
+    """Returns the generation's pipeline for a replay's; any other name unchanged."""
     return pipeline.removesuffix(_REPLAYS)
 
 
@@ -103,13 +103,13 @@ class Replays:
         self._stretches = [ReplayedRange.between(each.start, each.end) for each in self.commits]
 
     def replaces(self, file: FileEntry, after: int = -1) -> bool:
-        """Whether a replay later than number ``after`` has replaced a file of dead letters."""
+        """Returns whether a replay after number ``after`` has replaced a file of dead letters."""
         if file.kind != "dead":
             return False
         return any(stretch.holds(file) for stretch in self._stretches[after + 1 :])
 
     def counting(self, offset: int | None = None) -> Iterator[tuple[Manifest, FileEntry]]:
-        """The files that they made and that count; of replays of one offset, if one is given."""
+        """Yields the files that replays wrote and that count; optionally for one offset."""
         for number, committed in enumerate(self.commits):
             stretch = self._stretches[number]
             if offset is None or stretch.start <= offset < stretch.end:
@@ -119,7 +119,7 @@ class Replays:
                         yield manifest, file
 
     def dead(self) -> Iterator[tuple[FileEntry, bool]]:
-        """Every file of dead letters that ever was, and whether it counts; in no order."""
+        """Yields every file of dead letters that ever existed, and whether it counts; unordered."""
         manifests = Manifests(self._context, self._pipeline, self._partition)
         for committed in read_commits(self._context, self._pipeline, self._partition):
             if committed.dead:
@@ -136,9 +136,9 @@ class Replays:
 def counting_files(
     context: Context, pipeline: str, partition: str
 ) -> Iterator[tuple[Manifest, FileEntry]]:
-    """The files that count in a source partition: each archived event stands in one of them.
+    """Yields the files that count in a source partition: each archived event is in one of them.
 
-    Range by range, without dead letters that were replaced; then what replays have made.
+    Range by range, without dead letters that were replaced; then what replays have written.
     """
     replays = Replays(context, pipeline, partition)
     for manifest in read_manifests(context, pipeline, partition):
@@ -149,7 +149,7 @@ def counting_files(
 
 
 def dead_files(context: Context, pipeline: str, partition: str) -> list[list[FileEntry]]:
-    """The files of dead letters that count, by their offsets; those that overlap are together."""
+    """Returns the files of dead letters that count, by offset; overlapping ones are together."""
     found = [file for file, counts in Replays(context, pipeline, partition).dead() if counts]
     groups: list[list[FileEntry]] = []
     end = 0
@@ -163,7 +163,7 @@ def dead_files(context: Context, pipeline: str, partition: str) -> list[list[Fil
 
 
 def replay_effect(context: Context, pipeline: str, partition: str) -> Effect:
-    """What to add to the totals of a generation's head, from one row."""
+    """Returns what to add to the totals of a generation's head, from one row."""
     head = read_progress(context, replay_pipeline(pipeline), partition)
     if head is None:
         return Effect()

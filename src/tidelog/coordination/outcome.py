@@ -1,8 +1,8 @@
-"""What to raise when a call was not done as a whole: the one place that words it.
+"""The errors of a call that was only partly done, worded in one place.
 
-``UnavailableError`` says that nothing of a call was stored. So a call of several writes, or of one
-that may be sent again, notes what it sends (``Sent``): once a write of it has landed, or has an
-outcome that is not known, the call never ends by that error, no matter what fails after it.
+``UnavailableError`` means that nothing of a call was stored. So a call of several writes, or of one
+that may be sent again, tracks what it sends (``Sent``). Once one of its writes has landed or has an
+unknown outcome, the call never raises that error, whatever fails after it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["Sent", "append_error"]
 
 
 class Sent:
-    """Whether a call has sent a write that landed, or that may have landed or may land yet.
+    """Tracks whether a call has sent a write that landed, may have landed, or may still land.
 
-    Safe to share between threads: it only ever becomes true.
+    Thread-safe: it only ever becomes true.
     """
 
     def __init__(self) -> None:
         self.something = False
 
     def noting(self, context: Context) -> Context:
-        """Returns the same log; writes through it are noted here."""
+        """Returns the same context; writes through it are tracked here."""
         return dataclasses.replace(context, catalog=_NotingCatalog(context.catalog, self))
 
     @contextlib.contextmanager
     def told(self, what: str, advice: str) -> Iterator[None]:
-        """Turn ``UnavailableError`` into ``UnknownOutcomeError`` where something was sent."""
+        """Turns ``UnavailableError`` into ``UnknownOutcomeError`` if something was sent."""
         try:
             yield
         except UnavailableError as exc:
@@ -43,14 +43,14 @@ class Sent:
             raise self.error(what, advice, exc) from exc
 
     def error(self, what: str, advice: str, why: TidelogError) -> UnknownOutcomeError:
-        """The error of a call that has sent something and then met another error."""
+        """Returns the error of a call that has sent something and then failed."""
         return UnknownOutcomeError(
             f"{what}: it is done, or a part of it is, or nothing ({why}): {advice}", **why.context
         )
 
 
 class _NotingCatalog(Catalog):
-    """A catalog whose writes are noted."""
+    """A catalog whose writes are tracked."""
 
     def __init__(self, inner: Catalog, sent: Sent) -> None:
         self.inner = inner
@@ -88,7 +88,7 @@ class _NotingCatalog(Catalog):
 def append_error(
     positions: Positions, unknown: Sequence[int], error: BaseException, advice: str = ""
 ) -> BaseException:
-    """The error of an append: ``error`` itself when no event is known to be stored.
+    """Returns the error of an append: ``error`` itself if no event is known to be stored.
 
     ``positions`` has offset -1 for events that are not known to be stored, ``unknown`` the indexes
     of those that may be. ``error`` must be an ``UnknownOutcomeError`` if there are any.

@@ -1,14 +1,15 @@
-"""Rows that say who holds something: written whatever replies get lost, beaten, and watched.
+"""A row that one process holds at a time: a partition's compiler, a pipeline's shard, the scribe.
 
-A row that one process holds at a time: a partition's compiler, a pipeline's shard, the scribe.
+The steps, and what a crash after each one leaves:
 
-1. take: owner and epoch + 1, by the version that was read  → dead: another takes it over
-2. beat: write it again, by our own version                 → dead: seen to be silent
-3. release: no owner                                        → free at once
+    1. take: owner and epoch + 1, by the version that was read  → another process takes it over
+    2. heartbeat: write it again, by our own version            → it is seen to be silent
+    3. release: no owner                                        → free at once
 
-An owner is taken for dead when its row has not changed for the time to live by the watcher's own
-monotonic clock, or when its process is known to have ended. The epoch is what fences: it only
-grows, and whoever works under the row checks its version in each write that counts.
+An owner is considered dead when its row has not changed for the time to live by the watcher's own
+monotonic clock, or when its process is known to have ended. The epoch is what fences. It only
+grows, and the owner checks the row's version in each write that counts. A lost reply is settled by
+the id of the write, which no other row has.
 """
 
 from __future__ import annotations
@@ -35,22 +36,21 @@ __all__ = [
     "write_repeatedly",
 ]
 
-_ATTEMPTS = 20  # of one write whose replies get lost
+_ATTEMPTS = 20  # of one write with lost replies
 
 
 def put_held(
     context: Context, where: str, row: str, value: bytes, version: str | None, what: str
 ) -> str | None:
-    """Write a row as :func:`write_held` does, by itself."""
+    """Writes a single row, as :func:`write_held` does."""
     return write_held(context, where, what, Put(row, value, version or ABSENT))
 
 
 def write_held(context: Context, where: str, what: str, held: Put, *others: Change) -> str | None:
-    """Write a row by the version that we know; its new version, or None: somebody else was first.
+    """Writes a row by the version that we know; returns its new version, or None after a conflict.
 
-    Only this write carries its id, so a row that has it is ours. ``UnavailableError`` when nothing
-    was written, ``UnknownOutcomeError`` when a reply was lost and no row shows what became of the
-    write.
+    Only this write has its id, so a row with it is ours. Raises ``UnavailableError`` if nothing was
+    written, and ``UnknownOutcomeError`` if a reply was lost and no row shows the outcome.
     """
     write_id = context.ids.new()
     sent = Sent()
@@ -73,11 +73,11 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
 
 
 def write_repeatedly(context: Context, where: str, *changes: Change) -> str:
-    """Send a write again, under the same id, while replies get lost; its id, the rows' version.
+    """Sends a write again, under the same id, while replies get lost; returns the id.
 
-    It may also land later than this returns, once more. So give expectations that then fail, or
-    changes that do no harm at any later time. ``UnknownOutcomeError`` when replies keep getting
-    lost, or one was and then nothing can be reached.
+    It may land once more after this returns. So use expectations that fail then, or changes that
+    are harmless at any later time. Raises ``UnknownOutcomeError`` if replies keep getting lost, or
+    if one was lost and then nothing can be reached.
     """
     write_id = context.ids.new()
     delays = context.backoff.delays_s(context.random)
@@ -103,7 +103,7 @@ class Silence:
         self._seen: tuple[str, float] = ("", 0.0)  # the row's version, and since when
 
     def is_over(self, mark: str, version: str) -> bool:
-        """Whether the owner is known to have ended, or was silent for the time to live."""
+        """Returns whether the owner has certainly ended, or was silent for the time to live."""
         if self._context.processes.is_dead(mark):
             return True
         now_s = self._context.clock.monotonic_s()
@@ -114,10 +114,10 @@ class Silence:
 
 @contextmanager
 def beating(context: Context, beat: Callable[[], None]) -> Iterator[threading.Event]:
-    """Heartbeats in a thread of their own while the body runs; the event is set by ``FencedError``.
+    """Sends heartbeats from a thread while the body runs; ``FencedError`` sets the event.
 
-    Another error is passed over: the next beat may come through, and if none does, whoever holds
-    the row is fenced at its next write.
+    Ignores other errors: the next heartbeat may succeed, and if none does, the owner is fenced at
+    its next write.
     """
     lost, ended = threading.Event(), threading.Event()
 
@@ -128,7 +128,7 @@ def beating(context: Context, beat: Callable[[], None]) -> Iterator[threading.Ev
             except FencedError:
                 lost.set()
                 return
-            except Exception:  # noqa: BLE001, S112 - a driver's own error must not end the beats
+            except Exception:  # noqa: BLE001, S112 - a driver's error must not end this
                 continue
 
     thread = threading.Thread(target=run, daemon=True)
@@ -141,7 +141,7 @@ def beating(context: Context, beat: Callable[[], None]) -> Iterator[threading.Ev
 
 
 Guard = Callable[[], tuple[Check, ...]]
-"""What else must hold for the row to be made: ``ABSENT`` alone could come true again later."""
+"""What else must hold to create the row: ``ABSENT`` alone could become true again later."""
 
 _LOOK_S = 0.2  # between looks at a row whose owner may be dead
 
@@ -149,7 +149,7 @@ _LOOK_S = 0.2  # between looks at a row whose owner may be dead
 class Ownership:
     """One process's view of such a row."""
 
-    retakes = True  # at a beat, where nobody has it any more
+    retakes = True  # at a heartbeat, if it has no owner any more
 
     def __init__(
         self, context: Context, where: str, row: str, what: str, guard: Guard = tuple
@@ -164,13 +164,13 @@ class Ownership:
         self._version = ""
         self._beat = 0
         self._silence = Silence(context)
-        self._lock = threading.RLock()  # of a process's own beats and takes
+        self._lock = threading.RLock()  # of a process's own heartbeats and takes
         self._process = ProcessGuard(what, self._leave_to_parent)
 
     def try_take(self, force: bool = False) -> bool:
-        """Step 1, if nobody living has it, or by ``force``; call it again to stand by.
+        """Step 1, if no living process has it, or by ``force``; call it again to wait as a standby.
 
-        What ``guard`` raises comes through.
+        Passes on what ``guard`` raises.
         """
         with self._lock:
             row = self._context.catalog.get(self._where, self._row)
@@ -182,15 +182,16 @@ class Ownership:
             return self._put(self._lease(self._next_epoch(lease.epoch)), row.version)
 
     def _next_epoch(self, epoch: int) -> int:
-        """The epoch to take the row with, which has had this one."""
+        """Returns the epoch for our take, given the row's current one."""
         return epoch + 1
 
     def take(self) -> bool:
-        """Wait as long as it takes to see that an owner is dead; False: it is alive."""
+        """Waits long enough to see whether an owner is dead; returns False if it is alive."""
         clock = self._context.clock
         until_s = clock.monotonic_s() + 1.5 * self._context.settings.lease_ttl_ms / 1000
         while True:
-            is_last = clock.monotonic_s() > until_s  # before the look: then a stall costs no look
+            # Before the look, so that a stall costs no look.
+            is_last = clock.monotonic_s() > until_s
             if self.try_take():
                 return True
             if is_last:
@@ -198,19 +199,20 @@ class Ownership:
             clock.sleep(_LOOK_S)
 
     def check(self) -> Check:
-        """For a write that counts: the row is as we last wrote it."""
+        """Returns a check that the row is as we last wrote it, for a write that counts."""
         self._process.check()
         return Check(self._row, self._version)
 
     def current(self) -> tuple[int, Check]:
-        """The epoch, and the check for a write under it: of one moment, since a beat of our own
-        may take the row anew at any time.
+        """Returns the epoch and the check for a write under it, read together.
+
+        A heartbeat of our own may take the row again at any time.
         """
         with self._lock:
             return self.epoch, self.check()
 
     def is_ours(self) -> bool:
-        """Look again, after a write that did not land: whether the row is ours, perhaps beaten."""
+        """Reads the row after a write that did not land; returns whether it is still ours."""
         with self._lock:
             row = self._context.catalog.get(self._where, self._row)
             if row is None:
@@ -222,10 +224,10 @@ class Ownership:
             return True
 
     def beat(self) -> None:
-        """Step 2. ``FencedError`` when another process has the row.
+        """Step 2. Raises ``FencedError`` if another process has the row.
 
-        One that nobody has may be taken anew: a sweep empties the row of a compiler, to fence what
-        was under way.
+        May take a row without an owner again: a sweep empties the row of a compiler to fence what
+        was in progress.
         """
         with self._lock:
             self._beat += 1
@@ -238,11 +240,11 @@ class Ownership:
                 )
 
     def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
-        """Heartbeats while the body runs; the event is set when another process has the row."""
+        """Sends heartbeats while the body runs; sets the event when another process has the row."""
         return beating(self._context, self.beat)
 
     def release(self) -> None:
-        """Step 3; one that was lost needs none, and a forked child has none to release."""
+        """Step 3. Does nothing for a row that was lost, or in a forked child."""
         if self._process.is_foreign:
             return
         free = HeldRow("", self.epoch, self._beat)
@@ -251,7 +253,7 @@ class Ownership:
             self._context.catalog.write(self._where, change, write_id=self._context.ids.new())
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the row is the parent's to write."""
+        """In a forked child: leaves the row to the parent."""
         self._lock = RefusingLock(self._process)  # type: ignore[assignment]
 
     def _lease(self, epoch: int) -> HeldRow:
@@ -259,7 +261,7 @@ class Ownership:
         return HeldRow(self._id, epoch, self._beat, mark, now_ms)
 
     def _put(self, lease: HeldRow, version: str | None) -> bool:
-        """Write our lease by the version that we know; False when somebody else was first."""
+        """Writes our lease by the version that we know; returns False after a conflict."""
         wanted = Put(self._row, encode_row(lease), version or ABSENT)
         guards = () if version else self._guard()
         mine = write_held(self._context, self._where, self._what, wanted, *guards)

@@ -1,14 +1,14 @@
-"""What the catalog knows of archives: their settings, source partitions, commits and manifests.
+"""What the catalog knows about archives: settings, source partitions, commits and manifests.
 
-An archive's *generation* is a pipeline of its own. It lists its source partitions, also those that
-their source no longer has. Its creation lists those that it sees, with their ends; one that is
-listed without an end appeared later.
+Each *generation* of an archive is a pipeline of its own. It lists its source partitions, even those
+that the source no longer has. Creating it lists those that exist, with their ends; one without an
+end appeared later.
 
-Old commits are merged (``pipeline.compact``): one row and one manifest stand for many ranges.
-``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
-by page only, so rows may be merged while it runs, and ranges be missing from what it returns. Each
-range begins where the one before it ends, and the newest rows are never merged, so a reader sees
-that, and continues in the merged row. A head that was read before may be older than the rows:
+Old commits are merged (``archive.commit_retention``): one row and one manifest then cover many
+ranges. ``read_commits`` and ``Manifests`` still return range after range. A scan is consistent only
+page by page, so rows may be merged while it runs, and its result may lack ranges. Each range begins
+where the one before it ends, and the newest rows are never merged. So a reader notices the gap and
+continues in the merged row. A head that was read before may be older than the rows:
 ``read_commits_to`` leaves out what was committed since.
 """
 
@@ -71,23 +71,23 @@ __all__ = [
     "scan_archives",
 ]
 
-_ATTEMPTS = 50  # of a write that others keep changing
+_ATTEMPTS = 50  # of a write that keeps conflicting
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
 
 
 def scan_archives(context: Context) -> Iterator[Archive]:
-    """All archives, by name."""
+    """Yields all archives, by name."""
     for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         yield decode_archive(context, row)
 
 
 def read_archive(context: Context, name: str) -> Archive:
-    """The archive of a name. ``NotFoundError`` unless its creation has finished."""
+    """Returns the archive of a name. Raises ``NotFoundError`` unless its creation has finished."""
     return _read(context, name)[0]
 
 
 def change_archive(context: Context, name: str, edit: Callable[[Archive], Archive]) -> Archive:
-    """One conditional write of an archive's row, repeated until it holds; the row as it is then."""
+    """Changes an archive's row by a conditional write, with retries; returns the new archive."""
     for _ in range(_ATTEMPTS):
         archive, version = _read(context, name)
         wanted = edit(archive)
@@ -101,28 +101,29 @@ def change_archive(context: Context, name: str, edit: Callable[[Archive], Archiv
 
 
 def encode_archive(context: Context, archive: Archive) -> bytes:
-    """The bytes of an archive's row. A folder in the home's store is relative to the home."""
+    """Returns the bytes of an archive's row. A folder in the home's store is relative to it."""
     inside = archive.store == context.store.url
     return encode_row(msgspec.structs.replace(archive, store=_OWN_STORE) if inside else archive)
 
 
 def decode_archive(context: Context, row: Row) -> Archive:
-    """An archive from its row, with the address that its store has in this home."""
+    """Returns an archive from its row, with the address of its store in this home."""
     found = decode_row(row.value, Archive, f"registry row `{row.row}`")
     inside = found.store == _OWN_STORE
     return msgspec.structs.replace(found, store=context.store.url) if inside else found
 
 
 def is_outside(context: Context, archive: Archive) -> bool:
-    """Whether an archive's folder is not in the home's own store."""
+    """Returns whether an archive's folder is outside the home's own store."""
     return archive.store != context.store.url
 
 
 def is_detached(context: Context, archive: Archive) -> bool:
-    """Whether an archive's folder belongs to the home that this one was copied from.
+    """Returns whether an archive's folder belongs to the home that this one was copied from.
 
-    So after `home adopt`. Erasures, proofs and scribes pass it over and name it; what would write
-    to it on request is refused (``check_outside``). A copy that is not adopted refuses these too.
+    That is the case after `home adopt`. Erasures, proofs and scribes skip it and report it; a
+    request to write to it is refused (``check_outside``). A copy that is not adopted refuses these
+    too.
     """
     standing = context.standing
     is_known = archive.home not in ("", standing.id)
@@ -130,9 +131,9 @@ def is_detached(context: Context, archive: Archive) -> bool:
 
 
 def check_outside(context: Context, archive: Archive, store: Store) -> None:
-    """Raise ``InvalidError`` unless this home may write and delete in an archive's folder.
+    """Raises ``InvalidError`` unless this home may write and delete in an archive's folder.
 
-    One that is not in the home belongs to the home that made it, and says so in ``_owner``.
+    A folder outside belongs to the home that created it, as its ``_owner`` object records.
     """
     if is_outside(context, archive):
         what = check_ours(context, archive)
@@ -140,7 +141,7 @@ def check_outside(context: Context, archive: Archive, store: Store) -> None:
 
 
 def check_ours(context: Context, archive: Archive) -> str:
-    """Raise ``InvalidError`` unless an archive outside is this home's; returns what it is."""
+    """Raises ``InvalidError`` unless an outside archive is this home's; returns what it is."""
     what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
     context.standing.check_own(
         what,
@@ -152,12 +153,12 @@ def check_ours(context: Context, archive: Archive) -> str:
 
 
 def read_partitions(context: Context, pipeline: str) -> list[str]:
-    """Returns the source partitions that a pipeline knows, in order; not all have heads yet."""
+    """Returns the source partitions that a pipeline knows, in order; some have no head yet."""
     return sorted(read_listed(context, pipeline))
 
 
 def read_listed(context: Context, pipeline: str) -> dict[str, ListedPartition]:
-    """Returns the source partitions that a pipeline knows, with the ends that its creation saw."""
+    """Returns the source partitions that a pipeline knows, with the ends at its creation."""
     where = layout.pipeline_shards(pipeline)
     rows = context.catalog.scan(where, "partition/", "partition0")
     listed = [decode_row(row.value, ListedPartition, f"row `{row.row}`") for row in rows]
@@ -165,7 +166,7 @@ def read_listed(context: Context, pipeline: str) -> dict[str, ListedPartition]:
 
 
 def list_partitions(context: Context, pipeline: str, listed: Iterable[ListedPartition]) -> None:
-    """Put source partitions into a pipeline's list; one that is there keeps what it says."""
+    """Adds source partitions to a pipeline's list; existing entries do not change."""
     puts = [Put(layout.partition_row(each.partition), encode_row(each), ABSENT) for each in listed]
     for first in range(0, len(puts), limits.CHANGES_MAX):
         _put_absent(
@@ -174,33 +175,34 @@ def list_partitions(context: Context, pipeline: str, listed: Iterable[ListedPart
 
 
 def read_progress(context: Context, pipeline: str, partition: str) -> Progress | None:
-    """How far a pipeline has read a source partition; None where it has not begun."""
+    """Returns how far a pipeline has read a source partition; None if it has not started."""
     row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
     head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
-    return head if head is not None and head.position else None  # without one it only fences
+    # A head without a position only fences.
+    return head if head is not None and head.position else None
 
 
 def read_intent(context: Context, pipeline: str, partition: str) -> Intent | None:
-    """Returns the range of a source partition that is under way, if there is one."""
+    """Returns the range of a source partition that is in progress, if any."""
     row = context.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
     return decode_row(row.value, Intent, f"intent of `{partition}`") if row else None
 
 
 def read_erased(context: Context, pipeline: str, partition: str) -> ErasedEvents:
-    """Returns how many events erasures took out of the files of a source partition."""
+    """Returns how many events erasures removed from the files of a source partition."""
     where = layout.pipeline_partition(pipeline, partition)
     return read_erased_row(context.catalog.get(where, layout.ERASED))
 
 
 def read_erased_row(row: Row | None) -> ErasedEvents:
-    """Returns what the row of erased events says; zero events where there is no row."""
+    """Decodes the row of erased events; zero events if there is no row."""
     if row is None:
         return ErasedEvents()
     return decode_row(row.value, ErasedEvents, f"row `{row.row}`")
 
 
 class CommitRow(NamedTuple):
-    """A row of one range, or of some that were merged."""
+    """A row of one range, or of several that were merged."""
 
     name: str
     version: str
@@ -208,14 +210,14 @@ class CommitRow(NamedTuple):
     committed: Commit
 
     def ranges(self) -> Iterator[tuple[int, Commit]]:
-        """Its ranges, each with the ordinal of its first event."""
+        """Yields its ranges, each with the ordinal of its first event."""
         ordinal = self.ordinal
         for each in self.committed.parts:
             yield ordinal, each
             ordinal += each.events
 
     def holds(self, start: str) -> bool:
-        """Whether one of its ranges begins at a position."""
+        """Returns whether one of its ranges begins at a position."""
         return any(each.start == start for each in self.committed.parts)
 
     @classmethod
@@ -227,10 +229,10 @@ class CommitRow(NamedTuple):
 def read_commits(
     context: Context, pipeline: str, partition: str, ordinal: int = 0
 ) -> Iterator[Commit]:
-    """The ranges that are done, in the order of the source; those from an ordinal on."""
+    """Yields the committed ranges from an ordinal on, in the order of the source."""
     after = ""
     for row in read_commit_rows(context, pipeline, partition, ordinal):
-        is_known = row.holds(after)  # else it is the first, or rows are missing
+        is_known = row.holds(after)  # otherwise it is the first, or rows are missing
         for first, committed in row.ranges():
             is_known = is_known and committed.start != after
             if not is_known and first >= ordinal:
@@ -241,7 +243,7 @@ def read_commits(
 def read_commits_to(
     context: Context, pipeline: str, partition: str, position: str
 ) -> Iterator[Commit]:
-    """The ranges up to a position that a head had: what was committed since is left out."""
+    """Yields the ranges up to a head's position; leaves out what was committed since."""
     end = ""
     for committed in read_commits(context, pipeline, partition):
         if position in (committed.start, end):
@@ -253,10 +255,10 @@ def read_commits_to(
 def read_commit_rows(
     context: Context, pipeline: str, partition: str, ordinal: int = 0
 ) -> Iterator[CommitRow]:
-    """The rows of these ranges, in the order of the source.
+    """Yields the rows of these ranges, in the order of the source.
 
-    The first may be those of ranges before the ordinal. One that was merged while they were read
-    may begin before the end of the row that came before it.
+    The first rows may be of ranges before the ordinal. A row that was merged during the read may
+    begin before the end of the previous row.
     """
     where = layout.pipeline_partition(pipeline, partition)
     rows = _rows_from(context, where, ordinal)
@@ -264,7 +266,7 @@ def read_commit_rows(
     while (row := next(rows, None)) is not None:
         if last is not None and row.committed.start != last.committed.end:
             merged = _rows_after(context, where, last)
-            if merged:  # else ranges are missing, and reading on shows where
+            if merged:  # otherwise ranges are missing, and reading on shows where
                 rows = iter(merged)
                 row = next(rows)
         yield row
@@ -274,14 +276,14 @@ def read_commit_rows(
 def read_manifests(
     context: Context, pipeline: str, partition: str, ordinal: int = 0
 ) -> Iterator[Manifest]:
-    """What those ranges produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest."""
+    """Yields the manifests of those ranges. Raises ``NotFoundError`` or ``CorruptError``."""
     manifests = Manifests(context, pipeline, partition)
     for committed in read_commits(context, pipeline, partition, ordinal):
         yield manifests.of(committed)
 
 
 class Manifests:
-    """The manifests of ranges of one source partition; a merged one is read once for neighbours."""
+    """The manifests of ranges of one source partition; reads a merged one once for neighbors."""
 
     def __init__(self, context: Context, pipeline: str, partition: str) -> None:
         self._context = context
@@ -290,10 +292,10 @@ class Manifests:
         self._held: tuple[str, Manifest] | None = None
 
     def of(self, committed: Commit) -> Manifest:
-        """What a range produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest.
+        """Returns what a range produced. Raises ``NotFoundError`` or ``CorruptError`` for damage.
 
         An erasure or a merge may have given the range another manifest since its row was read, and
-        a sweep have deleted the one that it had.
+        a sweep may have deleted the old one.
         """
         while True:
             try:
@@ -313,7 +315,7 @@ class Manifests:
 
 
 def manifest_of_range(found: Manifest, committed: Commit) -> Manifest:
-    """The manifest of a range, from what its row names. ``CorruptError`` if it is not in there."""
+    """Returns the manifest of a range, from what its row names. Raises ``CorruptError``."""
     if not found.ranges:
         return found
     for each in found.ranges:
@@ -327,7 +329,7 @@ def manifest_of_range(found: Manifest, committed: Commit) -> Manifest:
 
 
 def _put_absent(context: Context, where: str, puts: Sequence[Put]) -> None:
-    """Put rows that are not there; in one write, or one by one where some are."""
+    """Puts rows that do not exist; in one write, or one by one if some do."""
     try:
         context.catalog.write(where, *puts, write_id=context.ids.new())
     except ConflictError:
@@ -347,9 +349,9 @@ def _read(context: Context, name: str) -> tuple[Archive, str]:
 
 
 def _rows_after(context: Context, where: str, last: CommitRow) -> list[CommitRow]:
-    """The rows from where one has ended, as they are now; none where no range begins there.
+    """Returns the current rows from where one has ended; empty if no range begins there.
 
-    Rows may be merged beside this, too: only the same rows twice show that none holds it.
+    Rows may be merged at the same time: only reading the same rows twice proves that none has it.
     """
     after, ordinal = last.committed.end, last.ordinal + last.committed.events
     seen: list[tuple[str, str]] | None = None
@@ -363,10 +365,10 @@ def _rows_after(context: Context, where: str, last: CommitRow) -> list[CommitRow
 
 
 def _rows_from(context: Context, where: str, ordinal: int) -> Iterator[CommitRow]:
-    """Rows of ranges from an ordinal on, after those of the ordinal before that has any.
+    """Yields rows of ranges from an ordinal on, after those of the last ordinal before it.
 
-    One of these may hold ranges from that ordinal on, if it is a merged one. And a reader that has
-    seen where they end notices what was merged before it came to the others.
+    A merged row of the earlier ordinal may contain ranges from this one on. And a reader that knows
+    where the earlier ones end notices what is merged before it reaches the others.
     """
     while True:
         before = _ordinal_before(context, where, ordinal)
@@ -375,22 +377,25 @@ def _rows_from(context: Context, where: str, ordinal: int) -> Iterator[CommitRow
         if first is None:
             return
         if before in (ordinal, first.ordinal):
-            break  # else it was merged since it was found, into one before it
+            break  # otherwise it was merged since, into an earlier one
     for number, same in groupby(chain([first], found), key=lambda row: row.ordinal):
         yield from _chained(_untorn(context, where, number, list(same)))
 
 
 def _ordinal_before(context: Context, where: str, ordinal: int) -> int:
-    """The last ordinal with a row before an ordinal; the ordinal itself where there is none."""
+    """Returns the last ordinal with a row before an ordinal.
+
+    The ordinal itself if there is none.
+    """
     rows = context.catalog.scan(where, "commit/", _border(ordinal), reverse=True) if ordinal else ()
     row = next(iter(rows), None)
     return ordinal if row is None else CommitRow.of(row).ordinal
 
 
 def _untorn(context: Context, where: str, ordinal: int, rows: list[CommitRow]) -> list[CommitRow]:
-    """The rows of one ordinal, read again while some were merged between two pages of a scan.
+    """Returns the rows of one ordinal, read again while some are merged between two pages.
 
-    Two rows that others do not lead to show that; or damage, where they stay the same.
+    Two rows that no other row leads to show that; if they stay the same, it is damage.
     """
     while len(_starts(rows)) > 1:
         scan = context.catalog.scan(where, _border(ordinal), _border(ordinal + 1))
@@ -402,9 +407,9 @@ def _untorn(context: Context, where: str, ordinal: int, rows: list[CommitRow]) -
 
 
 def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
-    """Ranges that begin at one ordinal, since all but the last hold no event: in their order.
+    """Yields ranges that begin at one ordinal, in order; all except the last are empty.
 
-    Their rows are sorted by the text of a position, where 10 stands before 9.
+    Their rows are sorted by the text of a position, where 10 comes before 9.
     """
     left = {row.committed.start: row for row in rows}
     for start in sorted(_starts(rows)):
@@ -415,10 +420,10 @@ def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
 
 
 def _starts(rows: Sequence[CommitRow]) -> set[str]:
-    """Where rows begin that do not go on from another one of them."""
+    """Returns where rows begin that do not continue another one of them."""
     return {row.committed.start for row in rows} - {row.committed.end for row in rows}
 
 
 def _border(ordinal: int) -> str:
-    """The name before all rows of an ordinal."""
+    """Returns the name before all rows of an ordinal."""
     return layout.commit_row(ordinal, "")

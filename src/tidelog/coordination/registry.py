@@ -1,7 +1,8 @@
-"""Making and removing names, so that no delayed repeat can bring a removed one back.
+"""Adds and removes names, so that no delayed repeat can bring a removed one back.
 
-The registry's ``changes`` row is expected and raised whenever a name is made or removed. ``ABSENT``
-alone could come true twice: a repeated packet of an old creation would then find no row again.
+Every write that adds or removes a name expects the registry's ``changes`` row and raises it.
+``ABSENT`` alone could become true twice: a delayed repeat of an old creation would find no row
+again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def add_name(
     check: Callable[[], None] = lambda: None,
     also: tuple[Put, ...] = (),
 ) -> None:
-    """Add a registry row that does not exist; done too when another process has added it.
+    """Adds a registry row that does not exist; also returns if another process has added it.
 
-    ``check`` may look at other rows of the registry, and refuse by an error: no name is made or
-    removed between its last look and the write. Rows that ``also`` puts are written with it.
+    ``check`` may read other rows of the registry and raise: no name is added or removed between its
+    last read and the write. Rows in ``also`` are written with it.
     """
 
     def decide(found: Row | None) -> list[Change]:
@@ -38,11 +39,11 @@ def add_name(
 
 
 def remove_name(context: Context, name: str, is_same: Callable[[Row], bool], *also: Put) -> None:
-    """Remove a registry row, unless it was removed or another thing has the name by now.
+    """Removes a registry row, unless it was removed or another thing has the name by now.
 
-    ``is_same`` decides by the incarnation whether a row is the one to remove: a name may be made
-    again at any time, also between a removal that landed and its lost reply. Rows that ``also``
-    puts are written with the removal.
+    ``is_same`` decides by the incarnation whether a row is the one to remove: a name may be reused
+    at any time, even between a removal that landed and its lost reply. Rows in ``also`` are written
+    with the removal.
     """
 
     def decide(found: Row | None) -> list[Change]:
@@ -54,10 +55,10 @@ def remove_name(context: Context, name: str, is_same: Callable[[Row], bool], *al
 
 
 def check_shown(what: str, shown: str, found: str) -> None:
-    """Raise ``NotFoundError`` if what has a name now is not what a person was asked about.
+    """Raises ``NotFoundError`` if the name now belongs to something else than a person confirmed.
 
-    A name may be free and taken again while a question waits for its answer. ``shown`` is the
-    incarnation that the question was about; empty: whatever has the name.
+    A name may be freed and reused while a prompt waits. ``shown`` is the incarnation that the
+    prompt was about; empty means any.
     """
     if shown not in ("", found):
         raise NotFoundError(
@@ -67,7 +68,7 @@ def check_shown(what: str, shown: str, found: str) -> None:
 
 
 def _change(context: Context, name: str, decide: Callable[[Row | None], list[Change]]) -> None:
-    """Write what ``decide`` wants for the row as it is, until it wants nothing more."""
+    """Writes what ``decide`` returns for the current row, until it returns nothing."""
     delays = context.backoff.delays_s(context.random)
     while True:
         counted = context.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)

@@ -1,9 +1,9 @@
-"""Keepers: the running ``tidelog up`` of a home, and how the parts that they keep alive are.
+"""Keepers: the running ``tidelog up`` processes of a home, and the state of their parts.
 
-A keeper writes one row under an id of its own, again and again, and removes it when it ends. So any
-server of the home can show who keeps what. A keeper has died when its row does not change for
-three beats by the watcher's own monotonic clock (:class:`Keepers`): the wall clocks of hosts may
-differ. No safety rests on these rows: leases and shards say who may work.
+A keeper keeps writing one row under an id of its own, and removes it when it ends. So any server of
+the home can show which keepers run what. A keeper is considered dead when its row does not change
+for three heartbeats by the watcher's own monotonic clock (:class:`Keepers`), since the wall clocks
+of hosts may differ. Safety does not depend on these rows: leases and shards decide who may work.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = ["BEAT_MS", "Keeper", "Keepers", "SupervisedPart", "put_keeper", "remove_keeper"]
 
-BEAT_MS = 10_000  # between two writes of a row when nothing changes
-_SILENT_MS = 3 * BEAT_MS  # after which a keeper is taken for dead
+BEAT_MS = 10_000  # between two writes of an unchanged row
+_SILENT_MS = 3 * BEAT_MS  # after which a keeper is considered dead
 _FORGOTTEN_MS = 24 * 3_600_000  # after which its row is removed
 
 
 class SupervisedPart(Persisted, frozen=True):
-    """Something that a keeper keeps alive: a process, or an archive or a pump in one."""
+    """Something that a keeper runs: a process, or an archive or a pump in one."""
 
     name: str  # serve, follow, archive daily
     state: str  # starting, running, standing by, failed, stopped
-    since_ms: int  # when it came into this state
+    since_ms: int  # when it entered this state
     pid: int = 0  # of a process
     restarts: int = 0
-    error: str = ""  # the last one; empty while all is well
-    events: int | None = None  # that it has brought since it was started
+    error: str = ""  # the last one; empty while healthy
+    events: int | None = None  # that it has processed since it started
     waiting: int | None = None  # events that wait for it
 
 
@@ -51,14 +51,14 @@ class Keeper(Persisted, frozen=True):
 
 
 def put_keeper(context: Context, keeper: Keeper) -> None:
-    """Say that a keeper is there, and how its parts are."""
+    """Writes a keeper's row, with the state of its parts."""
     change = Put(layout.keeper_row(keeper.id), encode_row(keeper))
-    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next beat says it again
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next heartbeat repeats it
         context.catalog.write(layout.KEEPERS, change, write_id=context.ids.new())
 
 
 def remove_keeper(context: Context, keeper_id: str) -> None:
-    """Say that a keeper has ended."""
+    """Removes the row of a keeper that ends."""
     with contextlib.suppress(ConflictError, UnknownOutcomeError):
         context.catalog.write(
             layout.KEEPERS, Delete(layout.keeper_row(keeper_id)), write_id=context.ids.new()
@@ -66,20 +66,20 @@ def remove_keeper(context: Context, keeper_id: str) -> None:
 
 
 class Keepers:
-    """Watches the keepers of a home; for a process that looks again and again."""
+    """Watches the keepers of a home, for a process that looks repeatedly."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._seen: dict[str, tuple[str, float]] = {}  # row → its version, and since when
 
     def list(self) -> list[Keeper]:
-        """Those that run, the oldest first. Rows that did not change for a day are removed.
+        """Returns the running keepers, oldest first. Removes rows that did not change for a day.
 
         One that is seen for the first time counts as running, unless its process is known to have
         ended.
         """
         clock, context = self._context.clock, self._context
-        # Rows are seen after this: a slow scan does not count as silence.
+        # Taken before the rows are read: a slow scan must not count as silence.
         began_s = clock.monotonic_s()
         found: list[Keeper] = []
         seen: dict[str, tuple[str, float]] = {}

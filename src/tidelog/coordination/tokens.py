@@ -1,7 +1,7 @@
-"""Tokens of the server: created, listed, rotated and revoked, as rows of the registry.
+"""Tokens of the server: creates, lists, rotates and revokes them, as rows of the registry.
 
 The first token also puts a guard row, which is never deleted: a home that has had a token is never
-open again, even after the last token was revoked.
+open again, even after the last token is revoked.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def create_token(
     label: str = "",
     expires_ms: int | None = None,
 ) -> tuple[Token, str]:
-    """Create a token. Returns what the home keeps of it, and its text, which is stored nowhere.
+    """Creates a token. Returns what the home stores, and the token's text, which is not stored.
 
-    A scope stands for a grant of it for all topics. ``InvalidError``.
+    A scope means a grant of it for all topics. Raises ``InvalidError``.
     """
     wanted = grants_of(grants)
     if not wanted:
@@ -80,27 +80,27 @@ def create_token(
 
 
 def list_tokens(context: Context) -> list[Token]:
-    """Return all tokens, the oldest first; those that have expired too."""
+    """Returns all tokens, oldest first, including expired ones."""
     rows = context.catalog.scan(layout.REGISTRY, layout.token_row(""), "token0")
     return sorted(map(_decode, rows), key=lambda token: (token.created_ms, token.id))
 
 
 def read_tokens(context: Context) -> KnownTokens:
-    """Return all tokens, and whether the home has ever had one."""
+    """Returns all tokens, and whether the home has ever had one."""
     tokens = tuple(list_tokens(context))
     is_closed = bool(tokens) or has_guard(context)
     return KnownTokens(tokens, is_closed)
 
 
 def has_guard(context: Context) -> bool:
-    """Return whether the home has ever had a token."""
+    """Returns whether the home has ever had a token."""
     return context.catalog.get(layout.REGISTRY, layout.TOKEN_GUARD) is not None
 
 
 def rotate_token(context: Context, token_id: str, overlap_ms: int) -> tuple[Token, str]:
-    """Create a token with the same grants and label; the old one expires after ``overlap_ms``.
+    """Creates a token with the same grants and label; the old one expires after ``overlap_ms``.
 
-    The new one lasts as long as the old one was made for. ``NotFoundError``, ``ConflictError``.
+    The new one has the same lifetime as the old one. Raises ``NotFoundError``, ``ConflictError``.
     """
     row = _find(context, token_id)
     old = _decode(row)
@@ -118,16 +118,16 @@ def rotate_token(context: Context, token_id: str, overlap_ms: int) -> tuple[Toke
             context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
         except (ConflictError, UnknownOutcomeError):
             now = context.catalog.get(layout.REGISTRY, row.row)
-            if now is not None and _decode(now) != ending:  # removed is as good
+            if now is not None and _decode(now) != ending:  # removed is fine too
                 revoke_token(context, made[0].id)
                 raise
     return made
 
 
 def revoke_token(context: Context, token_id: str) -> Token:
-    """Remove a token; servers refuse it within seconds. ``NotFoundError``."""
+    """Removes a token; servers refuse it within seconds. Raises ``NotFoundError``."""
     row = _find(context, token_id)
-    remove_name(context, row.row, lambda _: True)  # ids are not used again
+    remove_name(context, row.row, lambda _: True)  # ids are not reused
     return _decode(row)
 
 

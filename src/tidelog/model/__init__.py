@@ -1,6 +1,6 @@
-"""The nouns: values and rules that the rest of the house shares.
+"""The nouns: values and rules that all other rooms share.
 
-Nothing here does I/O, knows a server or reads a clock. ``limits`` says how large anything may
-be, ``layout`` names every object path and catalog row, ``address`` takes URLs apart, ``backoff``
-spaces repeats.
+Nothing here does I/O, knows a server or reads a clock. ``limits`` has the maximum sizes, ``layout``
+builds every object path and catalog row, ``schema`` lists them, ``address`` parses URLs, and
+``backoff`` spaces retries.
 """

@@ -1,4 +1,4 @@
-"""The account of a source partition: what became of every offset from the archive's begin on.
+"""The account of a source partition: what happened to every offset since the archive's beginning.
 
 Each offset between ``begin`` and ``end`` is one of these, and they add up to ``span``:
 
@@ -9,9 +9,9 @@ Each offset between ``begin`` and ``end`` is one of these, and they add up to ``
 - *absent*: it never held an event for readers (compaction, transaction markers)
 - in a *gap*: skipped by a decision that is recorded with its reason
 
-Where a source's positions are not offsets (Kinesis, Scylla, and files read by row), the pipeline
-numbers the events that it reads: then ``is_numbered`` is true, ``span`` counts what was read, and
-nothing is absent. A gap there has positions, and no count.
+If a source's positions are not offsets (Kinesis, Scylla, and files read by row), the pipeline
+numbers the events that it reads. Then ``is_numbered`` is true, ``span`` counts what was read, and
+nothing is absent. A gap there has positions, but no count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Account", "account_of", "span_of"]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of the offsets of one source partition."""
+    """What happened to the offsets of one source partition."""
 
     partition: str
     begin: Begin | None
@@ -41,17 +41,17 @@ class Account:
 
     @property
     def skipped(self) -> int:
-        """Offsets in gaps."""
+        """Returns how many offsets are in gaps."""
         return sum(gap.offsets for gap in self.gaps)
 
     @property
     def total(self) -> int:
-        """What all parts come to."""
+        """Returns the sum of all parts."""
         return self.archived + self.dead + self.dropped + self.erased + self.absent + self.skipped
 
     @property
     def adds_up(self) -> bool:
-        """Whether every offset is accounted for, once."""
+        """Returns whether every offset is accounted for, once."""
         parts = (self.archived, self.dead, self.dropped, self.erased, self.absent, self.skipped)
         return self.total == self.span and min(parts) >= 0
 
@@ -68,9 +68,9 @@ class Account:
 
 
 def account_of(partition: str, head: Progress, archived: int, dead: int) -> Account:
-    """Returns what a head says, with what its files hold now: ``archived`` and ``dead``.
+    """Returns the account of a head, with what its files contain now: ``archived`` and ``dead``.
 
-    What commits wrote, as events or dead letters, and the files no longer hold, was erased.
+    What commits wrote as events or dead letters, and the files no longer contain, was erased.
     """
     totals = head.totals
     stored = head.ordinal - totals.dropped - totals.left_out

@@ -1,8 +1,8 @@
-"""Addresses of stores and catalogs: taken apart once, here, and never with a secret in them.
+"""Addresses of stores and catalogs: parsed in one place, and never with a secret in them.
 
-An address may be printed, logged and handed on in a config string. So one with a password, or
-with an option that looks like a secret, is refused; credentials come from the environment or from
-the provider's own chain.
+An address may be printed, logged and passed on in a config string. So one with a password, or with
+an option that looks like a secret, is refused. Credentials come from the environment or from the
+provider's own chain.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from tidelog.errors import InvalidError
 
 __all__ = ["Address", "format_address", "nearest", "parse_address"]
 
-# Azure's `sas` must stand alone: `sasl.mechanisms` is no secret.
+# Azure's `sas` must be a word of its own: `sasl.mechanisms` is not a secret.
 _SECRET = re.compile("secret|passw(or)?d|token|credential|access_key|(?<![a-z])sas(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URL in its parts."""
+    """A parsed URL."""
 
     scheme: str
-    host: str  # may name several, with commas
+    host: str  # may list several, with commas
     port: int | None
-    path: str  # decoded; with its leading slash where there is one
+    path: str  # decoded; with its leading slash if there is one
     options: dict[str, str]
     text: str
 
     def take_options(self, known: Iterable[str]) -> dict[str, str]:
-        """The options, all of which must be known ones."""
+        """Returns the options. Raises ``InvalidError`` for an unknown one."""
         names = sorted(known)
         for name in self.options:
             if name not in names:
@@ -46,7 +46,7 @@ class Address:
 
 
 def parse_address(text: str, plain_scheme: str | None = None) -> Address:
-    """Take a URL apart. Text without a scheme is a path, where ``plain_scheme`` says whose."""
+    """Parses a URL. Text without a scheme is a path of ``plain_scheme``, if that is given."""
     scheme, colon, _ = text.partition(":")
     if plain_scheme and text and (not colon or not _is_scheme(scheme)):
         return Address(plain_scheme, "", None, str(Path(text).absolute()), {}, text)
@@ -70,13 +70,13 @@ def parse_address(text: str, plain_scheme: str | None = None) -> Address:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean `x`?)`` where a known name is near, else nothing."""
+    """Returns `` (did you mean `x`?)`` if a known name is similar, otherwise an empty string."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f" (did you mean `{close[0]}`?)" if close else ""
 
 
 def format_address(scheme: str, host: str, path: str, options: dict[str, str]) -> str:
-    """The text of an address, the other way round."""
+    """Returns the text of an address; the inverse of :func:`parse_address`."""
     query = f"?{urlencode(options, safe=':/')}" if options else ""
     return f"{scheme}://{host}{path}{query}"
 
@@ -86,7 +86,7 @@ def _is_scheme(text: str) -> bool:
 
 
 def _port(text: str, netloc: str) -> int | None:
-    """The port after the last host; several hosts share one."""
+    """Returns the port after the last host; several hosts share one."""
     _, colon, tail = netloc.rpartition(":")
     if not colon or netloc.endswith("]"):
         return None

@@ -1,7 +1,4 @@
-"""An archive as the registry knows it.
-
-The rows of an archive's date folders: what is in them, and whether they are final.
-"""
+"""An archive as the registry stores it, and the rows of its date folders."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class ArchiveFormat(Persisted, frozen=True):
-    """How the files of one generation are made. Settings are plain values."""
+    """How the files of one generation are written, as plain values."""
 
     parser: str = ""  # of a partition archive
     transform: str = ""  # module:function, from DataFrame to DataFrame
     format: str = "parquet"
-    codec: str = ""  # empty: the format's own
+    codec: str = ""  # empty: the format's default
     layout: dict[str, str] = msgspec.field(default_factory=dict)
     format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     source: str = ""  # of a backfill; empty: the archive's own
@@ -49,72 +46,72 @@ class ArchiveFormat(Persisted, frozen=True):
 
 
 GenerationState = Literal["building", "live", "kept", "removing"]
-"""What a generation is: one that a backfill fills, the one that is read, one that was, or one
-whose files are being deleted. Only conditional writes of the archive's row change it."""
+"""The state of a generation: being filled by a backfill, read, formerly read, or being deleted.
+
+Only conditional writes of the archive's row change it.
+"""
 
 
 Start = Literal["earliest", "latest"]
-"""Where a pipeline begins: at the first events, or at the ends that its creation saw."""
+"""Where a pipeline begins: at the first events, or at the ends that existed at its creation."""
 
 
 class Promotion(Persisted, frozen=True):
-    """A promote or rollback under way: it has frozen the heads of the live generation."""
+    """A promote or rollback in progress, which has frozen the heads of the live generation."""
 
     id: str
-    generation: int  # that shall become the live one
+    generation: int  # that becomes the live one
     began_ms: int
 
 
 class ArchiveEnd(Persisted, frozen=True):
-    """That a person ended an archive: no driver adds to it, and its files stay as they are."""
+    """Records that a person ended an archive: no driver adds to it, and its files stay."""
 
-    id: str  # by which its heads are frozen
+    id: str  # the id that freezes its heads
     at_ms: int
-    settled: bool = False  # no range is under way, and no driver has a head
+    settled: bool = False  # no range is in progress, and no driver has a head
     removing: bool = False  # its files are being deleted
-    lost: bool = False  # its files were gone before: only what says that it is there is removed
+    lost: bool = False  # its files were missing before: only the rows are removed
 
 
 class ForcedPromote(Persisted, frozen=True):
-    """Events that a person lost by promoting a generation that lacks them."""
+    """Events that a person gave up by promoting a generation that lacks them."""
 
-    old: int  # generation that has it
+    old: int  # the generation that has them
     new: int
     at_ms: int
     ranges: tuple[tuple[str, str, str], ...]  # source partition, start and end
-    more: int = 0  # further ranges, which the row has no room for
+    more: int = 0  # further ranges, for which the row has no room
 
 
 class Archive(Persisted, frozen=True):
-    """Files that a pipeline lays down, each source event once in every generation of them."""
+    """Files that a pipeline writes, with each source event once in every generation of them."""
 
     name: str
     incarnation: str
     source: str  # URL
     kind: Literal["backup", "partition"]
-    store: str  # URL of the store that holds staging and the archive; its row says `home:`
+    store: str  # URL of the store that holds staging and the archive; `home:` in the row
     root: str  # the archive's folder in it
     created_ms: int
     makings: dict[int, ArchiveFormat]  # by generation
     max_bytes: int = 200_000_000
     max_age_ms: int = 3_600_000
     dead_share_max: float = 0.1
-    generation: int = 1  # that readers are promoted to
-    newest: int = 1  # the highest that was ever begun: numbers are not used again
-    watermark_ms: int | None = None  # all events before this are in; only finalize moves it
+    generation: int = 1  # the live one, which readers see
+    newest: int = 1  # the highest that was ever started: numbers are not reused
+    watermark_ms: int | None = None  # all earlier events are in; only finalize moves it
     tables: tuple[str, ...] = ()  # every table of its files: delta, iceberg:URI#NAME
-    kept: tuple[str, ...] = ()  # those of them that drivers bring up to date
+    kept: tuple[str, ...] = ()  # those of them that drivers update
     state: Literal["creating", "ready"] = "creating"
-    home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
+    home: str = ""  # id of the home that an outside folder belongs to; empty: inside
     states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # of those not live
-    promotion: Promotion | None = None  # under way
-    start: Start = "earliest"  # or latest: the ends that its creation saw; its first generation
-    forced: tuple[
-        ForcedPromote, ...
-    ] = ()  # ranges that live generations lack, by a person's decision
+    promotion: Promotion | None = None  # in progress
+    start: Start = "earliest"  # or latest: the ends at its creation; of its first generation
+    forced: tuple[ForcedPromote, ...] = ()  # what live generations lack, by a person's decision
     former: dict[int, str] = msgspec.field(default_factory=dict)  # sources of dropped backfills
     ended: ArchiveEnd | None = None
-    number: int = 1  # of archives that had this name: no two of them share a folder
+    number: int = 1  # counts archives of this name: no two share a folder
 
     def __post_init__(self) -> None:
         for making in self.makings.values():
@@ -125,7 +122,7 @@ class Archive(Persisted, frozen=True):
                 )
 
     def making(self, generation: int | None = None) -> ArchiveFormat:
-        """How a generation is made, the promoted one by default. ``NotFoundError``."""
+        """Returns the format of a generation, by default the live one. Raises ``NotFoundError``."""
         number = self.generation if generation is None else generation
         if number not in self.makings:
             known = ", ".join(map(str, sorted(self.makings)))
@@ -135,9 +132,9 @@ class Archive(Persisted, frozen=True):
         return self.makings[number]
 
     def state_of(self, generation: int) -> GenerationState:
-        """Returns what a generation is now. ``NotFoundError``.
+        """Returns the state of a generation. Raises ``NotFoundError``.
 
-        An ended archive has neither a live generation nor one that is built: all are kept.
+        An ended archive has no live generation and none that is being built: all are kept.
         """
         self.making(generation)
         if self.ended is not None:
@@ -151,57 +148,62 @@ class Archive(Persisted, frozen=True):
 
     @property
     def state_name(self) -> str:
-        """What it is now: creating, ready, ended, or removing."""
+        """Returns its state: creating, ready, ended, or removing."""
         if self.ended is None:
             return self.state
         return "removing" if self.ended.removing else "ended"
 
     @property
     def from_live(self) -> list[int]:
-        """All generations, the live one first: another one may be filled from it."""
+        """Returns all generations, the live one first, since another one may be filled from it."""
         return sorted(self.makings, key=lambda number: (number != self.generation, number))
 
     @property
     def building(self) -> int | None:
-        """The generation that a backfill fills; there is one at most."""
+        """Returns the generation that a backfill fills, if any."""
         return next(iter(self.in_state("building")), None)
 
     def pipeline(self, generation: int | None = None) -> str:
-        """What names the rows and manifests of a generation."""
+        """Returns the name of a generation's rows and manifests."""
         self.making(generation)
         return self.any_pipeline(self.generation if generation is None else generation)
 
     def any_pipeline(self, generation: int) -> str:
-        """The same, also of a generation that was removed."""
+        """Returns the same, even for a generation that was removed."""
         return f"{self.incarnation}.{generation}"
 
     def folder(self, generation: int | None = None) -> str:
-        """The folder of a generation's files: what those who list it read."""
+        """Returns the folder of a generation's files, as readers list it."""
         return f"{self.root}/g{self.generation if generation is None else generation}"
 
     @property
     def dead(self) -> str:
-        """The folder of its dead letters: beside those of other archives, so by incarnation too."""
+        """Returns the folder of its dead letters, which other archives share, so it has an
+        incarnation.
+        """
         return f"dead/{self.name}/{self.incarnation}"
 
     @property
     def owner(self) -> str:
-        """The object that says whose folder this is."""
+        """Returns the key of the object that records the owner of the folder."""
         return f"{self.root}/_owner"
 
     @property
     def mark(self) -> bytes:
-        """What that object holds: home and incarnation. Inside a home only the latter counts."""
+        """Returns the contents of that object: home and incarnation.
+
+        Inside a home only the latter counts.
+        """
         return msgspec.json.encode({"home": self.home, "archive": self.incarnation})
 
 
 def numbered(name: str, number: int) -> str:
-    """Returns what folders of an archive are called: no name of an archive has a ``~``."""
+    """Returns the folder name of an archive. No archive's name contains a ``~``."""
     return name if number == 1 else f"{name}~{number}"
 
 
 def check_archive_name(name: str) -> None:
-    """Refuse a name that could not stand in a path."""
+    """Raises ``InvalidError`` for a name that cannot be part of a path."""
     if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_MAX:
         raise InvalidError(
             f"archive name `{name[:80]}`: give 1 to {limits.TOPIC_NAME_MAX} letters, digits, `.`, "
@@ -213,32 +215,32 @@ State = Literal["open", "marking", "final", "reopening", "reopened"]
 
 
 class CountedFiles(Persisted, frozen=True):
-    """Up to where the files of a source partition, or of its replays, are in folders' rows."""
+    """How far the files of a source partition, or of its replays, are counted in folder rows."""
 
-    ordinal: int = 0  # of the first range that is not in them as a whole
-    folders: int = 0  # of that range's folders, in their order, those that are
+    ordinal: int = 0  # of the first range that is not completely counted
+    folders: int = 0  # how many of that range's folders, in order, are counted
 
 
 class DateFolder(Persisted, frozen=True):
     """A date folder that has files.
 
-    Its state says what its marker must be: ``marking`` and ``final`` want it there, ``reopening``
-    and ``reopened`` want it gone. The first of each pair is not yet done, or not yet told.
+    Its state says whether its marker must exist: yes for ``marking`` and ``final``, no for
+    ``reopening`` and ``reopened``. The first of each pair is not done yet, or not reported yet.
     """
 
-    folder: str  # below the generation's own
-    end_ms: int  # when its time is over
-    length_ms: int  # about how long that is
+    folder: str  # below the generation's folder
+    end_ms: int  # when its time range ends
+    length_ms: int  # about how long that range is
     files: int = 0
     events: int = 0
     state: State = "open"
-    watermark_ms: int = 0  # of the archive when it was last marked
-    late_ms: int = 0  # when files last came after it was marked; 0: never
+    watermark_ms: int = 0  # of the archive when the folder was last marked
+    late_ms: int = 0  # when files last arrived after it was marked; 0: never
     marked_ms: int = 0  # when it was last marked
 
 
 class Success(msgspec.Struct, frozen=True):
-    """What the marker of a folder says."""
+    """The contents of a folder's marker."""
 
     archive: str
     folder: str
@@ -248,7 +250,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 def encode_success(archive: str, folder: DateFolder) -> bytes:
-    """The marker that a folder's row asks for; it follows from the row, so verify compares both."""
+    """Returns the marker for a folder's row. It depends only on the row, so verify can compare."""
     return msgspec.json.encode(
         Success(
             archive=archive,

@@ -1,4 +1,5 @@
-"""How long to wait before the next try: exponential, jittered over its upper half, and with an end.
+"""How long to wait before the next attempt: exponential, with jitter in the upper half, and
+limited.
 
 It computes delays and never sleeps, so that callers wait on their own clock.
 """
@@ -17,12 +18,13 @@ __all__ = ["Backoff"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A schedule of waits. ``attempts`` counts the first try, so 1 means: never repeat."""
+    """A schedule of waits. ``attempts`` includes the first one, so 1 means no retry."""
 
-    attempts: int = 8  # 3 to 6 s in all with the values below: outlasts a change of leaders
-    base_ms: int = 50  # the first wait is up to this
-    max_ms: int = 5_000  # no single wait is longer
-    total_ms: int = 30_000  # no try of a store or catalog begins later than this after the first
+    attempts: int = 8  # 3 to 6 s in all with the values below: outlasts a leader election
+    base_ms: int = 50  # upper limit of the first wait
+    max_ms: int = 5_000  # upper limit of any wait
+    # No attempt on a store or catalog starts later than this after the first.
+    total_ms: int = 30_000
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -36,7 +38,7 @@ class Backoff:
             raise InvalidError(f"backoff: total_ms is {self.total_ms}: give 0 or more")
 
     def waits_s(self, source: random.Random, clock: Clock) -> Iterator[float]:
-        """The same waits, ended when the next try would begin after ``total_ms``."""
+        """Yields the same waits, until the next attempt would start after ``total_ms``."""
         end_s = clock.monotonic_s() + self.total_ms / 1000  # counted from now, not from a failure
 
         def waits() -> Iterator[float]:
@@ -48,7 +50,7 @@ class Backoff:
         return waits()
 
     def delays_s(self, source: random.Random) -> Iterator[float]:
-        """The waits between tries, in seconds: one fewer than ``attempts``."""
+        """Yields the waits between attempts, in seconds: one fewer than ``attempts``."""
         for attempt in range(self.attempts - 1):
             ceiling_ms = min(self.max_ms, self.base_ms * 2**attempt)
             yield source.uniform(ceiling_ms / 2, ceiling_ms) / 1000

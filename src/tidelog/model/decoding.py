@@ -1,14 +1,12 @@
-"""Decoders of our types, each made once and by one thread at a time.
+"""Decoders of our types, each created once and by one thread at a time.
 
-msgspec works a type out when it first meets it, and other threads see it half done: one that
-decodes the same type in that moment takes the whole process down. So all types are decoded by what
-is made here, under a lock through which no fork cuts either. What is stored derives from
-:class:`Persisted`.
+msgspec analyzes a type on first use, and other threads see it half done: a thread that decodes the
+same type at that moment crashes the process. So everything decodes through this module, under a
+lock that forks respect too. Stored types derive from :class:`Persisted`.
 
-JSON objects of ours with a checksum, so that a damaged one is an error.
-
-The first line is the value as JSON; the second one, ``{"crc32c":"0123abcd"}``, is the crc32c of the
-first. Tools that read JSON values one after another can read both.
+:func:`seal_json` stores a JSON object with a checksum, so that damage is an error. The first line
+is the value as JSON. The second one, ``{"crc32c":"0123abcd"}``, is the crc32c of the first. Tools
+that read a sequence of JSON values can read both.
 """
 
 from __future__ import annotations
@@ -53,22 +51,22 @@ class Persisted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decode_json(data: bytes | str, kind: type[T]) -> T:
-    """A value of a type; ``msgspec.MsgspecError`` for what is none."""
+    """Returns a value of a type. Raises ``msgspec.MsgspecError`` for invalid data."""
     found: T = _decoder(_of_json, msgspec.json.Decoder, kind).decode(data)
     return found
 
 
 def decode_msgpack(data: bytes, kind: type[T]) -> T:
-    """A value of a type; ``msgspec.MsgspecError`` for what is none."""
+    """Returns a value of a type. Raises ``msgspec.MsgspecError`` for invalid data."""
     found: T = _decoder(_of_msgpack, msgspec.msgpack.Decoder, kind).decode(data)
     return found
 
 
 def remedy(error: msgspec.MsgspecError, otherwise: str) -> str:
-    """What to do about stored data that does not decode.
+    """Returns what to do about stored data that does not decode.
 
-    A field that this version does not know is not damage: a newer version wrote it, and a copy that
-    is restored over it would lose what that version has committed.
+    A field that this version does not know is not damage: a newer version wrote it, and restoring a
+    copy over it would lose what that version has committed.
     """
     if "unknown field" in str(error):
         return "a newer version of tidelog wrote it: update tidelog"
@@ -87,13 +85,13 @@ S = TypeVar("S", bound=Persisted)
 
 
 def seal_json(value: Persisted) -> bytes:
-    """The bytes to store."""
+    """Returns the bytes to store."""
     text = msgspec.json.encode(value)
     return text + _seal(text)
 
 
 def open_json(data: bytes, kind: type[S], what: str) -> S:
-    """The value of stored bytes. ``CorruptError`` where checksum or fields do not fit."""
+    """Returns the value of stored bytes. Raises ``CorruptError`` for a wrong checksum or field."""
     text, _, rest = data.partition(b"\n")
     if b"\n" + rest != _seal(text):
         raise CorruptError(

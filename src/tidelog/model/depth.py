@@ -1,9 +1,9 @@
-"""How deep a value from outside may nest: the same bound on every interpreter.
+"""Limits how deep a value from outside may nest, with the same limit on every interpreter.
 
-Parsers in C recurse, and how far they get follows the interpreter's version, its recursion limit
+Parsers in C recurse. How deep they get depends on the interpreter's version, its recursion limit
 and how much of the stack is in use. So text and bytes from outside are measured before they are
-parsed. Most hold fewer brackets than the bound, which one count at the speed of ``bytes.count``
-shows; only others are looked at more closely.
+parsed. Most contain fewer brackets than the limit, which one ``bytes.count`` shows; only the others
+are scanned.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _NO_CONTAINERS = bytes(byte for byte in range(256) if byte not in _MAPS_AND_ARRA
 
 
 def check_json_depth(data: bytes | str, what: str = "") -> None:
-    """Raise ``InvalidError`` for JSON that nests deeper than ``NESTING_MAX``.
+    """Raises ``InvalidError`` for JSON that nests deeper than ``NESTING_MAX``.
 
-    Text that is not valid JSON passes unless it opens more than that: its parser reports it.
+    Invalid JSON passes unless it opens more brackets than that: its parser reports it.
     """
     if is_deep_json(data):
         raise too_deep(what)
 
 
 def is_deep_json(data: bytes | str) -> bool:
-    """Whether JSON nests deeper than ``NESTING_MAX``."""
+    """Returns whether JSON nests deeper than ``NESTING_MAX``."""
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     if text.count(b"[") + text.count(b"{") <= NESTING_MAX:
         return False
@@ -46,9 +46,9 @@ def is_deep_json(data: bytes | str) -> bool:
 
 
 def check_msgpack_depth(data: bytes, what: str = "") -> None:
-    """Raise ``InvalidError`` for MessagePack that nests deeper than ``NESTING_MAX``.
+    """Raises ``InvalidError`` for MessagePack that nests deeper than ``NESTING_MAX``.
 
-    Bytes that are not valid MessagePack pass unless they open more than that.
+    Invalid MessagePack passes unless it opens more levels than that.
     """
     if len(data.translate(None, _NO_CONTAINERS)) > NESTING_MAX and _msgpack_depth(data):
         raise too_deep(what)
@@ -60,16 +60,17 @@ def too_deep(what: str) -> InvalidError:
     return InvalidError(f"{start}is nested too deeply: the limit is {NESTING_MAX} levels")
 
 
-_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes and text: length's size
-_EXTENDED = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # the same, and a type's byte
+# Bytes and text: size of the length.
+_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_EXTENDED = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # the same, and a type byte
 _FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _FIXED |= {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}  # length's size, each
 
 
 def _msgpack_depth(data: bytes) -> bool:
-    """Whether a value nests too deeply; walks it without recursion."""
-    left = [1]  # values that are still to come, level by level
+    """Returns whether a value nests too deeply; walks it without recursion."""
+    left = [1]  # values still to come, by level
     place, end = 0, len(data)
     while left and place < end:
         if left[-1] == 0:

@@ -1,4 +1,4 @@
-"""An event, and where it stands. Checked before anything is written."""
+"""An event and its position, and the checks before anything is written."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """What is appended and read. Read back, it also knows topic, partition and offset."""
+    """What is appended and read. When read, it also has topic, partition and offset."""
 
-    value: bytes | None  # None is a tombstone, and is kept
+    value: bytes | None  # None is a tombstone, and is stored
     key: bytes | None = None
     id: str | None = None
     timestamp: int | datetime | None = None  # event time in ms UTC; None: when it is sent
@@ -48,7 +48,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def position(self) -> Position:
-        """Where the event stands, for one that was read."""
+        """Returns the position of an event that was read."""
         if self.topic is None or self.partition is None or self.offset is None:
             raise InvalidError(
                 "event: has no position before it is appended: use what append returns"
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Where an event stands: durable from the moment that somebody holds one."""
+    """The position of an event. It exists only for durable events."""
 
     topic: str
     partition: int
@@ -68,10 +68,10 @@ class Position(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
-    """Refuse what cannot be stored as it is; its size.
+    """Raises ``InvalidError`` for an event that cannot be stored as it is; returns its size.
 
-    ``codec.events.check_events`` keeps the same rules for tables. Every way into a topic goes
-    through one of the two. The event's headers must be a tuple, see :func:`headers_of`.
+    ``codec.event_batch.check_events`` applies the same rules to tables. Every way into a topic uses
+    one of the two. The event's headers must be a tuple, see :func:`headers_of`.
     """
     size = _size("value", event.value, bytes) + _size("key", event.key, bytes)
     id_size = _size("id", event.id, str)
@@ -87,11 +87,11 @@ def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
 
 
 def check_timestamp(timestamp: int | datetime) -> int:
-    """A time in milliseconds, from an integer or an aware datetime."""
+    """Returns a time in milliseconds, from an integer or an aware datetime."""
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise InvalidError(f"timestamp {timestamp}: has no time zone: give an aware datetime")
-        timestamp = (timestamp - _EPOCH) // _MILLISECOND  # exact, as seconds in a float are not
+        timestamp = (timestamp - _EPOCH) // _MILLISECOND  # exact, unlike seconds in a float
     if type(timestamp) is not int:
         raise InvalidError(f"timestamp {timestamp!r}: give whole milliseconds or an aware datetime")
     if not 0 <= timestamp < limits.TIMESTAMP_MS_END:
@@ -102,17 +102,17 @@ def check_timestamp(timestamp: int | datetime) -> int:
 
 
 def to_iso(timestamp_ms: int) -> str:
-    """ISO 8601 with milliseconds and ``Z``; the end of all times is in the year 10000."""
+    """Returns ISO 8601 with milliseconds and ``Z``; the end of all times is in the year 10000."""
     if timestamp_ms == limits.TIMESTAMP_MS_END:
-        return "10000-01-01T00:00:00.000Z"  # which a datetime cannot be
+        return "10000-01-01T00:00:00.000Z"  # not a valid datetime
     moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{timestamp_ms % 1000:03}Z"
 
 
 def from_iso(text: str) -> int:
-    """Milliseconds, from ISO 8601; a time without a zone is UTC."""
+    """Returns milliseconds from ISO 8601; a time without a zone is UTC."""
     try:
-        if "\0" in text:  # Python takes one for the end
+        if "\0" in text:  # Python would stop reading there
             raise ValueError
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
@@ -132,7 +132,7 @@ def _size(name: str, value: Any, kind: type) -> int:
 
 
 def _text_size(name: str, text: str) -> int:
-    """Of its UTF-8, which a lone surrogate has none of."""
+    """Returns the size as UTF-8. Raises ``InvalidError`` for a lone surrogate."""
     if text.isascii():
         return len(text)
     try:
@@ -142,9 +142,9 @@ def _text_size(name: str, text: str) -> int:
 
 
 def headers_of(headers: Any) -> Headers:
-    """Returns headers as a tuple, from any iterable, which may end when it is read; None has none.
+    """Returns headers as a tuple, from any iterable, which may be used up by this; empty for None.
 
-    Raises ``InvalidError`` for what cannot be read one by one.
+    Raises ``InvalidError`` for an object that is not iterable.
     """
     if headers.__class__ is tuple:
         return headers
@@ -157,9 +157,10 @@ def headers_of(headers: Any) -> Headers:
 
 
 def check_headers(headers: Headers) -> int:
-    """Return the size of headers. ``InvalidError`` unless they are pairs of a name and bytes.
+    """Returns the size of headers. Raises ``InvalidError`` unless they are pairs of a name and
+    bytes.
 
-    Their count is not checked: see :func:`check_header_count`.
+    Does not check their count: see :func:`check_header_count`.
     """
     size = 0
     for header in headers:
@@ -175,7 +176,7 @@ def check_headers(headers: Headers) -> int:
 
 
 def check_header_count(count: int, most: int = limits.HEADERS_MAX) -> None:
-    """Refuse more headers than an event may have."""
+    """Raises ``InvalidError`` for more headers than an event may have."""
     if count > most:
         raise InvalidError(
             f"event: has {count} headers, at most {most} are allowed: put them into its value"
@@ -183,7 +184,7 @@ def check_header_count(count: int, most: int = limits.HEADERS_MAX) -> None:
 
 
 def check_utf8(what: str, text: str) -> None:
-    """Refuse text with a lone surrogate, which UTF-8 cannot store. ``what`` names it."""
+    """Raises ``InvalidError`` for text with a lone surrogate, which UTF-8 cannot store."""
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -191,7 +192,8 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def check_event_bytes(size: int, bytes_max: int, room: int = 0) -> None:
-    """Refuse an event of this size: value, key, id, type and headers together.
+    """Raises ``InvalidError`` for an event that is too large: value, key, id, type and headers
+    together.
 
     ``room`` is what Tidelog itself may have added to it.
     """
@@ -205,7 +207,7 @@ def check_event_bytes(size: int, bytes_max: int, room: int = 0) -> None:
 
 
 def check_id_bytes(size: int) -> None:
-    """Refuse an id of this size. What is refused here could be neither found nor deleted."""
+    """Raises ``InvalidError`` for an id that is too long to be found or deleted."""
     if size == 0:
         raise InvalidError("event: its id is empty: give text, or None for no id")
     if size > limits.ID_BYTES_MAX:

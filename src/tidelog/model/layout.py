@@ -1,4 +1,4 @@
-"""How every object path and every catalog row is made; ``model.kinds`` lists them for people."""
+"""Builds and parses every object path and every catalog row; ``model.schema`` lists them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ __all__ = [
     "witnesses",
 ]
 
-FORMAT = 3  # of all that is stored: a home of another format is refused
+FORMAT = 3  # of everything stored: a home of another format is refused
 
 HOME_OBJECT = "home.json"
 HOME_PARTITION = "home"
@@ -125,7 +125,7 @@ KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FAILURES_ROW = "failures"
-CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so no consumer is added
+CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so none can be added
 TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
 FAILURE_ROWS = "failure/"
 FENCE_ROW = "fence"
@@ -142,54 +142,54 @@ STAGED_ROW = "staged"
 TOPIC_ROW_KINDS = (
     *("accepted", "amend", "compile", "head", "journal", "producer"),
     *("run", "sink", "staged", "slot", "stray", "unused"),
-)  # what a sweep must understand
+)  # the kinds that a sweep must understand
 
 
 def probe(probe_id: str) -> str:
-    """Where ``init`` tries the store out."""
+    """Returns the key of the object that ``init`` tests the store with."""
     return f"probe/{probe_id}"
 
 
 def segments(incarnation: str) -> str:
-    """The folder of a topic's segments."""
+    """Returns the folder of a topic's segments."""
     return f"topics/{incarnation}/segments/"
 
 
 def segment(
     incarnation: str, generation: int, segment_id: str, partitions: int = 1, copy_id: str = ""
 ) -> str:
-    """A segment's key; two digits of its id spread keys over prefixes.
+    """Returns a segment's key; two digits of its id spread keys over prefixes.
 
-    It says for how many partitions the segment has events. A segment that is stored again, and one
-    that was staged, has a ``copy_id``: of all copies each partition commits one.
+    The key contains the number of partitions that the segment has events of. A segment that is
+    stored again, or that was staged, has a ``copy_id``; each partition commits one of the copies.
     """
     name = f"{segment_id}-{partitions}" + (f"_{copy_id}" if copy_id else "")
     return f"{segments(incarnation)}{generation:010}/{segment_id[:2]}/{name}.arrow"
 
 
 def segment_origin(key: str) -> tuple[str, int]:
-    """The id that all copies of a segment share, and for how many partitions it has events."""
+    """Returns the id that all copies of a segment share, and how many partitions it is for."""
     name = key.rpartition("/")[2].removesuffix(".arrow").partition("_")[0]
     segment_id, _, partitions = name.rpartition("-")
     return segment_id, int(partitions)
 
 
 def segment_generation(key: str) -> int:
-    """The generation under which a segment was written."""
+    """Returns the generation under which a segment was written."""
     return int(key.split("/")[3])
 
 
 def journals(incarnation: str) -> str:
-    """The folder of a topic's journals."""
+    """Returns the folder of a topic's journals."""
     return f"topics/{incarnation}/journals/"
 
 
 def journal(
     incarnation: str, partition: int, epoch: int, base: int, work_id: str, journal_id: str = ""
 ) -> str:
-    """A journal's key. One work may make several, also twice: each has its own ``journal_id``.
+    """Returns a journal's key. One compile may write several; each has a ``journal_id``.
 
-    Without one it means all journals of the work, in a row of unused objects.
+    Without one it means all journals of the compile, in a row of unused objects.
     """
     folder = f"{journals(incarnation)}{partition:06}/{epoch:010}"
     name = f"{base:020}_{work_id}" + (f"-{journal_id}" if journal_id else "")
@@ -197,31 +197,31 @@ def journal(
 
 
 def journal_place(key: str) -> tuple[int, int]:
-    """The partition of a journal, and under which epoch it was compiled."""
+    """Returns the partition of a journal, and the epoch under which it was compiled."""
     partition, epoch = key.split("/")[3:5]
     return int(partition), int(epoch)
 
 
 def journal_base(key: str) -> int:
-    """The first offset that a journal is for."""
+    """Returns the first offset that a journal covers."""
     return int(key.rpartition("/")[2].partition("_")[0])
 
 
 def journal_work(key: str) -> tuple[str, str]:
-    """The folder of a journal, and the work that made it."""
+    """Returns the folder of a journal, and the compile that wrote it."""
     folder, _, name = key.rpartition("/")
     return folder, name.removesuffix(".parquet").partition("_")[2].partition("-")[0]
 
 
 def amendments(incarnation: str) -> str:
-    """The folder of the large values of a topic's updates."""
+    """Returns the folder of the large values of a topic's updates."""
     return f"topics/{incarnation}/amendments/"
 
 
 def amendment(
     incarnation: str, generation: int, partition: int, sequence: int, value_id: str
 ) -> str:
-    """Where the new value of an update stands; its generation is read as a segment's is.
+    """Returns the key of an update's new value; :func:`segment_generation` reads its generation.
 
     ``sequence`` is that of the partition's newest amendment when the value was uploaded.
     """
@@ -230,23 +230,23 @@ def amendment(
 
 
 def amendment_place(key: str) -> tuple[int, int]:
-    """The partition of an update's value, and the newest amendment before it."""
+    """Returns the partition of an update's value, and the newest amendment before it."""
     partition, sequence = key.split("/")[5].partition("_")[0].split("-")
     return int(partition), int(sequence)
 
 
 def witnesses(incarnation: str) -> str:
-    """The folder of what says which staged segments were committed."""
+    """Returns the folder of the witnesses of staged segments."""
     return f"topics/{incarnation}/witnesses/"
 
 
 def witness(incarnation: str, origin: str, witness_id: str) -> str:
-    """Says which partitions have committed copies of a segment; several may be of one segment."""
+    """Returns the key of a witness, which lists partitions that committed a segment."""
     return f"{witnesses(incarnation)}{origin}_{witness_id}"
 
 
 def witness_origin(key: str) -> str:
-    """The id that all copies of its segment share. ``ValueError`` for another name."""
+    """Returns the id that all copies of its segment share; ``ValueError`` for another key."""
     origin, between, _ = key.rpartition("/")[2].partition("_")
     if not between:
         raise ValueError(key)
@@ -254,37 +254,37 @@ def witness_origin(key: str) -> str:
 
 
 def sinks(incarnation: str, sink: str) -> str:
-    """The folder of what a Spark writer has staged."""
+    """Returns the folder of what a Spark writer has staged."""
     return f"topics/{incarnation}/sinks/{sink}/"
 
 
 def sink_staged(incarnation: str, sink: str, batch: int, generation: int, staged_id: str) -> str:
-    """A staged segment of one batch of a Spark writer, and the topic's generation at that time."""
+    """Returns the key of a segment that a Spark writer stages in one batch and generation."""
     return f"{sinks(incarnation, sink)}{batch:020}/{generation:010}_{staged_id}.arrow"
 
 
 def sink_generation(key: str) -> int:
-    """The generation in which a segment was staged. ``ValueError`` for another name."""
+    """Returns the generation of a staged segment; ``ValueError`` for another key."""
     return int(key.rpartition("/")[2].partition("_")[0])
 
 
 def sink_manifest(incarnation: str, sink: str, batch: int, manifest_id: str) -> str:
-    """A manifest of one batch; the sink's row says which one counts."""
+    """Returns the key of a manifest of one batch; the sink's row names the one that counts."""
     return f"{sinks(incarnation, sink)}{batch:020}/{manifest_id}.json"
 
 
 def sink_batch(key: str) -> int:
-    """The batch that a staged segment or a manifest belongs to."""
+    """Returns the batch that a staged segment or a manifest belongs to."""
     return int(key.split("/")[4])
 
 
 def sink_target_row(topic: str, sink: str) -> str:
-    """In the registry: it outlives the topic."""
+    """Returns a row of the registry, which outlives the topic."""
     return f"sink/{topic}/{sink}"
 
 
 def sink_row(sink: str) -> str:
-    """In the catalog partition of the topic's partition 0."""
+    """Returns a row in the catalog partition of the topic's partition 0."""
     return f"sink/{sink}"
 
 
@@ -293,12 +293,12 @@ def topic_row(name: str) -> str:
 
 
 def deleted_row(incarnation: str) -> str:
-    """In the registry: that a topic was deleted."""
+    """Returns the row of the registry that records that a topic was deleted."""
     return f"deleted/{incarnation}"
 
 
 def topic_partition(incarnation: str, partition: int) -> str:
-    """The catalog partition that holds all rows of a topic's partition."""
+    """Returns the catalog partition that holds all rows of a topic's partition."""
     return f"topic/{incarnation}/{partition}"
 
 
@@ -315,26 +315,26 @@ def amend_row(offset: int) -> str:
 
 
 def amend_offset(row: str) -> int:
-    """The offset of the event that a row amends."""
+    """Returns the offset of the event that a row amends."""
     return int(row[6:])
 
 
 def unused_row(row_id: str) -> str:
-    """Which objects a partition no longer needs.
+    """Returns a row that lists objects which a partition no longer needs.
 
-    Its kind comes after those of rows that name objects: a scan in order of keys meets an object
+    Its kind sorts after those of rows that name objects. So a scan in key order finds an object
     that moves from such a row into this one at least once.
     """
     return f"unused/{row_id}"
 
 
 def stray_row(row_id: str) -> str:
-    """Which objects a sweep has found to be strays; in the catalog partition of partition 0."""
+    """Returns a row that notes strays, in the catalog partition of partition 0."""
     return f"stray/{row_id}"
 
 
 def audit_partition(incarnation: str) -> str:
-    """The catalog partition of a topic's audit records."""
+    """Returns the catalog partition of a topic's audit records."""
     return f"audit/{incarnation}"
 
 
@@ -343,7 +343,7 @@ def audit_row(at_ms: int, record_id: str) -> str:
 
 
 def erased_partition(incarnation: str, digest: str) -> str:
-    """The catalog partition that says whether an id, given as its sha256 in hex, was erased."""
+    """Returns the catalog partition of the ledger for an id, given as its sha256 in hex."""
     return f"erased/{incarnation}/{digest[:2]}"
 
 
@@ -352,12 +352,12 @@ def slot_row(level: int, start_ms: int, base: int, write_id: str) -> str:
 
 
 def slot_rows(level: int, first_ms: int, last_ms: int) -> tuple[str, str]:
-    """The rows of the slots that start in ``[first, last]``, as bounds of a scan."""
+    """Returns the rows of the slots that start in ``[first, last]``, as bounds of a scan."""
     return f"slot/{level:02}/{first_ms:015}/", f"slot/{level:02}/{last_ms:015}0"
 
 
 def slot_place(row: str) -> tuple[int, int]:
-    """The slot's start and the run's base, of a slot row."""
+    """Returns the slot's start and the run's base, of a slot row."""
     return int(row[8:23]), int(row[24:44])
 
 
@@ -366,19 +366,19 @@ def producer_row(name: str) -> str:
 
 
 def producer_rows() -> tuple[str, str]:
-    """The rows of a partition's producers, as bounds of a scan."""
+    """Returns the rows of a partition's producers, as bounds of a scan."""
     return "producer/", "producer0"
 
 
 def producer_of(row: str) -> str:
-    """The producer's name in its row's key; the hash of a long one."""
+    """Returns the producer's name in its row's key; the hash of a long one."""
     return row.partition("/")[2]
 
 
 def consumers_partition(incarnation: str) -> str:
-    """The catalog partition that lists the consumers of a topic.
+    """Returns the catalog partition that lists the consumers of a topic.
 
-    Not the registry: a reader may write here, and nowhere else.
+    It is not the registry, so that a reader needs write access only here.
     """
     return f"consumer/{incarnation}"
 
@@ -388,7 +388,7 @@ def consumer_row(name: str) -> str:
 
 
 def consumer_members(incarnation: str, name: str) -> str:
-    """The catalog partition of a consumer's members."""
+    """Returns the catalog partition of a consumer's members."""
     return f"consumer/{incarnation}/{_short(name)}"
 
 
@@ -397,7 +397,7 @@ def member_row(member_id: str) -> str:
 
 
 def lease_partition(incarnation: str, name: str, partition: int) -> str:
-    """The catalog partition that holds the lease on one partition of a topic."""
+    """Returns the catalog partition that holds the lease on one partition of a topic."""
     return f"{consumer_members(incarnation, name)}/{partition}"
 
 
@@ -410,7 +410,7 @@ def archive_row(name: str) -> str:
 
 
 def removed_row(incarnation: str) -> str:
-    """In the registry: an archive that was deleted with its files."""
+    """Returns the row of the registry for an archive that was deleted with its files."""
     return f"removed/{incarnation}"
 
 
@@ -427,7 +427,7 @@ def pipeline_row(name: str) -> str:
 
 
 def pipeline_rows() -> tuple[str, str]:
-    """The registry's rows of all pipelines, as bounds of a scan."""
+    """Returns the registry's rows of all pipelines, as bounds of a scan."""
     return "pipeline/", "pipeline0"
 
 
@@ -436,7 +436,7 @@ def playback_row(name: str) -> str:
 
 
 def pipeline_shards(incarnation: str) -> str:
-    """The catalog partition of a pipeline's shards."""
+    """Returns the catalog partition of a pipeline's shards."""
     return f"pipeline/{incarnation}"
 
 
@@ -445,59 +445,52 @@ def shard_row(number: int, shards: int) -> str:
 
 
 def partition_row(source_partition: str) -> str:
-    """In the catalog partition of the pipeline's shards; its value has the whole name."""
+    """Returns a row in the catalog partition of the shards; its value has the whole name."""
     return f"partition/{_short(source_partition)}"
 
 
 def failure_row(source_partition: str) -> str:
-    """In the catalog partition of the pipeline's shards; empty: the source as a whole."""
+    """Returns a row in the catalog partition of the shards; empty name: the whole source."""
     return f"{FAILURE_ROWS}{_short(source_partition)}"
 
 
 def seen_row(source_partition: str) -> str:
-    """In the catalog partition of the pipeline's shards; its value has the whole name."""
+    """Returns a row in the catalog partition of the shards; its value has the whole name."""
     return f"{SEEN_ROWS}{_short(source_partition)}"
 
 
 def counted_row(kind: str, source_partition: str) -> str:
-    """In the catalog partition of the pipeline's shards, as are the rows of its folders."""
+    """Returns a row in the catalog partition of the shards, like the rows of its folders."""
     return f"counted/{kind}/{_short(source_partition)}"
 
 
 def folder_row(end_ms: int, folder: str) -> str:
-    """A date folder by the time that it ends at."""
+    """Returns the row of a date folder, sorted by the end of its time range."""
     return f"folder/{end_ms:015}/{_short(folder)}"
 
 
 def waiting_row(end_ms: int, folder: str) -> str:
-    """Of a date folder that was never marked."""
+    """Returns the row of a date folder that was never marked."""
     return f"waiting/{end_ms:015}/{_short(folder)}"
 
 
 def waiting_rows(last_ms: int) -> tuple[str, str]:
-    """Those of the folders that end at a time or before, as bounds of a scan."""
+    """Returns the rows of folders that end at a time or before, as bounds of a scan."""
     return "waiting/", f"waiting/{max(0, last_ms):015}0"
 
 
-ERASED = "erased"
-"""How many events erasures took out of a source partition's files; beside its head."""
-
-
-ERASING = ".erasing-"
-"""Between a file that was set aside and the checksum of what an erasure makes of it."""
+ERASED = "erased"  # beside a head: counts the events that erasures removed from its files
+ERASING = ".erasing-"  # between the name of a file set aside and its checksum after an erasure
+BEFORE = "before"  # beside a promoted head: the account of the generation before it
 
 
 def aside_folder(root: str) -> str:
-    """Where an archive's files are that were set aside."""
+    """Returns the folder of an archive's files that were set aside."""
     return f"{root}/_aside/"
 
 
-BEFORE = "before"
-"""What the generation before a promoted one accounted for; beside the promoted one's head."""
-
-
 def aside_row(manifest_id: str) -> str:
-    """A range that was set aside, by its manifest; beside the head of its source partition."""
+    """Returns the row of a range that was set aside; beside the head of its source partition."""
     return f"aside/{manifest_id}"
 
 
@@ -506,22 +499,22 @@ def unsettled_row(end_ms: int, folder: str) -> str:
 
 
 def success(folder: str) -> str:
-    """What says to everybody that a folder has all its events."""
+    """Returns the key of the marker which says that a folder is complete."""
     return f"{folder}/_SUCCESS"
 
 
 def pipeline_partition(incarnation: str, source_partition: str) -> str:
-    """The catalog partition that holds a pipeline's rows for one source partition."""
+    """Returns the catalog partition of a pipeline's rows for one source partition."""
     return f"pipeline/{incarnation}/{_short(source_partition)}"
 
 
 def playback_partition(name: str) -> str:
-    """The catalog partition that holds a named playback's rows."""
+    """Returns the catalog partition of a named playback's rows."""
     return f"playback/{name}"
 
 
 def commit_row(ordinal: int, start: str) -> str:
-    """A committed range; by its start too, since a range may hold no event."""
+    """Returns the row of a committed range. It has the start too, since a range may be empty."""
     return f"commit/{ordinal:020}/{start}"
 
 
@@ -533,7 +526,7 @@ def manifest(incarnation: str, epoch: int, source_partition: str, manifest_id: s
 def manifest_folder(source_partition: str) -> str:
     """Returns the part of a manifest's key that names its source partition; a long name is hashed.
 
-    No other name has a ``=``, since that is quoted.
+    Only a hashed one contains a ``=``, since names are quoted.
     """
     quoted = quote(source_partition, safe="")
     if len(quoted) <= KEY_SEGMENT_BYTES_MAX:
@@ -542,57 +535,57 @@ def manifest_folder(source_partition: str) -> str:
 
 
 def manifests(pipeline: str) -> str:
-    """The folder of a pipeline's manifests."""
+    """Returns the folder of a pipeline's manifests."""
     return f"pipelines/{pipeline}/manifests/"
 
 
 def manifest_epoch(key: str) -> int:
-    """Under which epoch a manifest was recorded."""
+    """Returns the epoch under which a manifest was recorded."""
     return int(key.split("/")[3])
 
 
 def folder_of_manifest(key: str) -> str:
-    """Returns what ``manifest_folder`` made of the source partition of a manifest."""
+    """Returns the result of ``manifest_folder`` in the key of a manifest."""
     return key.split("/")[4]
 
 
 def staging_of(pipeline: str) -> str:
-    """The folder of all that a pipeline has staged."""
+    """Returns the folder of everything that a pipeline has staged."""
     return f"staging/{pipeline}/"
 
 
 def staging(pipeline: str, epoch: int, attempt: str) -> str:
-    """Where one attempt at a range puts its files."""
+    """Returns the folder for the files of one attempt at a range."""
     return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
 
 
 def staging_pipeline(staging: str) -> str:
-    """Returns the pipeline of a folder that ``staging`` made."""
+    """Returns the pipeline of a folder that ``staging`` returned."""
     return staging.split("/")[1]
 
 
 def sending(staged: str) -> str:
-    """Beside a staged file: that sending its range into a system without our commits has begun."""
+    """Returns the key of a mark beside a staged file: sending has begun, without our commits."""
     return f"{'/'.join(staged.split('/')[:4])}/sending"
 
 
 def playback_staging(playback_id: str) -> str:
-    """As the pipeline that a playback by Spark stages for."""
+    """Returns the name of the pipeline that a playback by Spark stages for."""
     return f"playback-{playback_id}"
 
 
 def playback_stagings() -> str:
-    """What all objects begin with that playbacks by Spark have staged."""
+    """Returns the prefix of all objects that playbacks by Spark have staged."""
     return "staging/playback-"
 
 
 def staged_epoch(key: str) -> int:
-    """Under which epoch something was staged."""
+    """Returns the epoch under which something was staged."""
     return int(key.split("/")[2])
 
 
 def still_dead(dead: str, attempt: str) -> str:
-    """Where one attempt of a replay puts what stays dead, in the folder of dead letters."""
+    """Returns where one attempt of a replay puts events that are still dead letters."""
     return f"{dead}/_replayed/{attempt}"
 
 
@@ -600,7 +593,7 @@ _HASHED = "sha256:"
 
 
 def _short(name: str) -> str:
-    """A name that fits into a row key; a longer one is hashed, and one that looks like a hash."""
+    """Returns a name that fits into a row key; hashes long names and those like a hash."""
     if len(name.encode()) <= ROW_BYTES_MAX // 2 and not name.startswith(_HASHED):
         return name
     return _HASHED + hashlib.sha256(name.encode()).hexdigest()

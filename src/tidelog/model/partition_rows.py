@@ -1,4 +1,4 @@
-"""The rows of a topic's partition: its head, its runs and journals, amendments and producers."""
+"""The rows of a topic's partition: its head, runs and journals, amendments and producers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 class Head(Persisted, frozen=True):
-    """The one row that every commit to a partition expects."""
+    """The row that every commit to a partition expects."""
 
-    next: int = 0  # the offset that the next event gets
-    start: int = 0  # the first offset that can be read
-    floor: int = 0  # segments of a generation below this are no longer accepted
+    next: int = 0  # the offset of the next event
+    start: int = 0  # the first readable offset
+    floor: int = 0  # segments of a lower generation are refused
     closed: bool = False  # the topic is being deleted
-    journaled: int = 0  # journals hold what is below this offset, runs what follows
-    compiled: int = 0  # how often journals took the place of others; grows with each swap
+    journaled: int = 0  # journals hold lower offsets, runs the others
+    compiled: int = 0  # counts the swaps of journals
     amendments: int = 0  # the sequence of the newest amendment
-    amended: tuple[int, int] | None = None  # first and last offset with an amendment row, or more
+    amended: tuple[int, int] | None = None  # covers all offsets with an amendment row
     copied: bool = False  # pumps, restores or playbacks may copy events into it
-    erasures: int = 0  # how often such copies were told that the ledger has grown
-    last_base: int = -1  # of the newest run that was committed; -1 for none
-    last_object: str = ""  # that holds it, or held it
+    erasures: int = 0  # how often the ledger has grown, for such copies
+    last_base: int = -1  # of the newest committed run; -1: none
+    last_object: str = ""  # that holds or held it
 
 
 class Piece(Persisted, frozen=True):
@@ -61,33 +61,33 @@ class Piece(Persisted, frozen=True):
     first_ms: int
     last_ms: int
     raw_bytes: int
-    ids_end: int = 0  # its id index stands from ``byte_end`` to here; 0: it has none
+    ids_end: int = 0  # its id index is from ``byte_end`` to here; 0: none
 
 
 class AppenderView(Persisted, frozen=True, array_like=True):
-    """What an appender knew of a partition when it uploaded a segment; a segment carries it."""
+    """What an appender knew about a partition when it uploaded a segment, which carries it."""
 
     partition: int = 0
-    count: int = 0  # events that the segment has for it
-    next: int = 0  # the head's, or an earlier one; 0 also where nothing was known
-    base: int = -1  # of the last run before that ``next``; -1 for none
+    count: int = 0  # events of the segment for it
+    next: int = 0  # the head's, or an earlier one; 0 also if unknown
+    base: int = -1  # of the last run before that ``next``; -1: none
     object: str = ""  # that held this run
-    writer: str = ""  # the appender's producer name; none where its row is not kept for good
+    writer: str = ""  # the appender's producer name; empty if its row is not kept for good
 
 
 class JournalOrigin(Persisted, frozen=True, array_like=True):
-    """From which segment a stretch of a journal's offsets came; the journal carries it.
+    """The segment that a range of a journal's offsets came from; the journal carries it.
 
-    What the journal does not hold of the stretch was deleted.
+    Events of the range that the journal lacks were deleted.
     """
 
-    base: int  # the first offset of the stretch
+    base: int  # the first offset of the range
     count: int
     origin: str  # the id that all copies of the segment share
-    place: int  # of the first event among those that the segment has for the partition
+    place: int  # of the first event, among those of the segment for the partition
 
     def between(self, start: int, end: int) -> JournalOrigin | None:
-        """The part that is in ``[start, end)``; None for nothing."""
+        """Returns the part in ``[start, end)``; None if empty."""
         first, last = max(self.base, start), min(self.base + self.count, end)
         if first >= last:
             return None
@@ -95,83 +95,83 @@ class JournalOrigin(Persisted, frozen=True, array_like=True):
 
 
 class UnusedObjects(Persisted, frozen=True):
-    """Objects that a partition no longer needs, since one write removed their last mention."""
+    """Objects that a partition no longer needs, since a write removed their last mention."""
 
     objects: tuple[str, ...]
 
 
 class Strays(Persisted, frozen=True):
-    """Objects that a sweep has found to be strays: from then on a week counts."""
+    """Objects that a sweep has found to be strays: the week counts from here."""
 
-    at_ms: int  # when, by the latest of all times that were known
+    at_ms: int  # the latest of all times known then
     objects: tuple[str, ...]
-    kept_ms: int = 0  # how much of the week sweeps have seen pass, where the store has no clock
+    kept_ms: int = 0  # how much of the week sweeps have seen pass, if the store has no clock
     seen_ms: int = 0  # when the last of these sweeps was; 0: at ``at_ms``
 
 
 class LossAccepted(Persisted, frozen=True):
-    """A person has accepted that objects which no row names may hold lost events."""
+    """A person has accepted that objects which no row names may contain lost events."""
 
     at_ms: int
-    until_ms: int  # it holds for objects that the store dates up to here
+    until_ms: int  # for objects that the store dates up to here
 
 
 class Journal(Persisted, frozen=True, array_like=True):
-    """What a compiled run has beside: it is a whole Parquet object, with explicit offsets."""
+    """The extra fields of a journal, which is a Parquet object with explicit offsets."""
 
     footer: int  # where the footer begins; it ends with the object
-    footer_crc: int  # crc32c of those bytes; the pages have checksums of their own
-    events: int  # that it holds: fewer than offsets where some were erased
-    applied: int  # amendments up to this sequence are in it
-    start: int = 0  # it was made without the events below this offset, which were trimmed
+    footer_crc: int  # crc32c of the footer; pages have their own checksums
+    events: int  # fewer than offsets if some were erased
+    applied: int  # it contains amendments up to this sequence
+    start: int = 0  # built without lower offsets, which were trimmed
 
 
 class Run(Persisted, frozen=True):
-    """Where a contiguous stretch of offsets is: in a segment, or in a journal of its own."""
+    """Where a contiguous range of offsets is stored: in a segment, or in a journal."""
 
     base: int  # its first offset
-    count: int  # of offsets; in a segment each has its event
+    count: int  # of offsets; in a segment each has an event
     object: str  # key in the store
     byte_start: int
     byte_end: int
     crc: int  # crc32c of those bytes
-    first_ms: int  # least and greatest event time
+    first_ms: int  # earliest and latest event time
     last_ms: int
     raw_bytes: int  # before compression
     committed_ms: int
-    ids_start: int = 0  # bytes of the object that hold its id index; none where both are 0
+    ids_start: int = 0  # its id index in the object; none if both are 0
     ids_end: int = 0
     journal: Journal | None = None  # None: a piece of a segment
 
     @property
     def end(self) -> int:
-        """The offset after its last."""
+        """Returns the offset after its last."""
         return self.base + self.count
 
     def trimmed(self, start: int) -> range:
-        """The offsets below a start whose events are still in its object."""
+        """Returns the offsets below a start whose events its object still contains."""
         without = self.base if self.journal is None else max(self.base, self.journal.start)
         return range(without, max(without, min(start, self.end)))
 
     @property
     def events(self) -> int:
-        """How many events it holds."""
+        """Returns how many events it contains."""
         return self.count if self.journal is None else self.journal.events
 
 
 class Amendment(Persisted, frozen=True):
-    """What became of the event at an offset: another value, or nothing."""
+    """What happened to the event at an offset: a new value, or a delete."""
 
-    sequence: int  # in its partition; the higher one counts
+    sequence: int  # in its partition; the highest counts
     kind: Literal["update", "delete"]
     at_ms: int
-    value: bytes | None = None  # of an update, where it is small; None is a value too
-    object: str | None = None  # of an update whose value stands in the store
-    audit: str = ""  # the record that says who and why
+    value: bytes | None = None  # of an update, if small; None is a value too
+    object: str | None = None  # of an update with a value in the store
+    audit: str = ""  # the record with author and reason
 
 
 class LedgerEntry(Persisted, frozen=True):
-    """A row of the ledger: what was erased under an id or a key, of which it keeps the hash."""
+    """A row of the ledger: what was erased under an id or a key, which it stores as a hash."""
 
     at_ms: int  # when it was entered
     until_ms: int  # events up to this time; a later one is a new event
@@ -180,11 +180,11 @@ class LedgerEntry(Persisted, frozen=True):
 class HeldRow(Persisted, frozen=True):
     """A row that one process holds at a time: a partition's compiler, a shard, the scribe."""
 
-    owner: str  # empty: nobody
+    owner: str  # empty: none
     epoch: int  # grows with each owner
     beat: int = 0
     mark: str = ""  # of the owner's process
-    beat_ms: int = 0  # when it was written, for people; no takeover rests on it
+    beat_ms: int = 0  # when it was written, for people; takeovers ignore it
 
 
 class SentBatch(Persisted, frozen=True, array_like=True):
@@ -194,10 +194,10 @@ class SentBatch(Persisted, frozen=True, array_like=True):
     base: int  # offset of that event
     count: int
     steps: tuple[int, ...] = ()  # from each sequence to the next; empty: 1 each
-    write: str = ""  # the id of the write that stored it, which proves whose it is
+    write: str = ""  # the id of the write that stored it, which proves ownership
 
     def sequences(self) -> list[int]:
-        """All its sequences, in order."""
+        """Returns all its sequences, in order."""
         if not self.steps:
             return list(range(self.first, self.first + self.count))
         found = [self.first]
@@ -207,17 +207,17 @@ class SentBatch(Persisted, frozen=True, array_like=True):
 
 
 class ProducerState(Persisted, frozen=True):
-    """What a producer last did in this partition; only processes under its name write this row."""
+    """What a producer last did in this partition; only processes with its name write this row."""
 
     epoch: int
     last: int = -1  # its highest sequence here
     recent: tuple[SentBatch, ...] = ()
-    seen_ms: int = 0  # by the producer's clock, so that a sweep looks closer at old ones only
+    seen_ms: int = 0  # by the producer's clock; a sweep checks only old ones
     silent_ms: int = 0  # when a sweep first found an unnamed one silent; a commit resets it
-    mark: bytes = b""  # what a named one gave with ``last``, so that another input is recognized
+    mark: bytes = b""  # given by a named one with ``last``, so that other input is recognized
 
     def offsets(self) -> dict[int, int]:
-        """The offsets of all sequences that are recent enough to be known."""
+        """Returns the offsets of all sequences that are recent enough."""
         return {
             sequence: batch.base + index
             for batch in self.recent
@@ -225,11 +225,11 @@ class ProducerState(Persisted, frozen=True):
         }
 
     def has_write(self, write_id: str) -> bool:
-        """Whether one of its recent batches was stored by this write."""
+        """Returns whether this write stored one of its recent batches."""
         return any(batch.write == write_id for batch in self.recent)
 
     def offset_of(self, sequence: int) -> int | None:
-        """The offset that a sequence got, if it is recent enough to be known."""
+        """Returns the offset of a sequence, if it is recent enough."""
         for batch in reversed(self.recent):
             if batch.first <= sequence:
                 if not batch.steps:
@@ -241,17 +241,17 @@ class ProducerState(Persisted, frozen=True):
 
 
 def encode_row(value: Persisted) -> bytes:
-    """A row's value, as MessagePack."""
+    """Returns a row's value, as MessagePack."""
     return msgspec.msgpack.encode(value)
 
 
 def decode_row(data: bytes, kind: type[S], what: str) -> S:
-    """A row's value. ``CorruptError``, also for fields that this version does not know."""
+    """Decodes a row's value. Raises ``CorruptError``, also for unknown fields."""
     return decode_fields(data, kind, what)
 
 
 def decode_fields(data: bytes, kind: type[P], what: str) -> P:
-    """Some fields of a row, for code that reads them and never writes the row."""
+    """Decodes some fields of a row, for code that never writes the row."""
     try:
         return decode_msgpack(data, kind)
     except msgspec.MsgspecError as exc:

@@ -1,4 +1,4 @@
-"""A playback's nouns: its range, what was pinned when it began, and the rows of a named one."""
+"""The types of a playback: its range, what is fixed when it begins, and the rows of a named one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimeRange(Persisted, frozen=True):
 
 
 class Cursor(Persisted, frozen=True, order=True, array_like=True):
-    """An event's place in a playback: by time, ties by partition and offset."""
+    """An event's place in a playback: ordered by time, then partition and offset."""
 
     time_ms: int
     partition: int
@@ -49,19 +49,19 @@ class Cursor(Persisted, frozen=True, order=True, array_like=True):
 
 
 class Floors(Persisted, frozen=True, array_like=True):
-    """The least offset of a partition that a playback still needs, by how far it has come."""
+    """The lowest offset of a partition that a playback still needs, by its progress."""
 
-    until_ms: tuple[int, ...] = ()  # grows; the runs of an entry are needed up to its time
-    least: tuple[int, ...] = ()  # of the runs of that entry and of all after it
+    until_ms: tuple[int, ...] = ()  # ascending; the runs of an entry are needed up to its time
+    least: tuple[int, ...] = ()  # the lowest offset of the runs of that entry and later ones
 
     def needed(self, time_ms: int) -> int | None:
-        """The least offset that events of this time or later may have; None when there is none."""
+        """Returns the lowest offset that events of this time or later may have; None if none."""
         at = bisect_right(self.until_ms, time_ms)
         return self.least[at] if at < len(self.least) else None
 
 
 class Pin(Persisted, frozen=True):
-    """What a playback plays, fixed when it begins: later events are not part of it."""
+    """What a playback plays, fixed when it begins: later events are not included."""
 
     incarnation: str  # of the topic
     range: TimeRange
@@ -76,33 +76,33 @@ class PlaybackPin(Persisted, frozen=True):
     topic: str
     sink: str  # URL
     target: str  # incarnation of the topic that it plays into; empty for other sinks
-    asked: tuple[str, str, str]  # start, end and as-of as they were given
+    asked: tuple[str, str, str]  # start, end and as-of as given
     pin: Pin
     began_ms: int
-    generation: int = 1  # of its name: how many there were, with this one
-    home: str = ""  # that plays it, where its sink is outside; empty: inside, or nowhere
+    generation: int = 1  # counts the playbacks of its name, including this one
+    home: str = ""  # that plays it, if its sink is outside; empty: inside, or none
 
 
 class PlaybackState(Persisted, frozen=True):
-    """The ``state`` row of a named playback: its lease, and how far it came."""
+    """The ``state`` row of a named playback: its lease and its progress."""
 
     owner: str = ""
     epoch: int = 0
     beat: int = 0
     mark: str = ""  # of the owner's process
-    cursor: Cursor | None = None  # the last event that is known to be out
+    cursor: Cursor | None = None  # the last event known to be sent
     number: int = 0  # of the first event after it
-    until: Cursor | None = None  # the last event of the lot under way
+    until: Cursor | None = None  # the last event of the lot in progress
     until_number: int = 0  # of the first event after that lot
-    reached: int = 0  # how long a file was at the cursor
-    finished_ms: int = 0  # when all was out
+    reached: int = 0  # the length of a file at the cursor
+    finished_ms: int = 0  # when everything was sent
     generation: int = 1  # of the pin that it belongs to; without one, of the next
 
 
 def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
-    """``[start, end)``; the last 15 minutes where neither is given. ``InvalidError``."""
+    """Returns ``[start, end)``; by default the last 15 minutes. Raises ``InvalidError``."""
     if end == limits.TIMESTAMP_MS_END or (isinstance(end, str) and _LAST_END.fullmatch(end)):
-        # No event has that time, but it can be an end: the only one after the last millisecond.
+        # No event has that time, but it is a valid end: the only one after the last millisecond.
         end_ms = limits.TIMESTAMP_MS_END
     else:
         end_ms = now_ms if end is None else _time_ms(end, now_ms)
@@ -116,13 +116,13 @@ def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
 
 
 def whole_range(start: Time, end: Time, now_ms: int) -> TimeRange:
-    """The same, with all times where none is given."""
+    """Returns the same, by default all times."""
     last = limits.TIMESTAMP_MS_END if end is None else end
     return time_range(0 if start is None else start, last, now_ms)
 
 
 def check_playback_name(name: str) -> None:
-    """Refuse a name that could not stand in a row or on a command line."""
+    """Raises ``InvalidError`` for a name that cannot be part of a row or a command line."""
     if not _NAME.fullmatch(name) or len(name) > limits.PLAYBACK_NAME_MAX:
         raise InvalidError(
             f"playback name `{name[:80]}`: give 1 to {limits.PLAYBACK_NAME_MAX} letters, digits, "
@@ -131,7 +131,7 @@ def check_playback_name(name: str) -> None:
 
 
 def _told(given: Time, time_ms: int) -> str:
-    """A time as it was typed, or else as people write it."""
+    """Returns a time as typed, or else in ISO 8601."""
     if isinstance(given, str):
         return f"`{given}`"
     return "the end" if time_ms == limits.TIMESTAMP_MS_END else to_iso(time_ms)

@@ -1,4 +1,4 @@
-"""Where the events of an append stand: a sequence of positions that costs no object each."""
+"""The positions of an append's events: a sequence without one object per position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Positions"]
 
 
 class Positions(Sequence[Position]):
-    """One position for each event that was given, in the same order."""
+    """One position for each event given, in the same order."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Positions(Sequence[Position]):
 
     @classmethod
     def joined(cls, topic: str, parts: Sequence[Positions]) -> Positions:
-        """Several one after another."""
+        """Returns several as one."""
         return cls(
             topic,
             np.concatenate([part.partitions for part in parts] or [np.empty(0, np.int32)]),

@@ -1,9 +1,9 @@
-"""Names of producers: those that users give, and those that are Tidelog's own.
+"""Names of producers: those that users give, and Tidelog's own.
 
 A producer's row decides which events count as stored, so two writers that share a name by accident
-lose events. Each kind of writer therefore has a prefix of its own, which no other name begins with:
+lose events. So each kind of writer has its own prefix, which no other name begins with:
 
-- ``~<id>``: without a name; a sweep removes the row when it is old
+- ``~<id>``: without a name; a sweep deletes the row when it is old
 - ``~once-<hash>``: a request with an idempotency key, or a recovery of one object's events
 - ``:pipeline:<pipeline>:<source partition>``, ``:playback:<name>``, ``:sink:<name>``: kept for good
 - anything else: a name that a user gave
@@ -37,7 +37,7 @@ _OWN = ":"
 
 
 def check_producer_name(name: str) -> None:
-    """Refuse a user's name that is not valid, or that Tidelog's own producers may have."""
+    """Raises ``InvalidError`` for a user's name that is invalid or reserved for Tidelog."""
     check_utf8("producer name", name)
     if not 1 <= len(name) <= limits.PRODUCER_NAME_MAX or name.startswith((UNNAMED, _OWN)):
         raise InvalidError(
@@ -47,57 +47,58 @@ def check_producer_name(name: str) -> None:
 
 
 def unnamed_producer(fresh_id: str) -> str:
-    """Of a producer without a name."""
+    """Returns the name of a producer without a user's name."""
     return f"{UNNAMED}{fresh_id}"
 
 
 def once_producer(digest: str) -> str:
-    """Of a request with an idempotency key that has this hash."""
+    """Returns the name for a request with an idempotency key that has this hash."""
     return f"{UNNAMED}once-{digest}"
 
 
 def recovery_id(origin: str, partition: int) -> str:
-    """Of segments with the events that an object, or a copy of it, has for a partition."""
+    """Returns the id of segments with an object's events for a partition, in a recovery."""
     return hashlib.sha256(f"{origin}/{partition}".encode()).hexdigest()[:32]
 
 
 def recovery_producer(origin: str, partition: int) -> str:
-    """Of a recovery of these events; a commit of a copy of the object creates its row too."""
+    """Returns the name for a recovery of these events; the commit of a copy creates its row too."""
     return once_producer(recovery_id(origin, partition))
 
 
 def pipeline_producer(pipeline: str, source_partition: str) -> str:
-    """Of a pipeline's source partition; one that runs once has a name that begins with ``~``.
+    """Returns the name for a pipeline's source partition.
 
-    A pipeline's name holds no ``:``, so the two parts cannot run into each other.
+    A pipeline that runs once has a name that begins with ``~``. A pipeline's name contains no
+    ``:``, so the two parts are unambiguous.
     """
     name = f"{pipeline}:{source_partition}"
     return name if pipeline.startswith(UNNAMED) else f"{_OWN}pipeline:{name}"
 
 
 def playback_producer(name: str) -> str:
-    """Of a playback with a name, in one generation."""
+    """Returns the name for one generation of a named playback."""
     return f"{_OWN}playback:{name}"
 
 
 def sink_producer(name: str) -> str:
-    """Of a sink that a Spark writer gave a name."""
+    """Returns the name for a named sink of a Spark writer."""
     return f"{_OWN}sink:{name}"
 
 
 def writer_name(producer: str) -> str:
-    """What a segment says of its producer: the name of one that resumes, else an empty text."""
+    """Returns the producer name in a segment: that of a writer that resumes, otherwise empty."""
     return "" if producer.startswith(UNNAMED) else producer
 
 
 def pipeline_of(writer: str) -> str | None:
-    """The pipeline whose producer it is; None for another writer."""
+    """Returns the pipeline of a writer; None for another kind of writer."""
     own = f"{_OWN}pipeline:"
     return writer.removeprefix(own).partition(":")[0] if writer.startswith(own) else None
 
 
 def writer_words(writer: str) -> str:
-    """A named writer in a message: what it is, and what a user calls it."""
+    """Returns a named writer in words: its kind, and the name that a user knows."""
     if not writer.startswith(_OWN):
         return f"producer `{writer}`"
     kind, _, name = writer.removeprefix(_OWN).partition(":")

@@ -1,8 +1,8 @@
-"""Every object path and every catalog row that Tidelog keeps, on one screen.
+"""Every object path and every catalog row that Tidelog stores, on one screen.
 
 Persisted names are stable: they may be added to, never renamed. ARCHITECTURE.md shows the same
-tables, and a test compares the two. ``<t>`` is a topic's incarnation and ``<p>`` a partition. How a
-name is made says ``model.layout``.
+tables, and a test compares the two. ``<t>`` is a topic's incarnation and ``<p>`` a partition.
+``model.layout`` builds the names.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Times and durations as people write them.
-
-Time slots: how a run is found by time, however wide it is.
+"""Times and durations as people write them, and the time slots that find a run by time.
 
 Slots are dyadic: level L has slots of resolution times 2^L. A run is listed in the lowest level
-where its time range touches two slots at most, so it costs two rows at most, and a lookup scans
-the overlapping slots of each level.
+where its time range touches at most two slots. So it costs at most two rows, however wide it is,
+and a lookup scans the overlapping slots of each level.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def duration_ms(text: str | int) -> int:
-    """Milliseconds, from a number of them or from text such as ``500ms``, ``1s``, ``15m``."""
+    """Returns milliseconds, from an integer or from text such as ``500ms``, ``1s``, ``15m``."""
     if isinstance(text, int):
         return text
     found = re.fullmatch(r"([0-9]{1,15})(ms|s|m|h|d)", text.strip())
@@ -47,14 +45,14 @@ def duration_ms(text: str | int) -> int:
 
 
 def duration_text(value_ms: int) -> str:
-    """As people write it, in the largest unit that is exact: ``10m`` for 600,000."""
+    """Returns a duration in the largest exact unit: ``10m`` for 600,000."""
     units = reversed(_UNITS_MS.items())
     name, unit_ms = next((each for each in units if value_ms % each[1] == 0), ("ms", 1))
     return f"{value_ms // unit_ms}{name}"
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Milliseconds UTC, from ISO 8601 or from text relative to now such as ``-15m``."""
+    """Returns milliseconds UTC, from ISO 8601 or from text relative to now such as ``-15m``."""
     if text.startswith("-"):
         return check_timestamp(max(0, now_ms - duration_ms(text[1:])))
     if text == "now":
@@ -63,7 +61,7 @@ def moment_ms(text: str, now_ms: int) -> int:
 
 
 def slots_of(first_ms: int, last_ms: int, resolution_ms: int) -> tuple[int, list[int]]:
-    """The level, and the starts of the one or two slots there, of a range of times (inclusive)."""
+    """Returns the level of a range of times (inclusive), and the starts of its one or two slots."""
     if not 0 <= first_ms <= last_ms:
         raise InternalError(f"slots of a range that runs backwards: {first_ms} to {last_ms}")
     level, width = 0, resolution_ms
@@ -74,9 +72,9 @@ def slots_of(first_ms: int, last_ms: int, resolution_ms: int) -> tuple[int, list
 
 
 def journal_slots(run: Run, resolution_ms: int) -> dict[str, bytes]:
-    """The slot rows of a journal, and their value; one without events has none.
+    """Returns the slot rows of a journal, and their value; none for one without events.
 
-    They are named by the id of its object, so that they can be told without looking.
+    Their names contain the id of its object, so that they are known without a read.
     """
     if not run.events:
         return {}
@@ -87,14 +85,14 @@ def journal_slots(run: Run, resolution_ms: int) -> dict[str, bytes]:
 
 
 def overlapping(start_ms: int, end_ms: int, resolution_ms: int) -> Iterator[tuple[int, int, int]]:
-    """For each level: the first and the last slot start that ``[start, end)`` overlaps."""
+    """Yields for each level the first and the last slot start that ``[start, end)`` overlaps."""
     for level in range(level_count(resolution_ms)):
         width = resolution_ms << level
         yield level, start_ms // width * width, max(start_ms, end_ms - 1) // width * width
 
 
 def level_count(resolution_ms: int) -> int:
-    """How many levels there can be: the last one holds all time in one slot."""
+    """Returns how many levels there are: the last one holds all time in one slot."""
     level = 0
     while resolution_ms << level < TIMESTAMP_MS_END:
         level += 1

@@ -1,8 +1,8 @@
-"""A token of the server: what it may do, for which topics, until when, and the hash that names it.
+"""A token of the server: what it may do, for which topics, until when, and its hash.
 
-A token has grants: a scope each, for the topics that a pattern matches. ``admin`` includes all
-other scopes for its topics. ``pixel`` is the least: it appends by the pixel, and cannot choose ids,
-as such a token is in the source of web pages.
+A token has grants: each is a scope for the topics that match a pattern. ``admin`` includes all
+other scopes for its topics. ``pixel`` is the smallest: it appends through the pixel and cannot
+choose ids, since such a token is in the source of web pages.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _INCLUDES: dict[Scope, frozenset[Scope]] = {
 
 
 class Grant(Persisted, frozen=True):
-    """One scope, for the topics that a pattern matches: ``*`` any characters, ``?`` one."""
+    """One scope, for the topics that match a pattern: ``*`` any characters, ``?`` one."""
 
     scope: Scope
     topics: str = ALL_TOPICS
 
     def allows(self, scope: Scope, topic: str | None) -> bool:
-        """Return whether it allows this for a topic; None stands for the home as a whole."""
+        """Returns whether it allows this for a topic; None means the whole home."""
         if scope != self.scope and scope not in _INCLUDES.get(self.scope, ()):
             return False
         if self.topics == ALL_TOPICS:
@@ -62,7 +62,7 @@ class Grant(Persisted, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Grant:
-        """Return the grant of ``SCOPE`` or ``SCOPE:PATTERN``. ``InvalidError``."""
+        """Returns the grant of ``SCOPE`` or ``SCOPE:PATTERN``. Raises ``InvalidError``."""
         scope, _, topics = text.partition(":")
         for known in SCOPES:
             if scope == known:
@@ -70,7 +70,7 @@ class Grant(Persisted, frozen=True):
         raise InvalidError(f"scope `{scope[:80]}`: unknown: give one of {', '.join(SCOPES)}")
 
     def checked(self) -> Grant:
-        """Return the grant itself. ``InvalidError`` for a pattern that no topic can match."""
+        """Returns the grant. Raises ``InvalidError`` for a pattern that no topic can match."""
         if len(self.topics) > _PATTERN_MAX or not _PATTERN.fullmatch(self.topics):
             raise InvalidError(
                 f"scope `{self.scope}`: pattern `{self.topics[:80]}`: give the name of a topic, "
@@ -80,49 +80,49 @@ class Grant(Persisted, frozen=True):
 
 
 class Token(Persisted, frozen=True):
-    """What the home keeps of a token. Its text is shown once, and stored nowhere."""
+    """What the home stores about a token. Its text is shown once and never stored."""
 
     id: str
-    sha256: str  # of the whole text, in hexadecimal digits; the secret in it has 256 random bits
+    sha256: str  # of the whole text, in hex; its secret has 256 random bits
     grants: tuple[Grant, ...]
     created_ms: int
     label: str = ""
     expires_ms: int | None = None  # None: never
 
     def allows(self, scope: Scope, topic: str | None = None) -> bool:
-        """Return whether one of its grants allows this; None stands for the home as a whole."""
+        """Returns whether one of its grants allows this; None means the whole home."""
         return any(grant.allows(scope, topic) for grant in self.grants)
 
     def allows_some(self, scope: Scope) -> bool:
-        """Return whether there may be a topic for which it allows this."""
+        """Returns whether there may be a topic for which it allows this."""
         return any(
             grant.scope == scope or scope in _INCLUDES.get(grant.scope, ()) for grant in self.grants
         )
 
     def is_expired(self, now_ms: int) -> bool:
-        """Return whether its time is over."""
+        """Returns whether it has expired."""
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
 class TokenGuard(Persisted, frozen=True):
-    """That the home has had a token: from then on no server of it is open, whatever is revoked."""
+    """Records that the home has had a token: no server of it is ever open again."""
 
     since_ms: int
 
 
 def grants_of(given: Iterable[Grant | Scope]) -> tuple[Grant, ...]:
-    """Return grants in order, each once; a scope stands for all topics. ``InvalidError``."""
+    """Returns grants in order, without duplicates; a scope means all topics. ``InvalidError``."""
     found = {(each if isinstance(each, Grant) else Grant(each)).checked(): None for each in given}
     return tuple(sorted(found, key=lambda each: (SCOPES.index(each.scope), each.topics)))
 
 
 def token_hash(text: bytes) -> str:
-    """Return what a token is known by: a plain hash, as 256 random bits cannot be guessed."""
+    """Returns the hash of a token. A plain hash is enough for 256 random bits."""
     return hashlib.sha256(text).hexdigest()
 
 
 def check_token_id(token_id: str) -> None:
-    """Refuse what is not the id of a token, such as the token's own text. ``InvalidError``."""
+    """Raises ``InvalidError`` for an invalid token id, such as the token's own text."""
     if not _ID.fullmatch(token_id):
         raise InvalidError(
             "token id: is not 12 hexadecimal digits: give the id that `tidelog token list` shows, "

@@ -1,4 +1,4 @@
-"""A topic as the registry knows it, and which partition a key belongs to."""
+"""A topic as the registry stores it, and the partition of a key."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Topic(Persisted, frozen=True):
     partitions: int
     created_ms: int
     slot_ms: int = 1_000  # resolution of the time index
-    generation: int = 0  # under which new segments are written; raised by sweeps
+    generation: int = 0  # of new segments; raised by sweeps
     state: Literal["creating", "ready", "deleting"] = "creating"
     notify: tuple[str, ...] = ()  # where notifications go
     max_latency_ms: int = 1_000  # between two notifications of a busy partition
-    home: str = ""  # that made it, and alone sends its notifications; empty: not known
+    home: str = ""  # that created it, and alone sends its notifications; empty: unknown
 
     def check_partition(self, partition: int) -> None:
-        """Refuse a partition that is not there."""
+        """Raises ``InvalidError`` for a partition that does not exist."""
         if not 0 <= partition < self.partitions:
             raise InvalidError(
                 f"topic `{self.name}`: has no partition {partition}: "
@@ -39,7 +39,7 @@ class Topic(Persisted, frozen=True):
 
 
 def check_topic_name(name: str) -> None:
-    """Refuse a name that could not stand in a path, a URL or a shell."""
+    """Raises ``InvalidError`` for a name that is unsafe in a path, a URL or a shell."""
     if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_MAX:
         raise InvalidError(
             f"topic name `{name[:80]}`: give 1 to {limits.TOPIC_NAME_MAX} letters, digits, "
@@ -48,5 +48,5 @@ def check_topic_name(name: str) -> None:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """``int(sha256(key)) mod partitions``, for ever."""
+    """Returns ``int(sha256(key)) mod partitions``, which never changes."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big") % partitions
