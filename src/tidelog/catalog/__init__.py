@@ -1,12 +1,11 @@
 """The catalog: rows in partitions, changed only by conditional writes.
 
-It promises that a write lands whole or not at all, that no version of a row ever recurs, and
-that a lost reply is told apart from a conflict. It must not know what its rows mean.
+It promises that a write lands whole or not at all, that no version of a row ever recurs, and that a
+lost reply is never mistaken for a conflict. It must not know what its rows mean.
 
-``base`` has the interface and its values, ``settle`` brings a write whose reply was lost to its
-true end, and each other file is a backend or a part of one: ``memory`` (to copy from), ``sqlite``,
-``dynamodb`` with its client, ``cql`` with its session and table. Other packages may add a backend
-by the entry point group ``tidelog.catalogs``.
+``base`` has the interface and its values, ``settle`` determines the outcome of a write whose reply
+was lost. The backends are ``memory`` (to copy from), ``sqlite``, ``dynamodb`` and ``cql``. Other
+packages can add a backend through the entry point group ``tidelog.catalogs``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ CATALOG_SCHEMES = ("sqlite", "memory", "dynamodb", "cql")
 
 
 def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str, str]) -> Catalog:
-    """The catalog that a URL names, reachable and of the right shape.
+    """Returns the catalog of a URL, reachable and of the right shape.
 
-    With ``create`` its file or table is made where it is missing; without, that is an error.
+    With ``create``, creates its file or table if it is missing; otherwise that is an error.
     """
     address = parse_address(url, plain_scheme="sqlite")
     if address.scheme == "sqlite":

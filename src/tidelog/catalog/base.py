@@ -1,10 +1,10 @@
-"""What a catalog is: rows in partitions, changed only by conditional writes.
+"""The interface of a catalog: rows in partitions, changed only by conditional writes.
 
-Three calls carry everything above. A row's *version* is the id of the write that made it, so it
-never recurs, also when a row is deleted and made again: an expectation that went stale can never
-fit by accident. The one expectation that can come true twice is ``ABSENT``. So a write that creates
-a row which may be deleted later also expects the version of another row, and the write that deletes
-it, or an earlier one, changes that other row: no write that landed can land again.
+Three calls carry everything above. A row's *version* is the id of the write that made it. So it
+never recurs, even if a row is deleted and created again: a stale expectation can never match by
+accident. The one expectation that can become true twice is ``ABSENT``. So a write that creates a
+row which may be deleted later also expects the version of another row. The write that deletes it,
+or an earlier one, changes that other row. So no write that landed can land again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Absent(Enum):
 ABSENT: Final = Absent.ABSENT
 
 Expectation = str | Absent | None
-"""A version that the row must have, ``ABSENT`` where there must be no row, or None for either."""
+"""A version that the row must have, ``ABSENT`` if it must not exist, or None for either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Make or overwrite a row."""
+    """Creates or overwrites a row."""
 
     row: str
     value: bytes
@@ -69,7 +69,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a row; one that is not there is no error unless a version is expected."""
+    """Deletes a row; a missing row is not an error unless a version is expected."""
 
     row: str
     expect: Expectation = None
@@ -77,7 +77,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Change nothing, but let the whole write fail unless the row is as expected."""
+    """Changes nothing, but makes the whole write fail unless the row is as expected."""
 
     row: str
     expect: str | Absent
@@ -87,7 +87,7 @@ Change = Put | Delete | Check
 
 
 class Catalog(Protocol):
-    """Rows in partitions. Safe to share between threads; usable again after a fork.
+    """Rows in partitions. Thread-safe; usable again after a fork.
 
     Partition and row keys are text, ordered by code point (which is the order of their UTF-8
     bytes). Limits are those of ``model.limits``; a key, value or write beyond them raises
@@ -96,11 +96,11 @@ class Catalog(Protocol):
 
     @property
     def url(self) -> str:
-        """The address that opens this catalog again; never with a secret in it."""
+        """Returns the address that opens this catalog again, without secrets."""
         ...
 
     def get(self, partition: str, row: str) -> Row | None:
-        """The row as the last acknowledged write left it, or None. ``UnavailableError``."""
+        """Returns the row as the last acknowledged write left it, or None. ``UnavailableError``."""
         ...
 
     def scan(
@@ -111,27 +111,27 @@ class Catalog(Protocol):
         limit: int | None = None,
         reverse: bool = False,
     ) -> Iterator[Row]:
-        """The rows of ``[start, end)`` in key order, or against it when ``reverse``.
+        """Yields the rows of ``[start, end)`` in key order, or backwards if ``reverse``.
 
-        Strongly consistent page by page, not as a whole: what is written during a scan may or may
-        not be seen. Lazy; ``UnavailableError`` may come with any page.
+        Strongly consistent page by page, not as a whole: it may or may not see what is written
+        during the scan. Lazy; any page may raise ``UnavailableError``.
         """
         ...
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
-        """Apply all changes or none, if every expectation holds; durable on return.
+        """Applies all changes or none, if every expectation holds; durable on return.
 
         Idempotent by ``write_id``: a repeat of a write that landed returns as the first one did.
-        ``ConflictError``: an expectation failed and nothing was written; its ``rows`` hold every
+        ``ConflictError``: an expectation failed and nothing was written. Its ``rows`` hold every
         row whose expectation failed as it is now, so that the caller can decide again without a
         read. A row of the write that ``rows`` leaves out was as expected. ``UnavailableError``:
-        nothing was written. ``UnknownOutcomeError``: the reply was lost, and what is there now
-        does not tell. A lost reply is never reported as a conflict.
+        nothing was written. ``UnknownOutcomeError``: the reply was lost, and the current rows do
+        not settle it. A lost reply is never reported as a conflict.
         """
         ...
 
     def close(self) -> None:
-        """Release connections; calling it twice is fine."""
+        """Closes connections; calling it twice is fine."""
         ...
 
 
@@ -146,7 +146,7 @@ class WriteOutcome(Enum):
 def judge(
     changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str
 ) -> WriteOutcome:
-    """Tell a write's state from the present versions of the rows that it names."""
+    """Returns a write's outcome, by the current versions of its rows."""
     if carries(changes, versions, write_id):
         return WriteOutcome.DONE
     if all(_holds(change.expect, versions[change.row]) for change in changes):
@@ -155,23 +155,23 @@ def judge(
 
 
 def carries(changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str) -> bool:
-    """Whether a row that the write puts carries its id, which proves that the write landed."""
+    """Returns whether a row that the write puts has its id, which proves that the write landed."""
     return any(
         isinstance(change, Put) and versions.get(change.row) == write_id for change in changes
     )
 
 
 def versions_of(rows: Mapping[str, Row | None]) -> dict[str, str | None]:
-    """The version of each row; None for one that does not exist."""
+    """Returns the version of each row; None for one that does not exist."""
     return {name: row.version if row else None for name, row in rows.items()}
 
 
 def conflict(
     partition: str, changes: Sequence[Change], rows: Mapping[str, Row | None]
 ) -> ConflictError:
-    """The error for a write of which at least one expectation does not hold.
+    """Returns the error for a write with at least one failed expectation.
 
-    ``rows`` are the rows of the write as they are now, those whose expectation failed at least.
+    ``rows`` are the current rows of the write, at least those whose expectation failed.
     """
     versions = versions_of(rows)
     for change in changes:
@@ -193,7 +193,7 @@ def conflict(
 
 
 def check_write(partition: str, changes: Sequence[Change], write_id: str) -> None:
-    """Refuse a write that some backend could not take, before anything is sent."""
+    """Raises ``InvalidError`` for a write that some backend cannot take, before it is sent."""
     check_name("partition", partition, limits.PARTITION_BYTES_MAX)
     check_name("write id", write_id, limits.WRITE_ID_BYTES_MAX)
     if not 1 <= len(changes) <= limits.CHANGES_MAX:
@@ -219,7 +219,7 @@ def check_write(partition: str, changes: Sequence[Change], write_id: str) -> Non
 
 
 def check_name(what: str, name: str, bytes_max: int) -> None:
-    """Refuse a key that is empty, too long, or not text that UTF-8 can hold."""
+    """Raises ``InvalidError`` for a key that is empty, too long, or not valid UTF-8 text."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError as exc:
@@ -236,7 +236,7 @@ def check_name(what: str, name: str, bytes_max: int) -> None:
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a scan's limit below zero."""
+    """Raises ``InvalidError`` for a negative limit of a scan."""
     if limit is not None and limit < 0:
         raise InvalidError(f"scan: limit is {limit}: give 0 or more")
 

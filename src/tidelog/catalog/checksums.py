@@ -1,8 +1,8 @@
 """Checksums of rows, the same for every backend: a damaged row is an error, never a wrong answer.
 
 A stored value ends with four bytes: the crc32c of the row's partition, name, version and value. So
-a bit that flips in any of them is noticed when the row is read, and so is a value that stands under
-another row's name. A home wraps its backend once, where it opens it; nothing below knows of it.
+a flipped bit in any of them is noticed when the row is read, and so is a value under another row's
+name. A home wraps its backend once, when it opens it; nothing below knows about it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _BYTES = 4
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A catalog that can be read as a whole, beside what its partitions show."""
+    """A catalog that can be read as a whole, without knowing its partitions."""
 
     def inspect(self) -> Iterator[str]:
-        """What is wrong with the catalog as a whole, in words; nothing where it is sound."""
+        """Yields what is wrong with the whole catalog, in words; nothing if it is sound."""
         ...
 
     def every_row(self) -> Iterator[tuple[str, Row]]:
-        """All rows with their partitions, in any order."""
+        """Yields all rows with their partitions, in any order."""
         ...
 
 
 class CheckedCatalog:
-    """Adds a checksum to each row that is written, checks and removes it from each that is read."""
+    """Adds a checksum to each row that is written, and checks and removes it from each read."""
 
     def __init__(self, inner: Catalog) -> None:
         self.inner = inner
@@ -75,15 +75,15 @@ class CheckedCatalog:
         self.inner.close()
 
     def freeing(self) -> AbstractContextManager[None]:
-        """Let the block use the reserve, where the backend has one."""
+        """Lets the block use the reserve, if the backend has one."""
         return freeing(self.inner)
 
     def clear_deleted_rows(self) -> bool:
-        """Remove what the backend's own files hold of deleted rows, where it has any."""
+        """Removes what the backend's own files hold of deleted rows, if it has any."""
         return clear_deleted_rows(self.inner)
 
     def every_row(self) -> Iterator[tuple[str, str]]:
-        """Partition and name of all rows, as far as they can be read; none where unlistable."""
+        """Yields partition and name of all readable rows; nothing if they cannot be listed."""
         if isinstance(self.inner, Inspectable):
             with contextlib.suppress(CorruptError):
                 for partition, row in self.inner.every_row():
@@ -91,7 +91,7 @@ class CheckedCatalog:
                         yield partition, row.row
 
     def inspect(self) -> Iterator[str]:
-        """What is wrong with the catalog as a whole: its file, and rows that no name leads to."""
+        """Yields what is wrong with the whole catalog: its file, and rows that no name leads to."""
         if not isinstance(self.inner, Inspectable):
             return
         try:
@@ -106,8 +106,8 @@ class CheckedCatalog:
 
 
 def open_row(partition: str, stored: Row) -> Row:
-    """The row without its checksum. ``CorruptError`` where that does not fit."""
-    # SQLite stores a type with each value, so damage may make a number or a text of one.
+    """Returns the row without its checksum. Raises ``CorruptError`` if that is wrong."""
+    # SQLite stores a type with each value, so damage may turn it into a number or a text.
     value, found = b"", b""
     names = isinstance(stored.row, str) and isinstance(stored.version, str)
     if names and isinstance(stored.value, bytes):
@@ -123,7 +123,7 @@ def open_row(partition: str, stored: Row) -> Row:
 
 
 def seal(partition: str, row: str, version: str, value: bytes) -> bytes:
-    """A value with its checksum, as a backend stores it."""
+    """Returns a value with its checksum, as a backend stores it."""
     return value + _checksum(partition, row, version, value)
 
 
@@ -135,7 +135,7 @@ def _seal(partition: str, change: Change, write_id: str) -> Change:
 
 
 def _checksum(partition: str, row: str, version: str, value: bytes) -> bytes:
-    # No name holds a NUL, so the parts cannot run into each other.
+    # No name contains a NUL, so the parts are unambiguous.
     key = f"{partition}\0{row}\0{version}\0".encode()
     return crc32c.crc32c(value, crc32c.crc32c(key)).to_bytes(_BYTES, "big")
 

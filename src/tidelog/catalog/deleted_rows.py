@@ -1,4 +1,4 @@
-"""Bytes of deleted rows that a catalog's own files still hold, and how they are removed."""
+"""Removes the bytes of deleted rows that a catalog's own files still hold."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Clearing(Protocol):
     """A catalog whose files this process writes itself."""
 
     def clear_deleted_rows(self) -> bool:
-        """Remove what its files hold of deleted rows. Returns whether all of it is removed."""
+        """Removes what its files hold of deleted rows. Returns whether all of it is removed."""
         ...
 
 
 def clear_deleted_rows(catalog: Catalog) -> bool:
-    """Remove what the files of a catalog hold of deleted and replaced rows.
+    """Removes what the files of a catalog hold of deleted and replaced rows.
 
-    Returns False where another process kept it from doing so. Servers have files of their own,
-    which nothing here reaches: True for these.
+    Returns False if another process prevented that. Servers have files of their own, which are out
+    of reach: returns True for these.
     """
     return catalog.clear_deleted_rows() if isinstance(catalog, Clearing) else True

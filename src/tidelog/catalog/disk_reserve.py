@@ -1,14 +1,14 @@
-"""Room that is kept back on the disk of a catalog, so that a full disk can be emptied.
+"""Disk space that is reserved beside a catalog, so that a full disk can be freed.
 
 SQLite writes to its log even to delete a row, so on a full disk nothing could be deleted. A file
-beside the catalog holds some room. Opening the catalog, and commands that free space, cut a slice
-off its end when the disk is full. These commands make it whole again when there is room.
+beside the catalog reserves some space. Opening the catalog, and commands that free space, cut a
+slice off its end when the disk is full. These commands restore it when there is space.
 
-Commands that free space write in lots of a bounded size (``limits.CHANGES_MAX``). When a lot does
-not fit, or little room is left after one, SQLite's log is moved into its file and cut to nothing;
-only then a slice of the reserve is given. The file may grow by that, so it happens before the disk
-is full. So the room that is needed does not grow with what is deleted. When such a command ends,
-the log is cut again, and the reserve gets back what was used of it, while there is room for it.
+Commands that free space write in batches of limited size (``limits.CHANGES_MAX``). When a batch
+does not fit, or little space is left after one, SQLite's log is moved into its file and truncated.
+Only then a slice of the reserve is released. The file may grow by that, so it happens before the
+disk is full. So the space needed does not grow with what is deleted. When such a command ends, the
+log is truncated again, and the reserve gets back what was used of it, if there is space.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidelog.model import limits
 
 __all__ = ["FreeingCatalog", "Reserve", "freeing"]
 
-_FREE_TIMES = 4  # the room that must be free, in reserves, before one is made
+_FREE_TIMES = 4  # free space, in reserves, that is required to create one
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class FreeingCatalog(Protocol):
 
 
 def freeing(catalog: Catalog) -> AbstractContextManager[None]:
-    """Let writes of a block that frees space use a catalog's reserve, if it has one."""
+    """Lets writes of a block that frees space use a catalog's reserve, if it has one."""
     return catalog.freeing() if isinstance(catalog, FreeingCatalog) else contextlib.nullcontext()
 
 
@@ -48,7 +48,7 @@ class Reserve:
         self._path = catalog.with_name(f"{catalog.name}-reserve")
 
     def give(self, size: int) -> bool:
-        """Give some bytes back to the file system; whether there were any left."""
+        """Releases some bytes to the file system; returns whether there were any left."""
         try:
             left = self._path.stat().st_size
             if left:
@@ -58,33 +58,33 @@ class Reserve:
         return left > 0
 
     def size(self) -> int:
-        """How many bytes are left of it."""
+        """Returns how many bytes are left of it."""
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
 
     def take_back(self, size: int) -> None:
-        """Make it as large as it was before some of it was given, as far as there is room."""
+        """Restores the size that it had before some was released, as far as there is space."""
         with contextlib.suppress(OSError):
             wanted = min(size, self.size() + self._free_bytes())
             if wanted > self.size():
                 self._allocate(wanted)
 
     def give_if_full(self, size: int) -> None:
-        """The same, if less than that is free."""
+        """Releases the same, if less than that is free."""
         if self.is_disk_full(size):
             self.give(size)
 
     def is_disk_full(self, size: int) -> bool:
-        """Whether less than this is free; not where the disk cannot be asked."""
+        """Returns whether less than this is free; False if the disk does not say."""
         try:
             return self._free_bytes() < size
         except OSError:
             return False
 
     def fill(self) -> None:
-        """Make it whole, if there is plenty of room; a disk that is nearly full is left alone."""
+        """Restores its full size if there is plenty of space; leaves a nearly full disk alone."""
         wanted = limits.RESERVE_BYTES
         with contextlib.suppress(OSError):
             if self._path.exists() and self._path.stat().st_size >= wanted:

@@ -1,6 +1,6 @@
-"""A catalog in a dictionary: for tests, for trying things out, and to copy from.
+"""A catalog in a dictionary, for tests and experiments, and to copy from.
 
-Gone with the process. It is the simplest implementation that keeps the contract.
+It is lost with the process. It is the simplest implementation that keeps the contract.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MemoryCatalog:
                     rows.pop(change.row, None)
 
     def close(self) -> None:
-        """Nothing to release; the rows stay for whoever holds the object."""
+        """Does nothing; the rows stay while the object exists."""
 
 
 _: type[Catalog] = MemoryCatalog

@@ -1,20 +1,19 @@
-"""Bring a write to its true end when replies get lost.
+"""Determines the outcome of a write when replies get lost.
 
 A backend over a network gives one *attempt* to :func:`write_settled`, which repeats it with the
 same write id until it knows the outcome:
 
 1. The attempt returns: done.
-2. It raises ``LostReplyError``: read the rows that the write names. A row carries the write's
-   id: done. Every expectation still holds: send it again; should the first one land after all,
-   one of the two finds the other's id. Anything else: ``UnknownOutcomeError``.
-3. It raises ``ConflictError``: if a row that the error carries has the write's id, an earlier
-   attempt or an earlier call had landed: done. If an earlier reply was lost, read all rows of the
-   write: the conflict may be with our own write, since overwritten, so without the id it is an
-   ``UnknownOutcomeError``. Otherwise it is a conflict, which takes no read: a backend reports
-   every row whose expectation failed, and every row that carries the id although nothing was
-   expected of it.
+2. It raises ``LostReplyError``: read the rows of the write. If a row has the write's id: done. If
+   every expectation still holds: send it again; if the first one lands after all, one of the two
+   finds the other's id. Anything else: ``UnknownOutcomeError``.
+3. It raises ``ConflictError``: if a row in the error has the write's id, an earlier attempt or call
+   had landed: done. If an earlier reply was lost, read all rows of the write: the conflict may be
+   with our own write, which was overwritten since. So without the id it is an
+   ``UnknownOutcomeError``. Otherwise it is a conflict, which takes no read: a backend reports every
+   row whose expectation failed, and every row that has the id although nothing was expected of it.
 4. It raises ``UnavailableError`` (nothing was sent, or the server refused for load): send again
-   after a while.
+   after a wait.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class LostReplyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """With what repeats are spaced."""
+    """How retries are spaced, with which clock and randomness."""
 
     clock: Clock
     random: random.Random
@@ -55,7 +54,7 @@ def write_settled(
     write_id: str,
     repeat: Repeat,
 ) -> None:
-    """Run ``attempt`` until the write is known to be done, refused, or not knowable."""
+    """Runs ``attempt`` until the write is done, refused, or has an unknowable outcome."""
     lost: Exception | None = None
     delays = repeat.backoff.waits_s(repeat.random, repeat.clock)
     while True:
@@ -89,7 +88,7 @@ def write_settled(
 
 
 def read_repeated(read: Callable[[], T], repeat: Repeat) -> T:
-    """Run ``read`` again while it raises ``UnavailableError``, then let that through."""
+    """Retries ``read`` while it raises ``UnavailableError``; raises the last one."""
     for delay_s in repeat.backoff.waits_s(repeat.random, repeat.clock):
         try:
             return read()

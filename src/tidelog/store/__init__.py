@@ -1,15 +1,12 @@
-"""The store: immutable objects under keys, made only where nothing was before.
+"""The store: immutable objects under keys, which are only created, never overwritten.
 
-It promises that of racing creates one wins, that an object is seen whole or not at all, and that
-what was acknowledged stays. It must not know what is inside the objects, nor the catalog.
+It promises that exactly one of several concurrent creates wins, that an object is visible whole or
+not at all, and that an acknowledged object stays. It must not know what is inside the objects, nor
+the catalog.
 
-``base`` has the interface, ``local`` (to copy from), ``memory`` and ``remote`` the backends,
-``retry``, ``meter`` and ``cache`` wrap any of them, ``probe`` tries a store's promises out. Other
-packages may add a backend by the entry point group ``tidelog.stores``.
-
-A store opened with this process's own clock, ids and environment.
-
-For workers that are handed a URL: what they need beside it, credentials above all, is their own.
+``base`` has the interface; ``local`` (to copy from), ``memory`` and ``remote`` are backends.
+``wrappers`` and ``cache`` wrap any of them, ``create`` puts new objects, ``probe`` tests a store's
+promises. Other packages can add a backend through the entry point group ``tidelog.stores``.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ STORE_SCHEMES = ("file", "memory", "s3", "gs", "az")
 def open_store(
     url: str, *, clock: Clock, ids: Ids, random: random.Random, environ: Mapping[str, str]
 ) -> Store:
-    """The store that a URL or a path names. Nothing is sent or created before its first call."""
+    """Returns the store of a URL or a path. Sends and creates nothing before its first call."""
     address = parse_address(url, plain_scheme="file")
     if address.scheme == "file":
         from tidelog.store.local import LocalStore
@@ -74,8 +71,11 @@ def open_store(
 
 
 def open_store_here(url: str, backoff: Backoff | None = None) -> Store:
-    """The store that a URL names, with repeats."""
+    """Returns the store of a URL, with retries, and with this process's clock, ids and environment.
+
+    For workers that get a URL: everything else they need, above all credentials, is their own.
+    """
     clock, random = SystemClock(), system_random()
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    environ = os.environ  # noqa: TID251 - the one place where a worker reads it
     store = open_store(url, clock=clock, ids=RandomIds(), random=random, environ=environ)
     return RetryingStore(store, clock=clock, random=random, backoff=backoff or Backoff())

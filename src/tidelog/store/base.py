@@ -1,7 +1,7 @@
-"""What a store is: immutable objects under keys, made only where nothing was before.
+"""The interface of a store: immutable objects under keys.
 
-Keys are ``/``-separated text, relative to the store's root. Nothing is overwritten but by
-:meth:`Store.replace`, which is conditional and serves the erasure of archived events alone.
+Keys are ``/``-separated text, relative to the store's root. Objects are created, never overwritten.
+The only exception is :meth:`Store.replace`, which is conditional and only erases archived events.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 
 
 def after_folder(folder: str) -> str:
-    """Returns what to list after, to pass over all that is in a folder."""
+    """Returns the key to list after, in order to skip everything in a folder."""
     return f"{folder}/{chr(0x10FFFF)}"
 
 
 class NoRoomError(UnavailableError):
-    """The store is full: somebody must make room first, so it is not tried again at once."""
+    """The store is full: a person must make room first, so there is no immediate retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing tells of one object."""
+    """What a listing returns about one object."""
 
     key: str
     size: int
@@ -56,87 +56,90 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A write that has not ended: it holds bytes, and no listing of objects shows it."""
+    """An unfinished write: it holds bytes, and no listing of objects shows it."""
 
-    name: str  # where the bytes are, or the key that they were meant for
+    name: str  # where the bytes are, or the key that they are meant for
     size: int
     began_ms: int
-    may_end: bool  # False where the store knows that its writer died
-    read: Callable[[], bytes] | None  # None where the store does not return what it holds
+    may_end: bool  # False if the store knows that its writer died
+    read: Callable[[], bytes] | None  # None if the store does not return its bytes
 
 
 class Store(Protocol):
-    """Objects under keys. Safe to share between threads.
+    """Objects under keys. Thread-safe.
 
     Every method raises ``InvalidError`` for a bad key, for missing rights and for wrong
-    credentials; reads raise ``UnavailableError`` when the store cannot be reached, and so do
-    writes of which nothing landed. A write whose reply was lost raises ``UnknownOutcomeError``.
+    credentials. Reads raise ``UnavailableError`` if the store cannot be reached, and so do writes
+    of which nothing landed. A write whose reply was lost raises ``UnknownOutcomeError``.
     """
 
     @property
     def url(self) -> str:
-        """The address that opens this store again; never with a secret in it."""
+        """Returns the address that opens this store again, without secrets."""
         ...
 
     def put(self, key: str, data: bytes) -> str:
-        """Create an object, durable and whole on return; its etag.
+        """Creates an object, durable and whole on return; returns its etag.
 
-        ``AlreadyExistsError`` when there is one: of racing calls exactly one succeeds. No reader
-        ever sees a part of it.
+        Raises ``AlreadyExistsError`` if it exists: exactly one of several concurrent calls
+        succeeds. No reader ever sees a part of it.
         """
         ...
 
     def replace(self, key: str, data: bytes, etag: str) -> str:
-        """Overwrite the object if it still has this etag; the new etag.
+        """Overwrites the object if it still has this etag; returns the new etag.
 
-        ``ConflictError`` when it has changed, ``NotFoundError`` when it is gone.
+        Raises ``ConflictError`` if it has changed, and ``NotFoundError`` if it was deleted.
         """
         ...
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes of ``[start, end)``, fewer where the object ends before. ``NotFoundError``."""
+        """Returns the bytes of ``[start, end)``, or fewer at the end. Raises ``NotFoundError``."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Size, etag and time of an object. ``NotFoundError``."""
+        """Returns the size, etag and time of an object. Raises ``NotFoundError``."""
         ...
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key begins with ``prefix`` and is above ``start_after``, in key order.
+        """Yields objects whose key begins with ``prefix`` and is above ``start_after``, in key
+        order.
 
-        Lazy. Any prefix will do, not only whole folders.
+        Lazy. Any prefix works, not only whole folders.
         """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects. Idempotent: one that is not there is no error."""
+        """Deletes objects. Idempotent: a missing one is not an error."""
         ...
 
     def copy(self, source: str, target: str) -> None:
-        """Create ``target`` with the bytes of ``source``, without moving them through here.
+        """Creates ``target`` with the bytes of ``source``, without moving them through this
+        process.
 
-        ``AlreadyExistsError`` when there is a target, ``NotFoundError`` when there is no source.
+        Raises ``AlreadyExistsError`` if the target exists, and ``NotFoundError`` if the source does
+        not.
         """
         ...
 
     def presign(self, key: str, expires_s: int) -> str:
-        """A URL by which anyone can get the object for this long."""
+        """Returns a URL by which anyone can get the object for this long."""
         ...
 
     def uploads(self) -> Iterator[Upload]:
-        """Yields every write that has not ended, of any process.
+        """Yields every unfinished write, of any process.
 
-        Together with :meth:`list` this is everything that the store holds. Copies make uploads in
-        parts on S3; a store in a folder has a temporary file for each put. ``InvalidError`` where
-        our rights do not allow to list them.
+        Together with :meth:`list` this is everything that the store holds. Copies make multipart
+        uploads on S3; a store in a folder has a temporary file for each put. Raises
+        ``InvalidError`` if our rights do not allow listing them.
         """
         ...
 
     def abort_uploads(self, before_ms: int) -> int:
-        """Remove uploads that began before a time and never ended; returns how many.
+        """Aborts uploads that started before a time and never finished; returns how many.
 
-        A lost reply or a killed process leaves such an upload, which costs as much as an object.
-        A put that is still under way in any process succeeds all the same.
+        A lost reply or a killed process leaves such an upload, which costs as much as an object. A
+        put that is still in progress, in any process, succeeds anyway.
         """
         ...
 
@@ -145,7 +148,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that some backend could not hold, or that could leave its folder."""
+    """Raises ``InvalidError`` for a key that a backend cannot hold, or that leaves its folder."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError as exc:
@@ -169,7 +172,7 @@ def check_key(key: str) -> None:
 
 
 def check_data(key: str, data: bytes) -> None:
-    """Refuse an object that no single put can hold."""
+    """Raises ``InvalidError`` for an object that is too large for one put."""
     if len(data) > limits.OBJECT_BYTES_MAX:
         raise InvalidError(
             f"object `{key}`: {len(data)} bytes: at most {limits.OBJECT_BYTES_MAX} in one object"
@@ -177,7 +180,7 @@ def check_data(key: str, data: bytes) -> None:
 
 
 def check_range(start: int, end: int | None) -> None:
-    """Refuse a byte range that runs backwards."""
+    """Raises ``InvalidError`` for a byte range that runs backwards."""
     if start < 0 or (end is not None and end < start):
         raise InvalidError(f"byte range [{start}, {end}): give 0 <= start <= end")
 

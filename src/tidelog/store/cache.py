@@ -1,13 +1,13 @@
-"""A bounded cache of what was read: the same range of the same object costs one request.
+"""A bounded cache of reads: the same range of the same object costs one request.
 
-Objects do not change, so nothing expires; the least recently used ranges go when the bound is
-reached. Readers that ask for a range while it is on its way wait for that one request. The one
-exception to "do not change" is :meth:`Store.replace`, which drops the key here; a process that
-reads archive files which another one may replace reads them past the cache.
+Objects do not change, so nothing expires; the least recently used ranges are dropped when the cache
+is full. Readers that want a range while it is being fetched wait for that one request. The
+exception is :meth:`Store.replace`, which drops the key here. A process that reads archive files
+which another one may replace bypasses the cache.
 
-The cache checks nothing, since checksums are known above. Bytes that fail theirs there were damaged
-on their way, or in the store: :func:`reread` drops them here and fetches them once more, and only
-what fails twice is reported.
+The cache checks nothing, since the layers above know the checksums. Bytes that fail there were
+damaged on their way, or in the store. :func:`reread` drops them here and fetches them once more,
+and only what fails twice is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Range = tuple[str, int, int | None]
 
 @dataclass(slots=True)
 class CacheStats:
-    """How well the cache does."""
+    """How well the cache works."""
 
     hits: int = 0
     misses: int = 0
@@ -39,7 +39,7 @@ class CacheStats:
 
 
 class CachedStore:
-    """A store that remembers ranges, up to ``bytes_max`` in all."""
+    """A store that caches ranges, up to ``bytes_max`` in all."""
 
     def __init__(self, inner: Store, bytes_max: int) -> None:
         if bytes_max < 0:
@@ -57,7 +57,7 @@ class CachedStore:
 
     @property
     def inner(self) -> Store:
-        """The store itself, for who must see what is there and not what was read once."""
+        """Returns the store itself, for callers that must see what exists now."""
         return self._inner
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -120,7 +120,7 @@ class CachedStore:
             mine.set_exception(exc)
             raise
         with self._lock:
-            # A key that was dropped meanwhile is no longer expected, and is not kept.
+            # A key that was dropped in the meantime is not cached.
             if self._coming.pop(wanted, None) is mine:
                 self._keep(wanted, data)
         mine.set_result(data)
@@ -136,7 +136,7 @@ class CachedStore:
             self.stats.bytes -= len(oldest)
 
     def drop(self, keys: set[str]) -> None:
-        """Forget what was read of these objects; the next read asks the store."""
+        """Forgets what was read of these objects; the next read asks the store."""
         with self._lock:
             for wanted in [w for w in self._held if w[0] in keys]:
                 self.stats.bytes -= len(self._held.pop(wanted))
@@ -145,7 +145,8 @@ class CachedStore:
 
 
 def reread(store: Store, key: str, read: Callable[[bool], T]) -> T:
-    """What ``read`` returns; when it raises ``CorruptError``, drop the object and read it again.
+    """Returns the result of ``read``; after a ``CorruptError``, drops the object and reads it
+    again.
 
     ``read`` gets its bytes from ``store``, and must do so in the second call, which gets True.
     """

@@ -1,10 +1,10 @@
-"""Objects under keys that nothing names yet.
+"""Creates objects under keys that nothing names yet.
 
-An upload comes first, and a row names the object afterwards. If the upload fails, or its reply is
-lost, no row ever names it: nothing is stored that counts, and a sweep removes what may be there. So
+The upload comes first, and a row names the object afterwards. If the upload fails or its reply is
+lost, no row ever names it: nothing is stored that counts, and a sweep deletes what may be there. So
 the caller gets ``UnavailableError``, which is safe to retry, and never ``UnknownOutcomeError``.
 
-The object that says whose a folder of a store is.
+It also checks the object that records the owner of a folder.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 
 
 def put_fresh(store: Store, key: str, data: bytes) -> None:
-    """Put an object under a fresh key. ``UnavailableError`` if it fails or its reply is lost."""
+    """Puts an object under a new key. Raises ``UnavailableError`` for any failure or lost reply."""
     with _nothing_named(key):
         store.put(key, data)
 
 
 def copy_fresh(store: Store, source: str, target: str) -> None:
-    """Copy an object to a fresh key, with the same errors. ``NotFoundError`` without a source."""
+    """Copies an object to a new key, with the same errors. ``NotFoundError`` without a source."""
     with _nothing_named(target):
         store.copy(source, target)
 
 
 def put_same(store: Store, key: str, data: bytes) -> None:
-    """Put an object that an earlier attempt may have put; done if it is there with these bytes.
+    """Puts an object that an earlier attempt may have put; succeeds if it exists with these bytes.
 
-    ``CorruptError`` when it is there with others. The other errors are those of ``put_fresh``.
+    Raises ``CorruptError`` if it exists with other bytes; otherwise raises as ``put_fresh``.
     """
     try:
         put_fresh(store, key, data)
@@ -81,7 +81,7 @@ def lost_remedy(key: str, name: str) -> str:
 
 
 def check_mark(store: Store, key: str, mark: bytes, what: str, name: str = "NAME") -> None:
-    """Raise ``InvalidError`` unless the folder still bears our mark; ``name`` is the archive's."""
+    """Raises ``InvalidError`` unless the folder has our mark; ``name`` is the archive's."""
     try:
         found = store.get(key)
     except NotFoundError:

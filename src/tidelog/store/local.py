@@ -1,39 +1,40 @@
-"""A store in a folder, for which an acknowledged object survives a power cut.
+"""A store in a folder. An acknowledged object survives a power cut.
 
-A put takes five steps. What a crash after each of them leaves behind:
+A put takes five steps. What a crash after each one leaves:
 
-1. write the bytes to a fresh name under ``.tidelog/tmp``   → a leftover there, removed by a sweep
-2. fsync that file                                          → the same
-3. link it to its key, which fails if the key is taken      → the object, perhaps gone after a power
-                                                              cut, never acknowledged; a leftover
-                                                              that is a second name of its bytes
-4. fsync the key's folder                                   → the object, for good; the leftover
-5. remove the fresh name                                    → nothing
+    1. write the bytes to a new name under ``.tidelog/tmp``  → a leftover there; a sweep removes it
+    2. fsync that file                                       → the same
+    3. link it to its key, which fails if the key exists     → the object, perhaps lost in a power
+                                                               cut, never acknowledged; a leftover
+                                                               that is a second name of its bytes
+    4. fsync the key's folder                                → the object, for good; the leftover
+    5. remove the new name                                   → nothing
 
-A put locks its fresh file (``flock``) until step 5, and the system unlocks it when the process
-ends, however it ends. So a file that is not locked is a leftover, whatever its date says.
+A put locks its new file (``flock``) until step 5, and the system unlocks it when the process ends,
+however it ends. So a file that is not locked is a leftover, whatever its date says.
 :meth:`LocalStore.abort_uploads`, which every sweep calls for each store, locks a file before it
-removes it. A put that finds its file removed between creating and locking it begins again. A
-replace does step 1 and 2, then renames; what it leaves is a leftover too.
-:meth:`LocalStore.uploads` lists these files, so that a proof of an erasure can search them.
+removes it. A put that finds its file removed between creating and locking it starts over. A replace
+does steps 1 and 2, then renames; it may leave a leftover too. :meth:`LocalStore.uploads` lists
+these files, so that a proof of an erasure can search them.
 
-A folder on the way is made if need be and fsynced in its parent before this process first links
-anything into it, also when another process made it and may not have come so far. A link is atomic,
-hence no reader ever sees a part of an object.
+A put creates missing folders. It fsyncs a folder in its parent before this process first links
+anything into it, even if another process created it, which may not have done so yet. A link is
+atomic, so no reader ever sees a part of an object.
 
-A delete removes the folders that it has emptied, up to the root; else every attempt of a pipeline
-would leave some, until the file system has no inodes left. A put holds ``.tidelog/folders`` shared
-while it makes sure of the folder and links, a delete holds it alone while it removes: so no folder
-vanishes between the two. One that was removed and made again by another process may not be durable
-yet, though we knew it to be. So the lock's file counts removals, and a put that finds another count
-than it remembers forgets which folders are durable. Dying between unlinking and removing leaves an
-empty folder, which harms no reader, and which the next delete in it removes.
+A delete removes the folders that it has emptied, up to the root. Otherwise every attempt of a
+pipeline would leave some, until the file system has no inodes left. A put holds
+``.tidelog/folders`` shared while it creates the folder and links; a delete holds it exclusively
+while it removes. So no folder vanishes in between. A folder that another process removed and
+created again may not be durable yet, although we remember it as durable. So the lock file counts
+removals, and a put that finds another count forgets which folders are durable. A crash between
+unlinking and removing leaves an empty folder, which harms no reader, and which the next delete in
+it removes.
 
 Listings leave out ``.tidelog``, which keys cannot reach. They follow links to folders. A link to a
-folder that it is in, or back to itself, is listed as an object that cannot be read.
+folder that contains it, or to itself, is listed as an object that cannot be read.
 
-An etag is the file's inode, size and modification time, to which the put adds random nanoseconds:
-so a file that reuses an inode within the file system's clock tick still differs.
+An etag is the file's inode, size and modification time, to which the put adds random nanoseconds.
+So a file that reuses an inode within the file system's clock tick still differs.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ __all__ = ["LocalStore"]
 _PRIVATE = ".tidelog"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
-_COUNT_BYTES = 20  # of the number of removals, in the lock's file
+_COUNT_BYTES = 20  # of the counter in the lock file
 _lock_files: set[int] = set()  # descriptors of locks that threads of this process hold
 
 
 def _drop_locks() -> None:
-    """In a forked child: close inherited locks, which would last as long as the child does.
+    """In a forked child: closes inherited locks, which would last as long as the child does.
 
     The parent's own descriptors keep them until its threads are done.
     """
@@ -95,8 +96,8 @@ class LocalStore:
         self._clock = clock
         self._ids = ids
         self._random = random
-        self._durable: set[Path] = set()  # folders that are known to outlast a power cut
-        self._removals = -1  # how often folders were removed when we learned of those
+        self._durable: set[Path] = set()  # folders that will survive a power cut
+        self._removals = -1  # the counter of removals when we learned that
 
     @property
     def url(self) -> str:
@@ -134,7 +135,7 @@ class LocalStore:
         with _translated(key):
             found = os.stat(path)
             if stat.S_ISDIR(found.st_mode):
-                raise not_found(key)  # a folder is on the way to objects, and none itself
+                raise not_found(key)  # a folder is not an object
             return _info(key, found)
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
@@ -165,7 +166,7 @@ class LocalStore:
     def uploads(self) -> Iterator[Upload]:
         with _translated(_PRIVATE):
             for path in _files_in(self._tmp):
-                with contextlib.suppress(FileNotFoundError):  # its put ended meanwhile
+                with contextlib.suppress(FileNotFoundError):  # its put ended in the meantime
                     found, is_locked = os.stat(path), _is_locked(path)
                     began_ms = found.st_mtime_ns // 1_000_000
                     name = str(path.relative_to(self._root))
@@ -190,7 +191,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _fresh(self, data: bytes) -> Iterator[tuple[Path, str]]:
-        """Steps 1, 2 and 5: the bytes under a name of their own, durable; its path and etag."""
+        """Steps 1, 2 and 5: yields the path and etag of a new, durable file with these bytes."""
         fresh, descriptor = self._create_fresh()
         try:
             view = memoryview(data)
@@ -208,7 +209,7 @@ class LocalStore:
             os.close(descriptor)
 
     def _create_fresh(self) -> tuple[Path, int]:
-        """Create a file of its own and lock it, so that no sweep takes it for a leftover."""
+        """Creates a new file and locks it, so that no sweep removes it as a leftover."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         while True:
             fresh = self._tmp / self._ids.new()
@@ -243,7 +244,7 @@ class LocalStore:
             _fsync_folder(target.parent)
 
     def _remove_empty(self, folders: Iterable[Path]) -> None:
-        """Remove folders that a delete has emptied, and those above them that are empty then."""
+        """Removes folders that a delete has emptied, and their parents if they are empty then."""
         empty = [folder for folder in folders if folder != self._root and _is_empty(folder)]
         if not empty:
             return
@@ -256,7 +257,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _folders_locked(self, how: int) -> Iterator[int]:
-        """Hold the lock of folders, shared or alone; how often folders were removed so far."""
+        """Holds the lock of folders, shared or exclusive; yields the counter of removals."""
         path = self._root / _PRIVATE / "folders"
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
         try:
@@ -271,7 +272,7 @@ class LocalStore:
             os.close(descriptor)
 
     def _count_removals(self, count: int) -> None:
-        """Before any folder is removed, so that dying in between harms nothing."""
+        """Raises the counter before a folder is removed, so that a crash in between is harmless."""
         descriptor = os.open(self._root / _PRIVATE / "folders", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, b"%0*d" % (_COUNT_BYTES, count), 0)
@@ -294,7 +295,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep replaces and deletes apart, over processes; puts need no lock."""
+        """Keeps replaces and deletes apart, across processes; puts need no lock."""
         path = self._root / _PRIVATE / "lock"
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -306,12 +307,12 @@ class LocalStore:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has a copy
             _lock_files.discard(descriptor)
             os.close(descriptor)
 
     def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Objects below a folder in key order; a folder sorts as its name and a slash."""
+        """Yields objects below a folder in key order; a folder sorts as its name and a slash."""
         try:
             with os.scandir(self._root / folder) as entries:
                 found = [(e.name + "/" if _is_folder(e) else e.name, e) for e in entries]
@@ -342,7 +343,7 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """Turn the operating system's errors into ours."""
+    """Turns the operating system's errors into ours."""
     try:
         yield
     except IsADirectoryError as exc:
@@ -393,7 +394,7 @@ def _in_circle(key: str) -> InvalidError:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder to list: not a link to one that it is in."""
+    """Returns whether an entry is a folder to list; False for a link to a parent of its own."""
     try:
         return entry.is_dir() and not (entry.is_symlink() and _is_circle(entry.path))
     except OSError:  # a link that cannot be followed
@@ -401,7 +402,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_circle(path: str) -> bool:
-    """Whether a path leads to a folder that it is in."""
+    """Returns whether a path leads to a folder that contains it."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return any(os.path.samestat(found, os.stat(above)) for above in Path(path).parents)
@@ -409,7 +410,7 @@ def _is_circle(path: str) -> bool:
 
 
 def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
-    """What an entry is; of a link that cannot be followed, the link itself."""
+    """Returns the stat of an entry; for a link that cannot be followed, of the link itself."""
     try:
         return entry.stat()
     except FileNotFoundError:
@@ -434,13 +435,13 @@ def _reader(path: Path, name: str) -> Callable[[], bytes]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a running put holds a temporary file."""
+    """Returns whether a running put holds a temporary file."""
     with open(path, "rb") as file:
         return not _locks(file.fileno(), fcntl.LOCK_SH)
 
 
 def _remove_unlocked(path: Path, before_ms: int) -> bool:
-    """Remove a temporary file whose put died, if it is old enough; whether it was removed."""
+    """Removes a temporary file whose put died, if it is old enough; returns whether it did."""
     try:
         with open(path, "r+b", buffering=0) as file:
             is_old = os.fstat(file.fileno()).st_mtime_ns // 1_000_000 <= before_ms
@@ -453,7 +454,7 @@ def _remove_unlocked(path: Path, before_ms: int) -> bool:
 
 
 def _locks(descriptor: int, how: int) -> bool:
-    """Whether a lock is free; it is ours until the descriptor is closed."""
+    """Takes a lock if it is free; returns whether it did. Closing the descriptor frees it."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -473,10 +474,10 @@ def _make_folders(folder: Path) -> None:
 
 
 def _is_removed(folder: Path) -> bool:
-    """Whether a folder is gone now; one that is in use stays."""
+    """Returns whether a folder is removed now; one that is in use stays."""
     try:
         os.rmdir(folder)
-    except FileNotFoundError:  # by another process
+    except FileNotFoundError:  # another process removed it
         return True
     except OSError:
         return False
@@ -504,7 +505,7 @@ def _read_exactly(descriptor: int, start: int, size: int) -> bytes:
     if len(chunk) == size:
         return chunk
     chunks = [chunk]
-    while chunk and sum(map(len, chunks)) < size:  # one pread returns 2 GiB at most
+    while chunk and sum(map(len, chunks)) < size:  # one pread returns at most 2 GiB
         read = sum(map(len, chunks))
         chunk = os.pread(descriptor, size - read, start + read)
         chunks.append(chunk)

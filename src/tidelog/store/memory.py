@@ -1,4 +1,4 @@
-"""A store in a dictionary: for tests and for trying things out. Gone with the process."""
+"""A store in a dictionary, for tests and experiments. It is lost with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead: the next objects are fetched while one is decoded."""
+"""Prefetch: fetches the next objects while the caller decodes one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 def fetched_ahead(wanted: Iterable[T], fetch: Callable[[T], bytes]) -> Iterator[tuple[T, bytes]]:
-    """Each thing that is wanted with its bytes, in order; an error comes in its turn.
+    """Yields each wanted thing with its bytes, in order; raises an error in its turn.
 
-    ``fetch`` runs in other threads. A few results are in memory at a time, whoever reads slowly.
+    ``fetch`` runs in other threads. Only a few results are in memory at a time, even for a slow
+    caller.
     """
     waiting: deque[tuple[T, Future[bytes]]] = deque()
     with Pool(_AHEAD, "tidelog-fetch") as pool:

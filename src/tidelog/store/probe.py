@@ -1,8 +1,8 @@
-"""Try out a store's promises before anything is built on them.
+"""Tests a store's promises before anything is built on them.
 
-Some gateways and emulators ignore conditional requests without a word; on such a store two
-writers could both believe that they created one object. So when a home is created, two threads
-race to create one object: exactly one must win, over several rounds.
+Some gateways and emulators silently ignore conditional requests. On such a store two writers could
+both believe that they created the same object. So when a home is created, two threads race to
+create one object: exactly one must win, over several rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDS = 3
 
 
 def probe_store(store: Store, ids: Ids) -> None:
-    """Raise ``InvalidError`` unless the store keeps its word; leaves nothing behind."""
+    """Raises ``InvalidError`` unless the store keeps its promises; leaves nothing behind."""
     keys = [layout.probe(ids.new()) for _ in range(_ROUNDS)]
     copied = layout.probe(ids.new())
     try:
@@ -32,7 +32,7 @@ def probe_store(store: Store, ids: Ids) -> None:
         _probe_copy(store, keys[0], keys[1], copied)
         _probe_replace(store, keys[0])
     except Exception:
-        with contextlib.suppress(TidelogError):  # the first error is the one that tells
+        with contextlib.suppress(TidelogError):  # the first error is the relevant one
             store.delete([*keys, copied])
         raise
     store.delete([*keys, copied])

@@ -1,14 +1,14 @@
-"""Stores behind S3, Google Cloud Storage and Azure, through obstore.
+"""Stores on S3, Google Cloud Storage and Azure, through obstore.
 
-obstore's own repeats are switched off: after a lost reply they would take the first attempt's
-object for another writer's. ``RetryingStore`` repeats instead, and reads back what is unsure.
+obstore's own retries are switched off: after a lost reply they would mistake the first attempt's
+object for another writer's. ``RetryingStore`` retries instead, and reads back what is unknown.
 
 Copies are create-only on the server: on S3 by a multipart upload whose completion is conditional,
-which Amazon and the gateways that we test against honour.
+which Amazon and the gateways that we test against honor.
 
-A request ends within a time that its size allows: 10 s, and a second more for each MiB, rounded up
-to 10 s times a power of two. A read also ends when nothing arrives for 10 s. A reply counts only as
-a whole: the bytes must be as many as it says, and carry the etag that every store sends.
+The timeout of a request depends on its size: 10 s, and a second more for each MiB, rounded up to 10
+s times a power of two. A read also ends when nothing arrives for 10 s. A reply counts only as a
+whole: it must have as many bytes as it says, and the etag that every store sends.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0  # of a small request, and of the silence in a large reply
 _BYTES_PER_S = 1 << 20  # a slow line: large requests get a second more for each of these
-_COPY_TIMEOUT_S = 60.0  # the server moves the bytes; it answers when it is done
+_COPY_TIMEOUT_S = 60.0  # the server moves the bytes; it replies when it is done
 NO_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 _LIST_CHUNK = 1_000
 
@@ -71,7 +71,7 @@ _Connect = Callable[[Any], ObjectStore]  # from client options to a client
 
 
 def open_google(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
-    """``gs://bucket/prefix``, with application default credentials."""
+    """Opens ``gs://bucket/prefix``, with application default credentials."""
     address.take_options(())
 
     def connect(client_options: Any) -> ObjectStore:
@@ -87,7 +87,7 @@ def open_google(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
 
 
 def open_azure(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
-    """``az://container/prefix?account=NAME&endpoint=…``."""
+    """Opens ``az://container/prefix?account=NAME&endpoint=…``."""
     options = address.take_options(("account", "endpoint"))
     endpoint = options.get("endpoint", "")
     config: Any = {}
@@ -112,17 +112,17 @@ def open_azure(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
 
 
 class _Runtime:
-    """Whose process obstore's threads are in: there is one set of them for all clients.
+    """Remembers the process of obstore's threads, of which all clients share one set.
 
-    A fork does not copy threads, so any request of a child would wait for ever, also one by a
-    client that the child has made.
+    A fork does not copy threads, so any request of a child would wait forever, even one by a client
+    that the child has created.
     """
 
     def __init__(self) -> None:
         self._process = 0
 
     def check(self) -> None:
-        """Refuse a process that was forked from one that had clients."""
+        """Raises ``InvalidError`` in a process that was forked from one that had clients."""
         process = os.getpid()
         if not self._process:
             self._process = process
@@ -138,23 +138,23 @@ _runtime = _Runtime()
 
 
 class Clients:
-    """obstore's clients by time-out: it is fixed for each, so there is one for each in use."""
+    """obstore's clients by timeout: each has a fixed one, so there is a client for each in use."""
 
     def __init__(self, connect: _Connect, options: Mapping[str, Any]) -> None:
         self._connect = connect
         self._options = options
         self._made: dict[tuple[float, bool], ObjectStore] = {}
-        self.for_size(0)  # an address or a certificate that is wrong is reported at once
+        self.for_size(0)  # reports a wrong address or certificate at once
 
     def for_size(self, size: int, reads: bool = False) -> ObjectStore:
-        """The client for a request that moves this many bytes, in a reply if it ``reads``."""
+        """Returns the client for a request that moves this many bytes, or ``reads`` them."""
         timeout_s = REQUEST_TIMEOUT_S
         while timeout_s < REQUEST_TIMEOUT_S + size / _BYTES_PER_S:
             timeout_s *= 2
         return self.within(timeout_s, reads)
 
     def within(self, timeout_s: float, reads: bool = False) -> ObjectStore:
-        """The client whose requests take no longer than this. ``InvalidError`` after a fork."""
+        """Returns the client with this timeout. Raises ``InvalidError`` after a fork."""
         _runtime.check()
         found = self._made.get((timeout_s, reads))
         if found is None:
@@ -304,7 +304,7 @@ class RemoteStore:
             raise self._error(key, exc) from exc
 
     def uploads(self) -> Iterator[Upload]:
-        """Yields multipart uploads on S3; Google's and Azure's stores get objects in one request.
+        """Yields multipart uploads on S3. Google's and Azure's stores get objects in one request.
 
         Their copies are one request of the server too.
         """
@@ -314,7 +314,7 @@ class RemoteStore:
         return 0 if self._bucket is None else int(self._bucket.abort_uploads(before_ms))
 
     def _delete_each(self, keys: Iterable[str]) -> None:
-        """Where a store counts a missing object as an error, go one by one past it."""
+        """Deletes objects one by one, for a store that counts a missing object as an error."""
         for key in keys:
             try:
                 obstore.delete(self._clients.for_size(0), key)
@@ -324,7 +324,9 @@ class RemoteStore:
                 raise self._error(key, exc) from exc
 
     def _exists(self, key: str, exc: Exception) -> TidelogError:
-        """The error of a refused create: the object exists, or another write is under way."""
+        """Returns the error of a refused create: the object exists, or another write is in
+        progress.
+        """
         if self._bucket is not None and is_try_again(exc):
             return self._error(key, exc, writes=True)
         return exists_already(key)

@@ -1,10 +1,10 @@
-"""What the errors of obstore and boto3 mean: translated here, once, for every remote store.
+"""Translates the errors of obstore and boto3, once, for every remote store.
 
-- refused for good (rights, credentials, clock, region, size, bucket): ``InvalidError`` or
-  ``NotFoundError`` at once, with what to do; repeating will not help;
-- refused for now (load, another conditional write under way) or never sent: nothing was written,
-  so it is ``UnavailableError``, and may be repeated;
-- anything else, also a reply that is not the store's own: a write may have landed, so it is
+- Refused for good (rights, credentials, clock, region, size, bucket): ``InvalidError`` or
+  ``NotFoundError`` at once, with what to do. A retry will not help.
+- Refused for now (load, another conditional write in progress) or never sent: nothing was written,
+  so it is ``UnavailableError``. A retry may help.
+- Anything else, even a reply that is not the store's own: a write may have landed, so it is
   ``UnknownOutcomeError``; a read is ``UnavailableError``.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
     "store_error",
 ]
 
-STORE_ERRORS = (exceptions.BaseError, OSError)  # obstore raises Python's own where there is one
+STORE_ERRORS = (exceptions.BaseError, OSError)  # obstore raises Python's own if there is one
 
 _NEVER_SENT = (
     "error trying to connect",
@@ -53,7 +53,7 @@ _NEVER_SENT = (
     "Could not connect to the endpoint",
     "Connect timeout on endpoint",
 )
-_PROVIDER = "External AWS credential provider"  # how obstore names it
+_PROVIDER = "External AWS credential provider"  # obstore's name for it
 _PROVIDER_AWAY = (
     "ConnectTimeoutError",
     "ConnectionClosedError",
@@ -71,8 +71,8 @@ _REGION = {
     "TemporaryRedirect",
 }
 _TRY_AGAIN = {"ConditionalRequestConflict", "OperationAborted"}
-# Refused with a 4xx status although the same request may succeed in a moment: the body was late
-# or damaged on its way, or the server is busy.
+# Refused with a 4xx status although the same request may succeed later: the body was late or
+# damaged on its way, or the server is busy.
 _PASSING = {
     "BadDigest",
     "IncompleteBody",
@@ -89,7 +89,7 @@ _NO_CREDENTIALS = ("Unable to locate credentials", "Partial credentials", "Error
 
 
 def store_error(url: str, key: str, exc: Exception, writes: bool = False) -> TidelogError:
-    """Our error for a library's; ``writes`` when the call may have changed something."""
+    """Returns our error for a library's; ``writes`` if the call may have changed something."""
     if code_of(exc) == "NoSuchBucket" or "NoSuchBucket" in str(exc):
         return NotFoundError(
             f"store `{url}`: there is no such bucket: create it, or fix the URL", store=url
@@ -109,7 +109,7 @@ def store_error(url: str, key: str, exc: Exception, writes: bool = False) -> Tid
 
 
 def broken_reply(url: str, key: str, fault: str) -> UnavailableError:
-    """The error for a reply that is cut, or that the store did not send."""
+    """Returns the error for a reply that is cut off, or that the store did not send."""
     return UnavailableError(
         f"store `{url}`: the reply for `{key}` is damaged: {fault}: try again, and check what "
         "stands between this machine and the store"
@@ -117,19 +117,19 @@ def broken_reply(url: str, key: str, fault: str) -> UnavailableError:
 
 
 def is_try_again(exc: Exception) -> bool:
-    """Whether S3 refused a conditional write since another one was under way."""
+    """Returns whether S3 refused a conditional write because another one was in progress."""
     return code_of(exc) in _TRY_AGAIN or (
         status_of(exc) == 409 and code_of(exc) != "BlobAlreadyExists"
     )
 
 
 def is_beyond_the_end(exc: Exception) -> bool:
-    """Whether a range began after the object's end; numbers in ids and times must not fool us."""
+    """Returns whether a range began after the object's end; ignores numbers in ids and times."""
     return code_of(exc) == "InvalidRange" or status_of(exc) == 416
 
 
 def code_of(exc: Exception) -> str | None:
-    """The server's word for an error; None where it said none."""
+    """Returns the server's code for an error; None if it sent none."""
     if SDK_ERRORS and isinstance(exc, sdk.ClientError):
         return exc.response["Error"].get("Code")
     said = re.search(r"<Code>\s*([A-Za-z0-9]+)\s*</Code>", str(exc))
@@ -137,7 +137,7 @@ def code_of(exc: Exception) -> str | None:
 
 
 def status_of(exc: Exception) -> int | None:
-    """The HTTP status of a refusal; None where there was none."""
+    """Returns the HTTP status of a refusal; None if there was none."""
     if SDK_ERRORS and isinstance(exc, sdk.ClientError):
         return exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     said = re.search(r"status(?: code)?: (\d{3})\b", str(exc))
@@ -145,7 +145,7 @@ def status_of(exc: Exception) -> int | None:
 
 
 def gist(exc: Exception) -> str:
-    """What a person needs of a long message: the server's own words, or the first line."""
+    """Returns what a person needs of a long message: the server's own words, or the first line."""
     said = re.search("<Code>([^<]*)</Code>(?:<Message>([^<]*)</Message>)?", str(exc))
     if said:
         return ": ".join(part for part in said.groups() if part)[:200]
@@ -154,7 +154,7 @@ def gist(exc: Exception) -> str:
 
 
 def _lasting_error(url: str, key: str, exc: Exception) -> InvalidError | None:
-    """The refusal that repeating will not help, with its remedy; None for what may pass."""
+    """Returns the error if a retry will not help, with its remedy; None if it may."""
     code, status, said = code_of(exc), status_of(exc), gist(exc)
     remedy = None
     if code in _CLOCK:
@@ -191,7 +191,7 @@ def _is_forbidden(exc: Exception, status: int | None) -> bool:
 
 
 def _never_sent(exc: Exception) -> bool:
-    """Whether the store was not reached, or the provider of our credentials was not."""
+    """Returns whether the store, or the provider of our credentials, was not reached."""
     said = str(exc)
     if _PROVIDER in said:
         return any(word in said for word in _PROVIDER_AWAY)
@@ -199,12 +199,12 @@ def _never_sent(exc: Exception) -> bool:
 
 
 def _was_refused(exc: Exception) -> bool:
-    """Whether the server said that it did nothing, and may do it in a moment."""
+    """Returns whether the server said that it did nothing, and may do it later."""
     return code_of(exc) in _PASSING | _TRY_AGAIN or status_of(exc) in _PASSING_STATUS
 
 
 def _is_foreign_404(exc: Exception) -> bool:
-    """Whether a body came with "not found" that is not the store's: a gateway's page, or a part."""
+    """Returns whether "not found" came with a body that is not the store's, or only a part."""
     said = re.search(r"404 Not Found: ?(.*)", str(exc))
     body = said[1].strip() if said else ""
     return bool(body) and code_of(exc) is None

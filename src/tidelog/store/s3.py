@@ -1,8 +1,9 @@
-"""What S3 needs beside obstore: credentials that are renewed in time, listings, broken uploads.
+"""What S3 needs besides obstore: credentials that are renewed in time, listings, unfinished
+uploads.
 
-obstore reads any XML as a listing, also a page of HTML, which makes an empty listing of it. So
-pages come through boto3, and each is checked: S3 says in every page how many keys it has and
-whether it is the last.
+obstore reads any XML as a listing, even a page of HTML, which becomes an empty listing. So pages
+come through boto3, and each is checked: S3 says in every page how many keys it has and whether it
+is the last.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _CONNECTIONS_MAX = 16
 
 
 def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
-    """``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false``."""
+    """Opens ``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false``."""
     options = address.take_options(("endpoint", "path_style", "region"))
     endpoint = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
@@ -94,10 +95,10 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
 
 
 class AwsCredentials:
-    """Gives obstore the credentials of a boto3 session, with the end that their provider names.
+    """Gives obstore the credentials of a boto3 session, with the expiry that their provider states.
 
-    obstore asks again before that end, and botocore renews them then. Keys without an end are
-    given once.
+    obstore asks again before that, and botocore renews them then. Keys without an expiry are given
+    once.
     """
 
     def __init__(self, session: Any, url: str) -> None:
@@ -116,7 +117,7 @@ class AwsCredentials:
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": end.astimezone(UTC) if end else None,  # obstore wants this zone
+            "expires_at": end.astimezone(UTC) if end else None,  # obstore requires this zone
         }
 
 
@@ -139,7 +140,7 @@ class S3Bucket:
         self._live: tuple[int, Any] | None = None
 
     def list(self, folder: str, start_after: str) -> Iterator[ObjectInfo]:
-        """The objects below a folder and above a key, in key order."""
+        """Yields the objects below a folder and above a key, in key order."""
         request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + folder}
         if start_after:
             request["StartAfter"] = self._prefix + start_after
@@ -161,7 +162,7 @@ class S3Bucket:
             }
 
     def abort_uploads(self, before_ms: int) -> int:
-        """Abort multipart uploads that began before a time; how many."""
+        """Aborts multipart uploads that started before a time; returns how many."""
         return sum(
             self._abort(upload["Key"], upload["UploadId"])
             for upload in self._uploads()
@@ -191,7 +192,7 @@ class S3Bucket:
         try:
             self._client().abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
         except SDK_ERRORS as exc:
-            if code_of(exc) == "NoSuchUpload":  # it was completed or aborted meanwhile
+            if code_of(exc) == "NoSuchUpload":  # it was completed or aborted in the meantime
                 return False
             raise self._error(key, exc) from exc
         return True
@@ -240,12 +241,12 @@ class S3Bucket:
 
 
 def _stay(params: dict[str, Any], **_: Any) -> None:
-    """Keep the SDK from looking for the bucket in other regions: obstore would not follow it."""
+    """Keeps the SDK from looking for the bucket in other regions: obstore would not follow it."""
     params["context"]["s3_redirect"] = {"redirected": True}
 
 
 def _check_length(response_dict: dict[str, Any], **_: Any) -> None:
-    """Refuse a body that is not as long as its header says; the SDK would parse what is there."""
+    """Raises for a body that is not as long as its header says; the SDK would parse it."""
     length = response_dict["headers"].get("content-length")
     body = response_dict["body"]
     whole = length is None or not isinstance(body, bytes) or int(length) == len(body)
@@ -254,7 +255,7 @@ def _check_length(response_dict: dict[str, Any], **_: Any) -> None:
 
 
 def _shared_options(endpoint: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What all clients of a store have in common; the certificates are those that boto3 uses."""
+    """Returns what all clients of a store share; boto3 uses the same certificates."""
     options: dict[str, Any] = {"allow_http": bool(endpoint and endpoint.startswith("http://"))}
     bundle = environ.get("AWS_CA_BUNDLE")
     if bundle:

@@ -1,10 +1,10 @@
-"""Repeat what failed for want of an answer, and settle what may have landed.
+"""Wrappers around a store: retries that settle lost replies, and a meter.
 
-Reads and deletes are simply repeated. A create whose reply was lost is repeated too; if the
-object is there then, it is ours when its bytes are ours, and only otherwise somebody else's. The
-same holds for a copy, whose bytes are those of its source, and for a replace.
+:class:`RetryingStore` simply repeats reads and deletes. It also repeats a create whose reply was
+lost. If the object exists then, it is ours if its bytes are ours, and only otherwise another
+writer's. The same holds for a copy, whose bytes are those of its source, and for a replace.
 
-Count requests, bytes and time by verb, for costs and for finding where the time goes.
+:class:`MeteredStore` counts requests, bytes and time by verb, for costs and performance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class RetryingStore:
-    """A store that tries again, with growing, jittered waits."""
+    """A store that retries, with growing, jittered waits."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RetryingStore:
         return self._repeat(lambda: self._inner.head(key))
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
-        """Goes on after the last object that was given out when a page fails."""
+        """If a page fails, continues after the last object that it returned."""
         delays = self._backoff.waits_s(self._random, self._clock)
         while True:
             try:
@@ -114,7 +114,10 @@ class RetryingStore:
         refusal: type[AlreadyExistsError | ConflictError],
         landed: Callable[[], T | None],
     ) -> T:
-        """Repeat ``attempt``; when refused after a lost reply, ask whether that was ourselves."""
+        """Retries ``attempt``.
+
+        If refused after a lost reply, checks whether that was our own write.
+        """
         unsure = False
         delays = self._backoff.waits_s(self._random, self._clock)
         while True:
@@ -134,7 +137,7 @@ class RetryingStore:
                     raise
                 try:
                     mine = landed()
-                except NotFoundError as exc:  # it was there, and somebody has deleted it since
+                except NotFoundError as exc:  # it existed, and was deleted since
                     if not self._wait(delays):
                         raise UnknownOutcomeError(f"{exc}: it was there a moment ago") from exc
                     continue
@@ -152,7 +155,7 @@ class RetryingStore:
                     raise
 
     def _wait(self, delays: Iterator[float]) -> bool:
-        """Wait until the next try; False when there shall be none."""
+        """Waits for the next attempt; returns False if there is none."""
         delay_s = next(delays, None)
         if delay_s is not None:
             self._clock.sleep(delay_s)
@@ -189,7 +192,7 @@ class Usage:
 
 @dataclass
 class Meter:
-    """Usage by verb; shared by threads."""
+    """Usage by verb. Thread-safe."""
 
     verbs: dict[str, Usage] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -204,7 +207,7 @@ class Meter:
 
 
 class MeteredStore:
-    """A store that counts. Put it inside a ``RetryingStore`` to see each attempt."""
+    """A store that counts. Put it inside a ``RetryingStore`` to count each attempt."""
 
     def __init__(self, inner: Store, meter: Meter, *, clock: Clock) -> None:
         self._inner = inner

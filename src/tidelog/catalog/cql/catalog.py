@@ -1,12 +1,12 @@
 """A catalog in one CQL table, on Scylla or Cassandra.
 
-*Every* write is conditional, so that the servers' consensus alone orders writes, and never a clock;
-several changes are one conditional batch. A row is read serially, which also brings a write that
-was left half done to its end. A scan reads at quorum, which sees every acknowledged write. Each
-call is one raw attempt, and ``settle`` decides what to do when it fails.
+*Every* write is conditional, so that only the servers' consensus orders writes, and never a clock.
+Several changes are one conditional batch. A row is read serially, which also completes a write that
+was left half done. A scan reads at quorum, which sees every acknowledged write. Each call is one
+raw attempt, and ``settle`` decides what to do when it fails.
 
 A scan goes page by page, each from the key where the last one ended. Cassandra fails a read that
-meets more than 100,000 deleted rows; its range is then cut into smaller ones until each can be
+meets more than 100,000 deleted rows. Its range is then split into smaller ones until each can be
 read.
 """
 
@@ -43,7 +43,7 @@ __all__ = ["CqlCatalog", "open_cql"]
 
 _PAGE_ROWS_FIRST = 100  # before we know how large the rows are
 _PAGE_ROWS_MAX = 1_000
-_PAGE_BYTES = 1 << 20  # what a page should hold; CQL counts rows only
+_PAGE_BYTES = 1 << 20  # target size of a page; CQL only counts rows
 _SPLIT_PARTS = 16  # a part without rows costs a millisecond or two, one that fails a hundred
 _SPLITS_MAX = 256  # two for each byte of a key, so keys may share 128 bytes beyond the bounds'
 _AFTER_ALL_ROWS = b"\xff"  # no UTF-8 text begins with this byte
@@ -52,11 +52,11 @@ _AFTER_ALL_ROWS = b"\xff"  # no UTF-8 text begins with this byte
 def open_cql(
     address: Address, *, create: bool, repeat: Repeat, environ: Mapping[str, str]
 ) -> CqlCatalog:
-    """The catalog at ``cql://host1,host2:9042/keyspace?table=tidelog&datacenter=dc1``.
+    """Opens the catalog at ``cql://host1,host2:9042/keyspace?table=tidelog&datacenter=dc1``.
 
-    The table must be there, in our shape; with ``create`` it is made when it is missing, and on a
-    lone node its keyspace too. ``cql_tls`` has the options for TLS. A user's name and password come
-    from ``TIDELOG_CQL_USERNAME`` and ``TIDELOG_CQL_PASSWORD`` of ``environ``.
+    The table must exist, in our shape. With ``create``, a missing table is created, and on a single
+    node its keyspace too. ``tls`` has the options for TLS. User name and password come from
+    ``TIDELOG_CQL_USERNAME`` and ``TIDELOG_CQL_PASSWORD`` of ``environ``.
     """
     place = place_of(address, environ)
     session = read_repeated(lambda: open_session(place, create), repeat)
@@ -64,7 +64,7 @@ def open_cql(
 
 
 class CqlCatalog:
-    """Rows of one table. Every process has a session of its own: the driver's survive no fork."""
+    """Rows of one table. Every process has its own session, since the driver's survive no fork."""
 
     def __init__(self, url: str, place: CqlPlace, session: CqlSession, repeat: Repeat) -> None:
         self._url = url
@@ -147,7 +147,7 @@ class CqlCatalog:
             yield from rows
 
     def _page(self, part: _Range, count: int) -> tuple[list[Row], bool]:
-        """Up to so many rows of a range, and whether there may be more behind them."""
+        """Returns up to ``count`` rows of a range, and whether there may be more."""
         name = "scan back" if part.reverse else "scan"
         values = (part.partition.encode(), part.first, part.last, count)
         found, more = self._live_session().read_page(name, values)
@@ -155,7 +155,7 @@ class CqlCatalog:
         return rows, more or len(rows) == count
 
     def _live_session(self) -> CqlSession:
-        """This process's session: one that a parent opened has lost its threads."""
+        """Returns this process's session: one that a parent opened has lost its threads."""
         session = self._session
         if session is not None and session.pid == os.getpid():
             return session
@@ -164,14 +164,14 @@ class CqlCatalog:
             if session is None:
                 raise InvalidError(f"catalog `{self._url}`: is closed: open it again")
             if session.pid != os.getpid():
-                # Kept, for if it were collected it would talk into the parent's connections.
+                # Kept, since a collected session would write to the parent's connections.
                 self._inherited.append(session)
                 self._session = session = open_session(self._place, create=False)
             return session
 
 
 def _statement(partition: str, change: Change, write_id: str) -> tuple[str, list[object]]:
-    """The statement that makes a change, and its values."""
+    """Returns the statement that makes a change, and its values."""
     kind, expected = "version", [change.expect]
     if change.expect is ABSENT:
         kind, expected = "absent", []
@@ -180,7 +180,7 @@ def _statement(partition: str, change: Change, write_id: str) -> tuple[str, list
     key = [partition.encode(), change.row.encode()]
     if isinstance(change, Put):
         return f"put {kind}", [write_id, change.value, *key, *expected]
-    # To delete a row that must not be there is to check that it is not.
+    # To delete a row that must not exist is to check that it does not.
     verb = "check" if isinstance(change, Check) or change.expect is ABSENT else "delete"
     return f"{verb} {kind}", [*key, *expected]
 
@@ -188,10 +188,10 @@ def _statement(partition: str, change: Change, write_id: str) -> tuple[str, list
 def _rows(
     partition: str, changes: Sequence[Change], found: Sequence[Mapping[str, Any]]
 ) -> dict[str, Row | None]:
-    """The rows that a refused write returns; those that it leaves out do not exist."""
+    """Returns the rows that a refused write returns; those that it leaves out do not exist."""
     rows: dict[str, Row | None] = {change.row: None for change in changes}
     for each in found:
-        # A batch names each row that exists. A single statement's reply has no key in it.
+        # A batch returns the key of each row that exists; a single statement's reply has no key.
         name = each.get("row") if len(changes) > 1 else changes[0].row.encode()
         if name is not None and each.get("version") is not None:
             rows[name.decode()] = _row(partition, name, each["version"], each.get("value"))
@@ -222,17 +222,17 @@ class _Range:
     first: bytes
     last: bytes
     reverse: bool
-    splits: int = 0  # how often a larger one was cut to get it
+    splits: int = 0  # how often a larger one was split to get it
 
     def after(self, row: bytes) -> _Range:
-        """What is left when ``row`` was the last one read."""
+        """Returns what is left after ``row``."""
         if self.reverse:
             return replace(self, last=row)
         return replace(self, first=row + b"\0")
 
 
 def _split(part: _Range, cause: Exception) -> list[_Range]:
-    """The range in smaller ones, the first to be read at the end."""
+    """Returns the range in smaller ones; the first to be read is last."""
     bounds = [part.first, *_keys_between(part.first, part.last, _SPLIT_PARTS), part.last]
     if part.splits == _SPLITS_MAX or len(bounds) == 2:
         raise UnavailableError(
@@ -248,9 +248,9 @@ def _split(part: _Range, cause: Exception) -> list[_Range]:
 
 
 def _keys_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
-    """Keys that cut ``[first, last)`` into about so many even parts; fewer where it is narrow.
+    """Returns keys that split ``[first, last)`` into about ``parts`` even parts; fewer if narrow.
 
-    They are short: only so many leading bytes are looked at as it takes to see room for the parts.
+    They are short: as many leading bytes as it takes to tell the parts apart.
     """
     points: set[int] = set()
     width = 0
@@ -265,7 +265,7 @@ def _keys_between(first: bytes, last: bytes, parts: int) -> list[bytes]:
 
 
 def _page_rows(rows: Sequence[Row]) -> int:
-    """How many rows like these make a page."""
+    """Returns how many rows like these make a page."""
     average = sum(len(row.value) + len(row.row) for row in rows) // len(rows)
     return max(1, min(_PAGE_ROWS_MAX, _PAGE_BYTES // max(1, average)))
 

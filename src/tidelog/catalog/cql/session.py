@@ -1,8 +1,8 @@
-"""A session on the catalog's CQL table, and what its errors mean: all that we know of the driver.
+"""A session on the catalog's CQL table, and the driver's errors: all that we know about the driver.
 
-The driver repeats nothing on its own. Its errors are translated here, once. Only what is known
-never to have begun counts as unavailable; a write that met any other trouble may have landed, also
-one that an overloaded server refused: it may have refused only the last step of a decided write.
+The driver retries nothing on its own. Its errors are translated here, once. Only a write that is
+known never to have begun counts as unavailable. After any other trouble it may have landed, even if
+an overloaded server refused it: it may have refused only the last step of a decided write.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ __all__ = [
 ]
 
 _CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
-_REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they speak first
-_RECONNECT_BASE_S = 0.1  # a lost connection is made again while ``settle`` still repeats
+_REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they reply first
+_RECONNECT_BASE_S = 0.1  # a lost connection is restored while ``settle`` still retries
 _RECONNECT_MAX_S = 10.0
 _TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
 _SERIAL = "serial"  # the execution profile of serial reads
@@ -63,7 +63,7 @@ DRIVER_ERRORS = (cassandra.DriverException, ConnectionException, ErrorMessage, N
 
 
 class TombstonesError(Exception):
-    """A range holds more deleted rows than the server will pass over in one read."""
+    """A range has more deleted rows than the server will skip in one read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class CqlSession:
     statements: dict[str, Any]
 
     def read_serially(self, name: str, values: Sequence[object]) -> tuple[Any, ...] | None:
-        """The one row that a statement finds, as the last decided write left it."""
+        """Returns the one row that a statement finds, as the last decided write left it."""
         bound = self.statements[name].bind(values)
         try:
             row: tuple[Any, ...] | None = self.session.execute(
@@ -88,11 +88,11 @@ class CqlSession:
         return row
 
     def read_page(self, name: str, values: Sequence[object]) -> tuple[list[Any], bool]:
-        """The first rows that a statement finds, and whether the server has more of them."""
+        """Returns the first rows that a statement finds, and whether the server has more."""
         bound = self.statements[name].bind(values)
         try:
             reply = self.session.execute(bound)
-            # Scylla ends a page when it has read enough, though it found nothing.
+            # Scylla ends a page when it has read enough, even if it found nothing.
             while not reply.current_rows and reply.has_more_pages:
                 reply.fetch_next_page()
         except cassandra.ReadFailure as exc:
@@ -104,7 +104,7 @@ class CqlSession:
         return list(reply.current_rows), bool(reply.has_more_pages)
 
     def write(self, changes: Sequence[tuple[str, Sequence[object]]]) -> list[dict[str, Any]]:
-        """Run conditional statements as one; the reply's rows, by column."""
+        """Runs conditional statements as one; returns the reply's rows, by column."""
         bound = [self.statements[name].bind(values) for name, values in changes]
         request = bound[0]
         if len(bound) > 1:
@@ -118,13 +118,13 @@ class CqlSession:
             raise _write_error(self.place, exc) from exc
 
     def close(self) -> None:
-        """End the connections; in a child of the process that made them they are left alone."""
+        """Closes the connections; in a child of the process that made them, leaves them alone."""
         if self.pid == os.getpid():
             self.cluster.shutdown()
 
 
 def open_session(place: CqlPlace, create: bool) -> CqlSession:
-    """Connect, see to the table, and prepare what we say to it."""
+    """Connects, checks the table, and prepares the statements."""
     try:
         cluster = _cluster(place)
     except cassandra.UnresolvableContactPoints as exc:
@@ -141,7 +141,7 @@ def open_session(place: CqlPlace, create: bool) -> CqlSession:
         statements = {name: session.prepare(text) for name, text in statements_of(place).items()}
         ready = True
     except DRIVER_ERRORS as exc:
-        if _says_missing(exc):  # the server lists what somebody is making before it knows it
+        if _says_missing(exc):  # the server lists a table that is being created before it knows it
             raise unready_error(place) from exc
         what = f"catalog table `{place.label}`"
         error = _datacenter_error(place, cluster) or tls_error(what, place.hosts, cluster, exc)
@@ -187,7 +187,7 @@ def _cluster(place: CqlPlace) -> Any:
 
 
 def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
-    """The error where servers were found, but none in the datacenter that was asked for."""
+    """Returns the error if servers were found, but none in the requested datacenter."""
     found = {host.datacenter for host in cluster.metadata.all_hosts()} - {None}
     if place.datacenter is None or not found or place.datacenter in found:
         return None
@@ -199,7 +199,7 @@ def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
 
 
 def tls_error(what: str, hosts: Sequence[str], cluster: Any, exc: Exception) -> InvalidError | None:
-    """The error where no server could be connected to, since it and we do not agree about TLS."""
+    """Returns the error if no server could be reached because of TLS."""
     causes = causes_of(exc).values()
     if not isinstance(exc, NoHostAvailable) or any(map(_is_login, causes)):
         return None
@@ -223,7 +223,7 @@ def _write_error(place: CqlPlace, exc: Exception) -> Exception:
 
 
 def _never_began(exc: Exception) -> bool:
-    """Whether a write that ended so is known to have changed nothing, now and later."""
+    """Returns whether a write that failed like this changed nothing, now and later."""
     if isinstance(exc, cassandra.Unavailable):
         # At the serial level consensus did not begin. At another it may have been reached: the
         # coordinator looks for a quorum once more before it commits what was accepted.
@@ -232,7 +232,7 @@ def _never_began(exc: Exception) -> bool:
 
 
 def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
-    """The error that repeating will not mend, or None for one that may pass."""
+    """Returns the error if a retry will not help; None if it may."""
     if any(map(_is_login, causes_of(exc).values())):
         return InvalidError(
             f"catalog table `{place.label}`: the server refuses the login: {reason_of(exc)}: "
@@ -268,18 +268,18 @@ def _refused(exc: Exception) -> bool:
 
 
 def _may_be_tombstones(exc: Any) -> bool:
-    """Whether a read failed for deleted rows; older protocols do not say why, so it may be."""
+    """Returns whether deleted rows may have failed a read; older protocols do not say why."""
     return exc.error_code_map is None or _TOO_MANY_TOMBSTONES in exc.error_code_map.values()
 
 
 def causes_of(exc: Exception) -> dict[str, object]:
-    """What went wrong, by host; the driver gives a list of hosts when it asked none of them."""
+    """Returns what went wrong, by host; the driver has a list of hosts if it tried none."""
     if isinstance(exc, NoHostAvailable) and isinstance(exc.errors, dict):
         return {str(host): error for host, error in exc.errors.items()} or {"": "no connection"}
     return {"": exc}
 
 
 def reason_of(exc: Exception) -> str:
-    """Why a request failed, in one line."""
+    """Returns why a request failed, in one line."""
     causes = [f"{host} {cause}".strip() for host, cause in causes_of(exc).items()]
     return " ".join("; ".join(causes).split())

@@ -1,8 +1,8 @@
-"""The catalog's CQL table: where it is, what it looks like, and every statement that we send to it.
+"""The catalog's CQL table: its address, its shape, and every statement that we send to it.
 
-Keys are blobs that hold UTF-8, so the table's order is code point order. Every write is
-conditional; one that expects nothing asks for ``"unset" = null``, a column that is never set. A
-refused write returns the columns that its conditions name, so they name the value too.
+Keys are blobs of UTF-8, so the table's order is code point order. Every write is conditional; one
+that expects nothing asks for ``"unset" = null``, a column that is never set. A refused write
+returns the columns in its conditions, so they include the value too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "unready_error",
 ]
 
-_SCHEMA_TIMEOUT_S = 30.0  # a table is made on all nodes before the reply
+_SCHEMA_TIMEOUT_S = 30.0  # a table is created on all nodes before the reply
 
 _COLUMNS = {
     "partition": ("partition_key", "blob"),
@@ -38,7 +38,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class CqlPlace:
-    """Which table, on which servers, and as whom."""
+    """The table, its servers, and the user."""
 
     hosts: tuple[str, ...]
     port: int
@@ -51,17 +51,17 @@ class CqlPlace:
 
     @property
     def name(self) -> str:
-        """The table as statements name it."""
+        """Returns the table's name in statements."""
         return f'"{self.keyspace}"."{self.table}"'
 
     @property
     def label(self) -> str:
-        """The table as people name it."""
+        """Returns the table's name for people."""
         return f"{self.keyspace}.{self.table}"
 
 
 def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
-    """The place that an address names; ``InvalidError`` where it names none."""
+    """Returns the place of an address. Raises ``InvalidError`` if it is incomplete."""
     options = address.take_options(("datacenter", "table", *TLS_OPTIONS))
     hosts = tuple(address.host.split(","))
     if not all(re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+", host) for host in hosts):
@@ -95,7 +95,7 @@ def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
 
 
 def ensure_table(place: CqlPlace, cluster: Any, session: Any, create: bool) -> None:
-    """Return when the table is there in our shape, or raise what to do about it."""
+    """Returns when the table exists in our shape; otherwise raises with what to do."""
     columns = _read_columns(place, session)
     if not columns and not create:
         raise missing_error(place)
@@ -118,7 +118,7 @@ def ensure_table(place: CqlPlace, cluster: Any, session: Any, create: bool) -> N
 
 
 def missing_error(place: CqlPlace) -> NotFoundError:
-    """There is no such table."""
+    """Returns the error for a table that does not exist."""
     return NotFoundError(
         f"catalog table `{place.label}`: not found: "
         "run `tidelog init --create-catalog` or fix the URL",
@@ -127,7 +127,7 @@ def missing_error(place: CqlPlace) -> NotFoundError:
 
 
 def unready_error(place: CqlPlace) -> UnavailableError:
-    """The table has just been made."""
+    """Returns the error for a table that was just created."""
     return UnavailableError(
         f"catalog table `{place.label}`: made, but not yet known to every node: try again",
         table=place.label,
@@ -135,9 +135,9 @@ def unready_error(place: CqlPlace) -> UnavailableError:
 
 
 def statements_of(place: CqlPlace) -> dict[str, str]:
-    """Every statement by name; a change's name is its verb and its kind of expectation.
+    """Returns every statement by name; a change's name is its verb and its kind of expectation.
 
-    Only the table's name is put in, and that was checked; all values are bound.
+    Only the table's name is interpolated, and that was checked; all values are bound.
     """
     where = 'WHERE "partition" = ? AND "row" = ?'
     put = f'UPDATE {place.name} SET "version" = ?, "value" = ? {where}'  # noqa: S608
@@ -164,7 +164,7 @@ def statements_of(place: CqlPlace) -> dict[str, str]:
 
 
 def _read_columns(place: CqlPlace, session: Any) -> dict[str, tuple[str, str]]:
-    """Name, kind and type of each column; a descending clustering key is a kind of its own."""
+    """Returns kind and type of each column; a descending clustering key has a kind of its own."""
     found = session.execute(
         "SELECT column_name, kind, position, type, clustering_order FROM system_schema.columns "
         "WHERE keyspace_name = %s AND table_name = %s",

@@ -1,7 +1,7 @@
-"""TLS to CQL servers: which options an address has for it, and why a handshake failed.
+"""TLS to CQL servers: the options of an address, and why a handshake failed.
 
-The options have the names that addresses of Kafka use. The driver only passes on the text of what
-went wrong in a handshake, so we shake hands once more ourselves where it could not connect.
+The options have the same names as in addresses of Kafka. The driver passes on only the text of a
+handshake error, so we repeat the handshake ourselves if it could not connect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WRONG_NAME = (62, 64)  # OpenSSL's codes: another host name, another IP address
 
 @dataclass(frozen=True, slots=True)
 class CqlTls:
-    """Files of certificates, and whether a server's certificate must name its host."""
+    """Files of certificates, and whether a server's certificate must contain its host."""
 
     authority: str | None = None  # None: those that the system trusts
     certificate: str | None = None
@@ -42,7 +42,7 @@ class CqlTls:
 def parse_tls(
     what: str, options: Mapping[str, str], environ: Mapping[str, str], prefix: str
 ) -> CqlTls | None:
-    """What the options of an address say about TLS; None: connect without. ``InvalidError``.
+    """Returns the TLS options of an address; None to connect without. Raises ``InvalidError``.
 
     ``what`` names the address in errors. The password of the key comes from the variable
     ``<prefix>SSL_KEY_PASSWORD``.
@@ -74,7 +74,7 @@ def parse_tls(
 
 
 def tls_options(tls: CqlTls | None) -> dict[str, str]:
-    """The options that say the same again, without a secret."""
+    """Returns the options as text again, without a secret."""
     if tls is None:
         return {}
     said = {
@@ -88,7 +88,7 @@ def tls_options(tls: CqlTls | None) -> dict[str, str]:
 
 
 def tls_context(what: str, tls: CqlTls | None) -> ssl.SSLContext | None:
-    """The context for connections; None without TLS. ``InvalidError`` for unusable files."""
+    """Returns the context for connections; None without TLS. ``InvalidError`` for bad files."""
     if tls is None:
         return None
     try:
@@ -97,7 +97,7 @@ def tls_context(what: str, tls: CqlTls | None) -> ssl.SSLContext | None:
         raise _file_error(what, _AUTHORITY, tls.authority or "", exc) from exc
     context.check_hostname = tls.checks_name
     if tls.certificate is not None:
-        password = tls.key_password or ""  # given, so that OpenSSL does not ask at the terminal
+        password = tls.key_password or ""  # set, so that OpenSSL does not prompt at the terminal
         try:
             context.load_cert_chain(tls.certificate, tls.key, password)
         except OSError as exc:
@@ -107,7 +107,8 @@ def tls_context(what: str, tls: CqlTls | None) -> ssl.SSLContext | None:
 
 
 def handshake_trouble(hosts: Sequence[str], port: int, tls: ssl.SSLContext | None) -> str | None:
-    """Why servers and an address do not agree about TLS, and what to do; None where they may.
+    """Returns why servers and an address disagree about TLS, and what to do; None if they may
+    agree.
 
     The first server that accepts a connection decides.
     """
@@ -123,7 +124,7 @@ def handshake_trouble(hosts: Sequence[str], port: int, tls: ssl.SSLContext | Non
 
 
 def _as_plain(plain: socket.socket) -> str | None:
-    """Whether a server that did not answer us wants TLS."""
+    """Returns a remedy if a server that did not answer in plain text wants TLS."""
     anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anyone.check_hostname = False
     anyone.verify_mode = ssl.CERT_NONE  # nothing is sent
@@ -168,7 +169,7 @@ def _refusal(exc: ssl.SSLError) -> str | None:
         )
     if exc.reason in _NO_TLS:
         return f"does not speak TLS: {reason}: use its TLS port, or leave {_PROTOCOL}=ssl out"
-    return None  # the server may be about to end
+    return None  # the server may be shutting down
 
 
 def _file_error(what: str, option: str, path: str, exc: OSError) -> InvalidError:

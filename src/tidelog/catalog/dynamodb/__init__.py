@@ -1,5 +1,5 @@
 """The catalog in one DynamoDB table.
 
-``catalog`` has the rows, ``client`` all that we know of boto3 and what its errors mean. A reply
-that was cut short or damaged is a lost reply, never a missing row.
+``catalog`` has the rows, ``client`` all that we know about boto3 and its errors. A reply that was
+cut off or damaged is a lost reply, never a missing row.
 """

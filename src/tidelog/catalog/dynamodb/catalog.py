@@ -1,8 +1,8 @@
 """A catalog in one DynamoDB table: hash key ``partition``, range key ``row``.
 
 A single put or delete is one conditional item write, everything else one transaction, and every
-read is consistent. DynamoDB orders text by its UTF-8 bytes, which is code point order. Each call
-is one raw attempt, and ``settle`` decides what to do when it fails.
+read is consistent. DynamoDB orders text by its UTF-8 bytes, which is code point order. Each call is
+one raw attempt, and ``settle`` decides what to do when it fails.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DynamoCatalog", "open_dynamodb"]
 
-_CREATE_POLLS = 240  # how often a new table is looked at until it is ready: two minutes in all
+_CREATE_POLLS = 240  # polls until a new table is ready: two minutes in all
 _CREATE_POLL_S = 0.5
 
 _KEY = (("partition", "HASH", "S"), ("row", "RANGE", "S"))
@@ -65,10 +65,10 @@ _KEY = (("partition", "HASH", "S"), ("row", "RANGE", "S"))
 def open_dynamodb(
     address: Address, *, create: bool, repeat: Repeat, environ: Mapping[str, str]
 ) -> DynamoCatalog:
-    """The catalog at ``dynamodb://TABLE?region=…&endpoint=…``; both options may be left out.
+    """Opens the catalog at ``dynamodb://TABLE?region=…&endpoint=…``; both options are optional.
 
-    The table must be there, in our shape; with ``create`` it is made when it is missing.
-    Credentials are those of ``environ``, or whatever the SDK's own chain finds.
+    The table must exist, in our shape; with ``create``, a missing one is created. Credentials come
+    from ``environ``, or from the SDK's own chain.
     """
     options = address.take_options(("endpoint", "region"))
     table = _table_name(address)
@@ -89,7 +89,7 @@ def open_dynamodb(
 
 
 class DynamoCatalog:
-    """Rows as items of one table. Every process has a client of its own, made when first used."""
+    """Rows as items of one table. Every process has its own client, created on first use."""
 
     def __init__(
         self, url: str, table: str, make_client: Callable[[], DynamoDBClient], repeat: Repeat
@@ -144,7 +144,7 @@ class DynamoCatalog:
             live[1].close()
 
     def ensure_table(self, create: bool) -> None:
-        """Return when the table is ready and has our shape, or raise what to do about it."""
+        """Returns when the table is ready and has our shape; otherwise raises with what to do."""
         for _ in range(_CREATE_POLLS):
             found = read_repeated(self._describe, self._repeat)
             if found is None and not create:
@@ -175,7 +175,7 @@ class DynamoCatalog:
     def _conflict(
         self, partition: str, changes: Sequence[Change], refused: ConditionsFailed
     ) -> ConflictError:
-        """The conflict that a refused write reports, with the rows that DynamoDB returned."""
+        """Returns the conflict of a refused write, with the rows that DynamoDB returned."""
         rows = {
             changes[index].row: _row(partition, item) if item else None
             for index, item in refused.items.items()
@@ -191,7 +191,7 @@ class DynamoCatalog:
             raise read_error(exc, self._table, self._region()) from exc
 
     def _query(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One page; a reply that lacks what every page has was lost on the way."""
+        """Returns one page; a reply that lacks what every page has counts as lost."""
         reply = self._read("query", request)
         if reply.get("Count") != len(reply.get("Items", ())):
             raise UnavailableError(
@@ -227,11 +227,12 @@ class DynamoCatalog:
         try:
             self._call("create_table", {"TableName": self._table} | request)
         except SDK_ERRORS as exc:
-            if error_code(exc) != "ResourceInUseException":  # else somebody is making it right now
+            if error_code(exc) != "ResourceInUseException":
+                # Otherwise another process is creating it.
                 raise read_error(exc, self._table, self._region()) from exc
 
     def _live_client(self) -> DynamoDBClient:
-        """This process's client: connections that a parent opened are the parent's."""
+        """Returns this process's client: connections of a parent belong to the parent."""
         if self._closed:
             raise InvalidError(f"catalog `{self._url}`: is closed: open it again")
         live = self._live
@@ -251,7 +252,7 @@ class DynamoCatalog:
     ) -> Iterator[Row]:
         left = limit
         while True:
-            # BETWEEN takes its end in, so one more item than wanted may come.
+            # BETWEEN includes its end, so one more item than wanted may come.
             page_limit = {} if left is None else {"Limit": left + 1}
             read = partial(self._query, request | page_limit)
             reply = read_repeated(read, self._repeat)
@@ -275,7 +276,7 @@ class DynamoCatalog:
 def _plan(
     table: str, partition: str, changes: Sequence[Change], write_id: str
 ) -> tuple[str, dict[str, Any]]:
-    """The one call that makes these changes, as a method's name and its arguments."""
+    """Returns the one call that makes these changes, as a method's name and its arguments."""
     if len(changes) == 1 and not isinstance(changes[0], Check):
         method = "put_item" if isinstance(changes[0], Put) else "delete_item"
         return method, _change(table, partition, changes[0], write_id)
@@ -283,7 +284,7 @@ def _plan(
     items = [
         {verbs[type(change)]: _change(table, partition, change, write_id)} for change in changes
     ]
-    # A repeat bears the same token, so that a first attempt that comes late is not applied again.
+    # A repeat has the same token, so that a delayed first attempt is not applied again.
     token = hashlib.sha256(repr((table, partition, write_id, changes)).encode()).hexdigest()[:36]
     return "transact_write_items", {"TransactItems": items, "ClientRequestToken": token}
 
@@ -298,10 +299,10 @@ def _change(table: str, partition: str, change: Change, write_id: str) -> dict[s
 
 
 def _condition(change: Change, write_id: str) -> dict[str, Any]:
-    """What a change expects of its row; a failed condition returns the row as it is.
+    """Returns what a change expects of its row; a failed condition returns the current row.
 
-    A put without an expectation expects that the row does not carry this write's id: so a repeat
-    of a write that landed is recognised by the refusal alone.
+    A put without an expectation expects that the row does not have this write's id. So a repeat of
+    a write that landed is recognized by the refusal alone.
     """
     condition: dict[str, Any] = {
         "ConditionExpression": "attribute_not_exists(#version)",
@@ -320,7 +321,7 @@ def _condition(change: Change, write_id: str) -> dict[str, Any]:
 
 
 def _range(partition: str, start: str, end: str | None) -> dict[str, Any]:
-    """A query for the rows of ``[start, end]``: of a key's comparisons only one may be used."""
+    """Returns a query for the rows of ``[start, end]``: only one comparison of a key is allowed."""
     names = {"#partition": "partition"}
     values = {":partition": {"S": partition}}
     condition = "#partition = :partition"

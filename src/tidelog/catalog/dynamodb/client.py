@@ -1,16 +1,16 @@
-"""The SDK's client for DynamoDB, and what its errors mean: all that we know of boto3.
+"""The SDK's client for DynamoDB, and its errors: all that we know about boto3.
 
-The SDK repeats nothing on its own. Its errors are translated here, once:
+The SDK retries nothing on its own. Its errors are translated here, once:
 
-- the table refused (a condition, a busy row, throttling) or was never reached: nothing was
-  written, so it is a conflict, or ``UnavailableError``, and may be repeated;
-- the reply broke off, came too late, or said that the server itself failed: a write may have
-  landed, so it is a lost reply;
-- the table, the permission, the clock or the address is wrong: repeating will not help.
+- The table refused (a condition, a busy row, throttling) or was never reached: nothing was written,
+  so it is a conflict or ``UnavailableError``, and can be retried.
+- The reply broke off, came too late, or said that the server itself failed: a write may have
+  landed, so it is a lost reply.
+- The table, the permission, the clock or the address is wrong: a retry will not help.
 
-The SDK takes whatever arrives for an answer: it reads a body that is not JSON as one without any
-fields, which says "there is no such row". So every reply is checked before it is parsed
-(:func:`check_reply`): only the one that DynamoDB sent, as a whole, is an answer.
+The SDK accepts whatever arrives as an answer: it reads a body that is not JSON as one without any
+fields, which means "there is no such row". So every reply is checked before it is parsed
+(:func:`check_reply`): only a complete reply that DynamoDB sent is an answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class BrokenReplyError(sdk.BotoCoreError):
-    """What arrived is not the whole of a reply of DynamoDB."""
+    """What arrived is not a complete reply of DynamoDB."""
 
     fmt = "the reply to {operation} is damaged: {fault}"
 
@@ -59,11 +59,11 @@ class BrokenReplyError(sdk.BotoCoreError):
 SDK_ERRORS = (sdk.ClientError, sdk.BotoCoreError)
 PARSER_ERRORS = (ResponseParserError, binascii.Error)
 
-_CONNECT_TIMEOUT_S = 3  # a server in another region answers a connect well within this
-_READ_TIMEOUT_S = 5  # DynamoDB answers in milliseconds; what takes longer is lost
+_CONNECT_TIMEOUT_S = 3  # a server in another region accepts a connection well within this
+_READ_TIMEOUT_S = 5  # DynamoDB replies in milliseconds; a slower reply counts as lost
 _CONNECTIONS_MAX = 64  # threads that share one catalog without waiting for a connection
 
-# Nothing was written, and the same request may succeed in a moment.
+# Nothing was written, and the same request may succeed later.
 _REFUSED = {
     "LimitExceededException",
     "ProvisionedThroughputExceededException",
@@ -75,14 +75,14 @@ _REFUSED = {
     "TooManyRequestsException",
     "TransactionConflictException",
 }
-# The reasons for which a transaction is cancelled that pass by themselves, and "None".
+# The temporary reasons for which a transaction is cancelled, and "None".
 _PASSING_REASONS = {
     "None",
     "ProvisionedThroughputExceeded",
     "ThrottlingError",
     "TransactionConflict",
 }
-# Our own earlier attempt is still under way, and may yet land.
+# Our own earlier attempt is still in progress, and may yet land.
 _UNSURE = {"TransactionInProgressException"}
 _NO_PERMISSION = {
     "AccessDenied",
@@ -102,7 +102,7 @@ _NO_PERMISSION = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
-# How the message of a refused signature says that the time in it was wrong.
+# How the message of a refused signature says that its time was wrong.
 _WRONG_TIME = ("Signature expired", "Signature not yet current", "RequestTimeTooSkewed")
 # The fields of each reply that we read, for bodies that come without a checksum.
 _REPLY_FIELDS = {
@@ -129,12 +129,15 @@ _NEVER_SENT = (sdk.ConnectTimeoutError, sdk.EndpointConnectionError, sdk.ProxyCo
 def connect(
     url: str, region: str | None, endpoint: str | None, keys: Mapping[str, Any]
 ) -> DynamoDBClient:
-    """A client of its own session; ``InvalidError`` where the SDK cannot make one of these."""
+    """Returns a client with its own session.
+
+    Raises ``InvalidError`` if the SDK cannot create it.
+    """
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         max_pool_connections=_CONNECTIONS_MAX,
-        parameter_validation=False,  # the catalog checks what it is given, and at less cost
+        parameter_validation=False,  # the catalog checks its arguments, at less cost
         retries={"total_max_attempts": 1, "mode": "standard"},
         tcp_keepalive=True,
     )
@@ -154,11 +157,11 @@ def connect(
 
 
 def check_reply(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:
-    """Refuse a reply that is cut, damaged, or not DynamoDB's, before the SDK reads it.
+    """Raises for a reply that is cut off, damaged, or not DynamoDB's, before the SDK reads it.
 
-    A body whose checksum fits is the one that DynamoDB sent, and so is complete. One without a
-    checksum must have the length that its header says, and the shape of a reply: a JSON object
-    with fields of this operation, or an error with a type.
+    A body with a correct checksum is the one that DynamoDB sent, and so is complete. One without a
+    checksum must have the length that its header says, and the shape of a reply: a JSON object with
+    fields of this operation, or an error with a type.
     """
     fault = _fault(operation_model.name, response_dict)
     if fault is not None:
@@ -166,7 +169,7 @@ def check_reply(operation_model: Any, response_dict: dict[str, Any], **_: Any) -
 
 
 def _fault(operation: str, reply: dict[str, Any]) -> str | None:
-    """What is wrong with a reply; None for one that can be parsed."""
+    """Returns what is wrong with a reply; None if it can be parsed."""
     headers, body = reply["headers"], reply["body"]
     length = headers.get("content-length")
     if length is not None and length.isdigit() and int(length) != len(body):
@@ -179,7 +182,7 @@ def _fault(operation: str, reply: dict[str, Any]) -> str | None:
 
 
 def _odd_shape(operation: str, reply: dict[str, Any]) -> str | None:
-    """What a body without a checksum lacks to be a reply of DynamoDB; None for nothing."""
+    """Returns what a body without a checksum lacks to be a reply of DynamoDB; None if nothing."""
     headers, body, status = reply["headers"], reply["body"], reply["status_code"]
     try:
         fields = json.loads(body)
@@ -199,14 +202,14 @@ def _odd_shape(operation: str, reply: dict[str, Any]) -> str | None:
 
 
 def read_error(exc: Exception, table: str, region: str) -> TidelogError:
-    """What a read, or anything that may be done twice, ended with."""
+    """Returns the error of a read, or of anything that may be done twice."""
     return _lasting_error(exc, table, region) or _unavailable(exc, table)
 
 
 class ConditionsFailed(Exception):  # noqa: N818 - not an error: the server's decision
-    """Conditions of a write did not hold: the items as they are, by the change's index.
+    """Conditions of a write did not hold; has the current items, by the change's index.
 
-    ``unchecked`` are the changes whose conditions the server did not look at, since another
+    ``unchecked`` are the changes whose conditions the server did not check, since another
     transaction held their items.
     """
 
@@ -217,7 +220,7 @@ class ConditionsFailed(Exception):  # noqa: N818 - not an error: the server's de
 
 
 def write_error(exc: Exception, table: str, region: str) -> Exception:
-    """What one attempt at a write ended with."""
+    """Returns the error of one attempt at a write."""
     reasons = _reasons(exc)
     refused = {
         index: reason.get("Item") or None
@@ -242,7 +245,7 @@ def write_error(exc: Exception, table: str, region: str) -> Exception:
 
 
 def missing_error(table: str, region: str) -> NotFoundError:
-    """There is no such table."""
+    """Returns the error for a table that does not exist."""
     return NotFoundError(
         f"catalog table `{table}`: not found in region {region}: "
         "run `tidelog init --create-catalog` or fix the URL",
@@ -252,12 +255,12 @@ def missing_error(table: str, region: str) -> NotFoundError:
 
 
 def error_code(exc: Exception) -> str | None:
-    """The server's word for an error; None where the server said nothing."""
+    """Returns the server's code for an error; None if the server sent none."""
     return exc.response["Error"].get("Code") if isinstance(exc, sdk.ClientError) else None
 
 
 def _lasting_error(exc: Exception, table: str, region: str) -> TidelogError | None:
-    """The error that repeating will not help, or None for one that may pass."""
+    """Returns the error if a retry will not help; None if it may."""
     if isinstance(exc, _NO_CREDENTIALS):
         return InvalidError(
             f"catalog table `{table}`: no usable AWS credentials: {_line(exc)}: set "
@@ -309,7 +312,7 @@ def _is_refusal(exc: Exception) -> bool:
 
 
 def _reasons(exc: Exception) -> list[dict[str, Any]]:
-    """Why each change of a write was refused, in their order; nothing for other errors."""
+    """Returns why each change of a write was refused, in order; empty for other errors."""
     response: Any = getattr(exc, "response", {})
     if error_code(exc) == "ConditionalCheckFailedException":
         return [{"Code": "ConditionalCheckFailed", "Item": response.get("Item")}]

@@ -1,13 +1,14 @@
 """The catalog in one SQLite file: the default, for any number of processes of one machine.
 
-Write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a power cut.
-Deleted rows are overwritten with zeros, and a sweep cuts the log, which has older pages.
-A full disk leaves room for what frees space (``reserve``). A catalog in a place that cannot be
-written to is read: with its log where another process has it open, else as a file that must not
-change. A change is noticed, and the file opened again.
-Each thread has a connection of its own, and none is open while the process forks
-(``sqlite_connections``); a scan reads page by page and holds nothing between pages. Network file
-systems are refused: SQLite's locks and shared memory do not work there.
+It uses write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a
+power cut. Deleted rows are overwritten with zeros, and a sweep truncates the log, which has older
+pages. A full disk leaves space for commands that free space (``disk_reserve``). A catalog that
+cannot be written to can be read: with its log if another process has it open, otherwise as a file
+that must not change. A change is noticed, and the file opened again.
+
+Each thread has its own connection, and none is open while the process forks (``connections``). A
+scan reads page by page and holds nothing between pages. Network file systems are refused: SQLite's
+locks and shared memory do not work there.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from tidelog.model.backoff import Backoff
 
 __all__ = ["SqliteCatalog", "open_sqlite"]
 
-_APPLICATION_ID = 0x54494445  # "TIDE": tells our files from other programs' databases
+_APPLICATION_ID = 0x54494445  # "TIDE": distinguishes our files from other databases
 _FORMAT = 3  # as that of the home, so that a file of another one is refused before it is read
-_BUSY_MS = 10_000  # a writer waits this long for others; each of them takes about a millisecond
+_BUSY_MS = 10_000  # how long a writer waits for others; each takes about a millisecond
 _PAGE_ROWS = 1_000
 _OPEN_BYTES = 65_536  # of the reserve: what opening a file needs
 _WRITE_BYTES = 262_144  # of the reserve: what some writes to the log need
-_GROW_BYTES = 131_072  # what is kept free while space is freed: the log's pages move into the file
+_GROW_BYTES = 131_072  # kept free while space is freed: the log's pages move into the file
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "fuse.sshfs", "fuse.s3fs"}
     | {"glusterfs", "fuse.glusterfs", "lustre", "beegfs", "ocfs2", "gfs2"}
@@ -75,7 +76,7 @@ CREATE TABLE rows (
 
 
 class _Stamp(NamedTuple):
-    """What a file was like when it was opened."""
+    """The state of a file when it was opened."""
 
     inode: int
     size: int
@@ -84,7 +85,7 @@ class _Stamp(NamedTuple):
 
 
 def open_sqlite(address: Address, *, create: bool, repeat: Repeat) -> SqliteCatalog:
-    """Open the file that ``sqlite:PATH`` names; make it where ``create`` says so."""
+    """Opens the file of ``sqlite:PATH``; creates it if ``create`` is set."""
     address.take_options(())
     if address.host or not address.path.startswith("/"):
         raise InvalidError(
@@ -109,7 +110,7 @@ class SqliteCatalog:
         self._repeat = repeat
         self._connections = Connections(path, self._connect)
         self._reserve = Reserve(path)
-        self._freeing = 0  # commands under way that free space
+        self._freeing = 0  # running commands that free space
         self._lock = threading.Lock()
         self._fixed: _Stamp | None = None  # of a file that was opened as one that never changes
 
@@ -118,7 +119,7 @@ class SqliteCatalog:
         return f"sqlite://{quote(str(self._path))}"
 
     def create(self) -> None:
-        """Make the file and its table; a file that is one of ours is left as it is."""
+        """Creates the file and its table; leaves an existing catalog as it is."""
         made_folder = not self._path.parent.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._connections.once("rwc") as connection:
@@ -137,7 +138,7 @@ class SqliteCatalog:
             os.close(descriptor)
 
     def check(self) -> None:
-        """Refuse a file that is missing or empty, or that is not a catalog of ours."""
+        """Raises for a file that is missing or empty, or that is not a catalog of ours."""
         if not self._path.exists():
             _refuse_unwritable(self._path)
             raise self._missing()
@@ -146,7 +147,7 @@ class SqliteCatalog:
         columns = [row[1] for row in self._ask("PRAGMA table_info(rows)")]
         is_empty = not self._ask("SELECT 1 FROM sqlite_schema LIMIT 1")
         if is_empty:
-            raise self._missing()  # somebody is about to create it
+            raise self._missing()  # another process is about to create it
         if application != _APPLICATION_ID or columns != ["partition", "row", "version", "value"]:
             raise InvalidError(
                 f"catalog `{self._path}`: is a SQLite file of another program or shape: "
@@ -213,7 +214,7 @@ class SqliteCatalog:
                     if is_emptied and not self._reserve.give(_WRITE_BYTES):
                         raise
                     is_emptied = True
-                    self._empty_log()  # which needs room itself where the file grows by it
+                    self._empty_log()  # needs space itself if the file grows
 
         write_settled(attempt, read_version, partition, changes, write_id, self._repeat)
 
@@ -222,10 +223,10 @@ class SqliteCatalog:
 
     @contextlib.contextmanager
     def freeing(self) -> Iterator[None]:
-        """While the block frees space, its writes may use the reserve, which is then made whole.
+        """While the block frees space, its writes may use the reserve, which is then restored.
 
-        Where there is not plenty of room, it gets back what the block has used: that is in SQLite's
-        log, which is emptied.
+        If there is not plenty of space, the reserve gets back what the block has used: that is in
+        SQLite's log, which is truncated.
         """
         with self._lock:
             self._freeing += 1
@@ -242,16 +243,16 @@ class SqliteCatalog:
             self._reserve.fill()
 
     def clear_deleted_rows(self) -> bool:
-        """Remove what SQLite's log holds of deleted rows; the file has zeros in their place.
+        """Removes what SQLite's log holds of deleted rows; the file has zeros in their place.
 
-        Returns False where a reader of another process needs the log for longer than a write waits.
+        Returns False if a reader in another process needs the log for longer than a write waits.
         """
         return self._empty_log() or _stamp(self._path).log_bytes == 0
 
     def _empty_log(self) -> bool:
-        """Move what SQLite's log holds into the file, and cut the log to nothing; best effort.
+        """Moves SQLite's log into the file and truncates it. Best effort.
 
-        Returns whether that was done.
+        Returns whether that succeeded.
         """
         with contextlib.suppress(sqlite3.Error), self._connections.use() as connection:
             ((is_busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -259,7 +260,7 @@ class SqliteCatalog:
         return False
 
     def inspect(self) -> Iterator[str]:
-        """What SQLite's own integrity check finds."""
+        """Yields what SQLite's own integrity check finds."""
         with _translated(self._path):
             found = [row[0] for row in self._ask("PRAGMA integrity_check")]
         for line in found:
@@ -267,7 +268,7 @@ class SqliteCatalog:
                 yield f"catalog `{self._path}`: {line}: keep the file, and restore it from a copy"
 
     def every_row(self) -> Iterator[tuple[str, Row]]:
-        """All rows of the file, page by page."""
+        """Yields all rows of the file, page by page."""
         after = ("", "")
         while True:
             with _translated(self._path):
@@ -286,7 +287,7 @@ class SqliteCatalog:
         if upper is not None:
             below = "AND row < ?"
             values.append(upper)
-        query = (  # only fixed words are put in; all values are bound
+        query = (  # only fixed words are interpolated; all values are bound
             "SELECT row, value, version FROM rows "  # noqa: S608
             f"WHERE partition = ? AND row {lower_is} ? {below} "
             f"ORDER BY row {'DESC' if reverse else 'ASC'} LIMIT ?"
@@ -301,7 +302,7 @@ class SqliteCatalog:
         )
 
     def _ask(self, query: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds. A file that was to stay as it is, and did not, is opened again."""
+        """Returns what a query finds. Opens a file again that was read-only and has changed."""
         while True:
             with self._connections.use() as connection:
                 found = connection.execute(query, values).fetchall()
@@ -312,7 +313,7 @@ class SqliteCatalog:
             self._connections.close()
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """Open the file; what can only be read is opened so."""
+        """Opens the file; opens a read-only file for reading."""
         if mode == "rw" and self._path.exists() and not _is_writable(self._path):
             return self._connect_to_read()
         try:
@@ -323,10 +324,10 @@ class SqliteCatalog:
         return self._connect_as(f"mode={mode}")
 
     def _connect_to_read(self) -> sqlite3.Connection:
-        """Open a file in a place that cannot be written to.
+        """Opens a file in a place that cannot be written to.
 
-        SQLite reads a log that another process has open. Without a log it needs to be told that
-        the file does not change, which ``_ask`` checks.
+        SQLite reads a log that another process has open. Without a log it must be told that the
+        file does not change, which ``_ask`` checks.
         """
         stamp = _stamp(self._path)
         try:
@@ -388,7 +389,7 @@ def _write_once(
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         if _is_full(exc) and not connection.in_transaction:
-            raise  # a frame that marks a commit needs room too, so nothing was written
+            raise  # a commit frame needs space too, so nothing was written
         raise LostReplyError(str(exc)) from exc
 
 
@@ -423,13 +424,13 @@ def _is_full(exc: BaseException) -> bool:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether this process may change a file, and make its log beside it."""
+    """Returns whether this process may change a file, and create its log beside it."""
     may = (os.access(each, os.W_OK, effective_ids=True) for each in (path, path.parent))
     return all(may)
 
 
 def _stamp(path: Path) -> _Stamp:
-    """What changes when another process writes to a file."""
+    """Returns what changes when another process writes to a file."""
     found, log_bytes = path.stat(), 0
     with contextlib.suppress(FileNotFoundError):
         log_bytes = path.with_name(f"{path.name}-wal").stat().st_size
@@ -438,7 +439,7 @@ def _stamp(path: Path) -> _Stamp:
 
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
+    """Turns SQLite's errors into ours."""
     try:
         yield
     except sqlite3.DatabaseError as exc:
@@ -466,7 +467,7 @@ def _translated(path: Path) -> Iterator[None]:
                 "with `tidelog trim` and `tidelog sweep`, and try again"
             ) from exc
         raise UnavailableError(f"catalog `{path}`: {exc}: fix it and try again") from exc
-    except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is not text
+    except UnicodeDecodeError as exc:  # SQLite's message contains a damaged table name
         raise CorruptError(
             f"catalog `{path}`: {exc.reason}: keep the file, and restore it from a copy"
         ) from exc
@@ -484,7 +485,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Tell before anything is made that a new file could not be."""
+    """Raises before anything is created if a new file could not be."""
     folder = path.parent
     while not folder.exists():
         folder = folder.parent
@@ -505,7 +506,7 @@ def _refuse_network_file_system(path: Path) -> None:
 
 
 def _file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """The type of the file system that holds a path; empty where Linux does not tell."""
+    """Returns the type of the file system of a path; empty if Linux does not say."""
     if not mounts.exists():
         return ""
     best, kind = "", ""

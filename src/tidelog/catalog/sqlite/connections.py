@@ -1,18 +1,18 @@
 """Connections to one SQLite file, one for each thread, and none of them across a fork.
 
 SQLite counts a process's locks on a file in the memory of the process. A forked child inherits the
-counts but not the locks: a connection that it opens to the same file believes that the process
-holds a lock already, and takes none. The parent then closes as if it were the last one, deletes
+counts but not the locks. A connection that it opens to the same file believes that the process
+already holds a lock, and takes none. The parent then closes as if it were the last one and deletes
 the write-ahead log, and the child goes on writing to a deleted file. So no connection of ours is
 open while a process forks:
 
-1. before a fork every connection is closed, as soon as its statement has ended; opening another
-   one waits until the fork is over, and the fork waits for one that an ending thread closes
-2. after it, parent and child each open connections of their own when they next need one
+1. Before a fork, every connection is closed as soon as its statement has ended. Opening another one
+   waits until the fork is over, and the fork waits for one that an ending thread closes.
+2. After it, parent and child each open their own connections when they next need one.
 
-A fork that went past Python (a C library that calls ``fork`` itself), or one that a signal handler
-made in the middle of a statement, cannot be prepared. The child keeps what it inherited, untouched
-and never closed, and refuses the file: one clear error before anything is written.
+A fork that bypassed Python (a C library that calls ``fork`` itself), or one from a signal handler
+in the middle of a statement, cannot be prepared. The child keeps what it inherited, untouched and
+never closed, and refuses the file with one clear error before anything is written.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Connections", "Opener"]
 
 Opener = Callable[[str], sqlite3.Connection]
 
-_CLOSE_S = 30.0  # how long a fork waits for one statement; a busy file is waited for 10 s
+_CLOSE_S = 30.0  # how long a fork waits for one statement; SQLite waits 10 s for a busy file
 
 
 class _ThreadConnection:
-    """One thread's connection; closed when the thread ends and drops it."""
+    """One thread's connection; closed when the thread ends."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path.resolve()
@@ -46,7 +46,10 @@ class _ThreadConnection:
         self.closed = False  # or not ours to close
 
     def close(self) -> None:
-        """Close it unless this thread is in the middle of a statement; wait for another thread."""
+        """Closes it unless this thread is in the middle of a statement.
+
+        Waits for another thread.
+        """
         if self.lock.acquire(timeout=_CLOSE_S):
             try:
                 if not self.busy and not self.closed:
@@ -56,7 +59,7 @@ class _ThreadConnection:
                 self.lock.release()
 
     def abandon(self) -> None:
-        """Never close it, not even when the interpreter ends: that would harm the parent."""
+        """Never closes it, not even when the interpreter ends: that would harm the parent."""
         self.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
 
@@ -71,8 +74,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.opening = threading.RLock()  # held while a connection is opened, and over a fork
-        self.closing = threading.RLock()  # held while a dropped one is closed, and over a fork
+        self.opening = threading.RLock()  # held while a connection is opened, and during a fork
+        self.closing = threading.RLock()  # held while a dropped one is closed, and during a fork
         self.opened: weakref.WeakSet[_ThreadConnection] = weakref.WeakSet()
         self.under_way: list[Path] = []  # files that are being opened
         self.refused: set[Path] = set()  # files that were open when this process was forked
@@ -81,7 +84,7 @@ class _Process:
         self.opening.acquire()
         for held in list(self.opened):
             held.close()
-        self.closing.acquire()  # last: a statement that waits for it must not be waited for
+        self.closing.acquire()  # last: the fork must not wait for a statement that waits for it
 
     def after_in_parent(self) -> None:
         self.closing.release()
@@ -99,7 +102,7 @@ class _Process:
         self.opened = weakref.WeakSet()
 
     def check(self) -> None:
-        """Notice a fork that ran no hooks."""
+        """Notices a fork that ran no hooks."""
         if self.pid != os.getpid():
             self.after_in_child()
 
@@ -123,7 +126,7 @@ class Connections:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection, for one statement or transaction that ends in the block."""
+        """Yields this thread's connection, for one statement or transaction inside the block."""
         _process.check()
         while True:
             held: _ThreadConnection | None = getattr(self._local, "held", None)
@@ -141,7 +144,7 @@ class Connections:
 
     @contextlib.contextmanager
     def once(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """A connection for this block alone; no fork happens inside."""
+        """Yields a connection for this block alone; no fork happens inside."""
         _process.check()
         with _process.opening, self._under_way():
             connection = self._opener(mode)
@@ -151,7 +154,7 @@ class Connections:
                 connection.close()
 
     def close(self) -> None:
-        """Close all of them, also those of other threads."""
+        """Closes all of them, also those of other threads."""
         _process.check()
         with _process.opening:
             for held in list(self._held):
