@@ -1,7 +1,7 @@
-"""An erasure to its end: compiled, carried into archives, swept.
+"""Finishes an erasure: compiles, erases from archives, sweeps.
 
-Deletes are seen by readers at once; their bytes go by these steps, each of which may die and be
-done again. The scribe does the same in the background, with its grace.
+Readers see deletes at once. These steps delete the bytes; each may crash and be repeated. The
+scribe does the same in the background, after its grace period.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = [
     "erase_until_settled",
 ]
 
-WAIT_MS = 10_000  # for ranges under way; a proof names those that take longer
+WAIT_MS = 10_000  # for unfinished ranges; a proof names those that take longer
 _LOOK_S = 0.5
 
 _Made = frozenset[tuple[str, int]]
 """Generations of archives."""
 
 _Seen = tuple[int, int, str]
-"""Amendments and erasures that heads count, and the version of the last audit record."""
+"""The counts of amendments and erasures in heads, and the version of the last audit record."""
 
 _Starts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What was done to let erased bytes go."""
+    """What was done to delete erased bytes."""
 
     compiled: CompileReport
     archives: list[ArchiveErasure]
@@ -59,11 +59,11 @@ class Erasure:
 
 
 def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
-    """Let all deletes of a topic reach its journals and its archives, and sweep what is left.
+    """Carries all deletes of a topic into its journals and archives, and sweeps what is left.
 
-    With a grace of 0 what was erased is gone on return; readers under way read the catalog again.
-    A range that was planned before the deletes is waited for, and is in ``archives`` if it takes
-    longer than ``wait_ms``. An archive with an error does not stop the rest: it is raised at last.
+    With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
+    Waits for ranges planned before the deletes; ``archives`` has those that take longer than
+    ``wait_ms``. An archive with an error does not stop the rest: the error is raised at the end.
     """
     errors: list[TidelogError] = []
     compiled = compile_topic(context, topic, CompilePolicy.everything())
@@ -85,9 +85,9 @@ def erase_until_settled(
     wait_ms: int,
     tell: Callable[[TidelogError], None],
 ) -> list[ArchiveErasure]:
-    """Erase from all archives until no range is under way that may hold an event.
+    """Erases from all archives until no unfinished range may hold an event.
 
-    Returns what was erased, also after ``wait_ms``: then some say that a range is under way.
+    Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
     """
     clock = context.clock
     until_ms = clock.now_ms() + wait_ms
@@ -111,19 +111,19 @@ class ArchiveEraser:
     """Carries deletes of all topics into archives, again and again; for a daemon.
 
     Also compiles journals that hold erased events below their partition's start: no row waits for
-    these, so no compile would be due. A topic without new deletes costs a read of its heads and of
-    its last audit record; deletes are carried into each new generation too. Finishes erasures from
-    archives that died on the way.
+    these, so no compile would be due. A topic without new deletes costs a read of its heads and its
+    last audit record. Carries deletes into each new generation too. Finishes erasures from archives
+    that crashed.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._done: dict[str, tuple[_Seen, _Made]] = {}  # by incarnation: what archives have
-        self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same, of trimmed events
-        self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
+        self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same for trimmed events
+        self.troubles: list[TidelogError] = []  # of the last turn; they are retried
 
     def turn(self) -> list[ArchiveErasure]:
-        """What there is to carry now; what could not be carried yet is tried again.
+        """Carries what there is to carry now, and retries what failed before.
 
         A topic or an archive with an error does not stop the others; see ``troubles``.
         """
@@ -169,10 +169,10 @@ class ArchiveEraser:
 
 
 def compile_trimmed(context: Context, topic: Topic, deleted: Places) -> bool:
-    """Compile journals that hold deleted events below the start of their partition.
+    """Compiles journals that hold deleted events below the start of their partition.
 
-    Their rows went with the trim, or were never there: archives alone had the events. Returns
-    whether all is done; False while another process compiles such a partition.
+    A trim deleted their rows, or they never existed: only archives had the events. Returns whether
+    everything is done; False while another process compiles such a partition.
     """
     done = True
     for partition, offsets in deleted.items():

@@ -1,11 +1,10 @@
-"""Follows everything that a home has to follow, in one process: its archives and its pumps.
+"""Follows all archives and pumps of a home in one process.
 
-One thread drives each of them, so that many archives need one process, and one Spark session where
-Spark is wanted. What is made while it runs is found within seconds; what was deleted, or went over
-to another generation, is left. One that fails is tried again, after waits that double up to a
-minute, and does not touch the others; while its source cannot be reached, its driver waits for it.
-A second follower of the same home waits as a standby, pipeline by pipeline. Beside them a thread
-repairs notifications that a process left undone when it died.
+One thread drives each of them, so many archives need one process, and one Spark session if Spark is
+used. New ones are found within seconds; deleted ones, and those of an old generation, are dropped.
+One that fails is retried, after waits that double up to a minute, and does not affect the others.
+While its source cannot be reached, its driver waits. A second follower of the same home waits as a
+standby, pipeline by pipeline. Another thread repairs notifications that a dead process left unsent.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ __all__ = ["Follower"]
 
 _LOOK_S = 2.0  # between looks for new archives and pumps
 _REPAIR_S = 10.0  # between rounds of notifications
-_WAIT_MAX_S = 60.0  # before one that fails is tried again
-_TELL_S = 5.0  # between reports of one whose state does not change
+_WAIT_MAX_S = 60.0  # before one that fails is retried
+_TELL_S = 5.0  # between reports of an unchanged state
 _PUMP_POLICY = FilePolicy(64_000_000, 1_000)
 
 _Key = tuple[str, ...]
@@ -54,13 +53,13 @@ class _FollowedPipeline:
     thread: threading.Thread | None = None
     part: SupervisedPart | None = None
     told_s: float = 0.0
-    opened_s: float | None = None  # when it began to ask for its shard; None while it has it
+    opened_s: float | None = None  # when it began to wait for its shard; None while it has it
     events: int = 0
     failures: int = 0  # in a row
 
 
 class Follower:
-    """Follows a home until ``stop`` is set. ``report`` may be called from any thread."""
+    """Follows a home until ``stop`` is set. May call ``report`` from any thread."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Follower:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Until told to stop; then each finishes the cycle that is under way."""
+        """Runs until stopped; then each one finishes its current cycle."""
         repairing = threading.Thread(target=self._repair_all, name="tidelog-repair", daemon=True)
         repairing.start()
         while not self._stop.is_set():
@@ -91,7 +90,7 @@ class Follower:
         repairing.join()
 
     def _look(self) -> None:
-        """Start what is new, and stop what is gone."""
+        """Starts new ones, and stops deleted ones."""
         try:
             wanted = {**dict(self._archives()), **dict(self._pumps())}
         except Exception as exc:  # noqa: BLE001 - those that run already go on
@@ -107,7 +106,7 @@ class Follower:
         now_s = self._context.clock.monotonic_s()
         for each in self._followed.values():
             if each.opened_s is not None and now_s - each.opened_s > _LOOK_S:
-                self._tell(each, "standing by")
+                self._report_state(each, "standing by")
         for key in self._followed.keys() - wanted.keys():
             each = self._followed[key]
             each.stop.set()
@@ -149,23 +148,23 @@ class Follower:
         while not each.stop.is_set():
             try:
                 self._drive(each)
-            except FencedError as exc:  # another one has it, or another generation is next
-                self._tell(each, "standing by", exc.message)
+            except FencedError as exc:  # another driver has it, or another generation is next
+                self._report_state(each, "standing by", exc.message)
                 each.stop.wait(1.0)
             except TidelogError as exc:
                 self._failed(each, exc.message)
             except Exception as exc:  # noqa: BLE001 - one must not end the others
                 self._failed(each, f"{type(exc).__name__}: {exc}")
-        self._tell(each, "stopped")
+        self._report_state(each, "stopped")
 
     def _drive(self, each: _FollowedPipeline) -> None:
-        self._tell(each, "starting")
+        self._report_state(each, "starting")
         pipeline, policy = each.open()
 
         def on_look(waiting: int) -> None:
             each.opened_s = None
             error = each.part.error if each.part is not None and each.failures else ""
-            self._tell(each, "running", error, waiting)
+            self._report_state(each, "running", error, waiting)
 
         def on_cycle(report: CycleReport) -> None:
             each.events += report.events
@@ -174,12 +173,12 @@ class Follower:
                 with contained(each.name, lambda error: errors.append(error.message)):
                     each.after()
             each.failures = each.failures + 1 if errors else 0
-            self._tell(each, "running", errors[0] if errors else "")
+            self._report_state(each, "running", errors[0] if errors else "")
 
         def on_outage(error: TidelogError, _: float) -> None:
             each.opened_s = None
             each.failures += 1
-            self._tell(each, "failed", error.message)
+            self._report_state(each, "failed", error.message)
 
         how = DriverOptions(
             follow=True,
@@ -198,13 +197,13 @@ class Follower:
 
     def _failed(self, each: _FollowedPipeline, message: str) -> None:
         each.failures += 1
-        self._tell(each, "failed", message)
+        self._report_state(each, "failed", message)
         each.stop.wait(min(_WAIT_MAX_S, 0.5 * 2 ** min(each.failures, 10)))
 
-    def _tell(
+    def _report_state(
         self, each: _FollowedPipeline, state: str, error: str = "", waiting: int | None = None
     ) -> None:
-        """Report where something has changed, and now and then where only numbers have."""
+        """Reports a changed state at once, and changed numbers now and then."""
         with self._lock:
             self._tell_alone(each, state, error, waiting)
 
@@ -213,7 +212,7 @@ class Follower:
     ) -> None:
         clock, before = self._context.clock, each.part
         if state == "standing by" and not error and each.opened_s is None:
-            return  # it got its shard in this moment
+            return  # it just got its shard
         same = before is not None and (before.state, before.error) == (state, error)
         if same and clock.monotonic_s() - each.told_s < _TELL_S:
             return
@@ -247,7 +246,7 @@ class Follower:
                 return
 
     def _repair_round(self) -> list[str]:
-        """Repair the notifications of all topics; returns the errors."""
+        """Repairs the notifications of all topics. Returns the errors."""
         errors: list[str] = []
         with contained("notifications", lambda error: errors.append(error.message)):
             self._repair_topics(errors)
@@ -260,7 +259,7 @@ class Follower:
                 continue
             with (
                 contained(f"topic `{topic.name}`", lambda error: errors.append(error.message)),
-                contextlib.suppress(NotFoundError),  # deleted meanwhile
+                contextlib.suppress(NotFoundError),  # deleted in between
             ):
                 targets = [open_target(url, context.environ) for url in topic.notify]
                 errors.extend(str(error) for error in repair(context, topic, targets).errors)

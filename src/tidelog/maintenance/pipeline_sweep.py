@@ -1,33 +1,33 @@
-"""Sweeping pipelines: what attempts have staged and recorded, and nobody will finish.
+"""Sweeps pipelines: deletes what attempts staged and recorded and no process will finish.
 
-1. list what is staged, and all manifests, each with the epoch that it was made under
-2. read heads, intents and commits, after that
-3. delete what no intent and no commit names, if no range of its epoch is under way, and it is
-   older than the grace; of manifests, below the epoch of the last driver that has looked for
-   ranges which a restored catalog has forgotten (``forgotten``)
+1. list what is staged, and all manifests, each with its epoch
+2. after that, read heads, intents and commits
+3. delete what no intent and no commit names, if its epoch has no unfinished range and it is older
+   than the grace period; for manifests, below the epoch of the last driver that has looked for
+   ranges that a restored catalog lost (``pipeline.aside``)
 
-Only an attempt at an intent stages and records, and what it has made is named when it decides that
-intent, which expects the head and the intent as they were. So an epoch has a range under way only
-where a head has that epoch, and an intent that is not decided. What other heads say does not
-matter: a source partition that is gone keeps the epoch of the last driver that had it. A frozen
-head has no range under way, nor has a driver that has released its shard: the sweep reads shards
-before intents, so what it has decided is named. So what is not named when the rows are read will
-never be; what is young, or of a driver that may live, stays for a later sweep. Dying anywhere
-leaves less to do for the next one. An epoch above those of all heads is of a catalog before its
-restore: what was staged under it stays until drivers have reached it.
+Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
+a write that expects the head and the intent unchanged. So an epoch has an unfinished range only if
+a head has that epoch and an undecided intent. Other heads do not matter: a deleted source partition
+keeps the epoch of its last driver. A frozen head has no unfinished range. Nor has a driver that has
+released its shard: the sweep reads shards before intents, so what it decided is named. So what is
+not named when the rows are read will never be. What is young, or belongs to a driver that may be
+alive, stays for a later sweep. After a crash anywhere, the next sweep has less to do. An epoch
+above those of all heads comes from before a restore of the catalog: what was staged under it stays
+until drivers have reached it.
 
-What a topic's sink stages again without erased events is beside what it was made of, and named
-with that.
+What a topic's sink stages again without erased events is next to its original, and is named with
+it.
 
-An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
-is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
-A sweep of an archive finishes such an erasure: it may have died, and its topic be deleted since.
-It also corrects entries of tables that a register left which died beside an erasure.
+An erasure (``erasure.rewrite``) is the exception: it needs no head. Its commit's row says so before
+anything is staged. While one does, what is staged under the erasure's epoch stays, named or not. A
+sweep of an archive finishes such an erasure: it may have crashed, and its topic may be deleted. It
+also corrects entries of tables that a crashed register left stale next to an erasure.
 
-Before that, old commits of archives are merged (``compact``), a bounded number in each sweep.
+Before that, a sweep merges a bounded number of old commits of archives (``commit_retention``).
 
-A playback by Spark has no rows. What it has staged goes when nothing of it is younger than the
-grace: it removes that itself, unless it is killed.
+A playback by Spark has no rows. It deletes what it staged, unless it is killed; then the sweep
+does, once nothing of it is younger than the grace period.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class PipelineSweep:
     pipelines: int = 0
     objects_deleted: int = 0
     bytes_deleted: int = 0
-    objects_young: int = 0  # would have been deleted but for the grace
+    objects_young: int = 0  # kept only because of the grace period
     uploads_aborted: int = 0
     unlisted: list[TidelogError] = field(default_factory=list)  # of stores, as in ``SweepReport``
     commits_merged: int = 0  # rows of archives' commits that became part of others
 
 
 def sweep_archives(context: Context, grace_ms: int) -> PipelineSweep:
-    """All generations of all archives, and all named pipelines; what is retired goes as a whole.
+    """Sweeps all generations of all archives, and all named pipelines; deletes retired ones.
 
     An archive or a pipeline with an error does not stop the others: it is raised at the end.
     """
@@ -115,12 +115,11 @@ def sweep_pipeline(
     tally: PipelineSweep,
     forgotten: frozenset[str] | None = None,
 ) -> bool:
-    """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``.
+    """Sweeps one pipeline, with its files staged in ``store``, and ``forgotten`` manifests.
 
-    Returns whether an erasure is under way in it, or has died there.
-
-    None for the pipeline of an archive. Its manifests stay until a driver has looked at them, as
-    they may be all that is known of a range that a restored catalog does not know.
+    Returns whether an erasure is running in it, or has crashed there. ``forgotten`` is None for the
+    pipeline of an archive. Its manifests stay until a driver has looked at them, because they may
+    be all that is known about a range that a restored catalog lost.
     """
     staged = list(store.list(layout.staging_of(pipeline)))
     manifests = list(context.store.list(layout.manifests(pipeline)))
@@ -148,7 +147,7 @@ def sweep_pipeline(
 
 
 def _is_looked_at(key: str, named: _NamedObjects) -> bool:
-    """Whether a driver has seen that a manifest is not of a range which the catalog forgot."""
+    """Returns whether a driver has checked that a manifest is not of a lost range."""
     looked = named.looked.get(layout.folder_of_manifest(key), 0)
     return layout.manifest_epoch(key) < looked
 
@@ -172,7 +171,7 @@ def _sweep_archive(context: Context, archive: Archive, grace_ms: int, tally: Pip
 
 
 def _compact(context: Context, pipeline: str, tally: PipelineSweep) -> None:
-    """Merge old commits of an archive, and delete manifests that merged ones have replaced."""
+    """Merges old commits of an archive, and deletes the manifests that merged ones replaced."""
     now_ms = trusted_now_ms(context)
     for partition in read_partitions(context, pipeline):
         where = pipeline, partition, now_ms
@@ -181,12 +180,12 @@ def _compact(context: Context, pipeline: str, tally: PipelineSweep) -> None:
 
 
 def _is_ours(context: Context, archive: Archive) -> bool:
-    """Whether to sweep it: what is outside of a copy is left to the original."""
+    """Returns whether to sweep it: what is outside a copied home belongs to the original."""
     return not is_outside(context, archive) or context.standing.owns(archive.home)
 
 
 def _sweep_playbacks(context: Context, grace_ms: int, tally: PipelineSweep) -> None:
-    """What playbacks by Spark have staged, each as a whole."""
+    """Sweeps what playbacks by Spark staged, each as a whole."""
     old_ms = trusted_now_ms(context) - grace_ms
     staged = context.store.list(layout.playback_stagings())
     for _, found in groupby(staged, lambda info: info.key.split("/")[1]):
@@ -198,7 +197,7 @@ def _sweep_playbacks(context: Context, grace_ms: int, tally: PipelineSweep) -> N
 
 
 def _abort_uploads(context: Context, grace_ms: int, tally: PipelineSweep) -> None:
-    """In the stores of archives; the home's own is swept with its topics."""
+    """Aborts uploads in the stores of archives; the home's own is swept with its topics."""
     ours = [each for each in list_archives(context) if _is_ours(context, each)]
     ours = [each for each in ours if each.state_name in ("ready", "ended")]
     stores = [files_at(context, each) for each in ours]
@@ -221,17 +220,17 @@ class _NamedObjects:
 
     keys: set[str] = field(default_factory=set)
     erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
-    under_way: set[int] = field(default_factory=set)  # epochs with a range that is not decided
+    under_way: set[int] = field(default_factory=set)  # epochs with an undecided range
     epoch: int = 0  # the highest of all heads
     looked: dict[str, int] = field(default_factory=dict)  # by ``manifest_folder``, see ``Progress``
 
     def has(self, key: str) -> bool:
-        """Whether rows name an object, or what it was made of without erased events."""
+        """Returns whether rows name an object, or its original with erased events."""
         folder, _, name = key.rpartition("/")
         return key in self.keys or f"{folder}/{name.partition('.')[0]}" in self.keys
 
     def may_decide(self, epoch: int) -> bool:
-        """Whether something that was made under an epoch may still be named."""
+        """Returns whether something made under an epoch may still be named."""
         return epoch in self.under_way or epoch > self.epoch
 
 
@@ -255,16 +254,16 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
         for found in read_commit_rows(context, pipeline, partition):
             commit = found.committed
             named.keys.update([commit.manifest, *commit.replaced])
-            if commit.rewrite:  # an erasure goes on
+            if commit.rewrite:  # an erasure is running
                 named.keys.add(commit.rewrite)
                 named.erasing.add(layout.manifest_epoch(commit.rewrite))
     return named
 
 
 def _ended_epochs(context: Context, pipeline: str) -> set[int]:
-    """The epochs of drivers that have released their shards: none of them writes any more.
+    """Returns the epochs of drivers that have released their shards: none of them writes.
 
-    A driver that was killed, or lost its shard, released nothing, and may only be slow.
+    A driver that was killed, or lost its shard, released nothing, and may just be slow.
     """
     where = layout.pipeline_shards(pipeline)
     rows = context.catalog.scan(where, "shard/", "shard0")

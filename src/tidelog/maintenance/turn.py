@@ -1,7 +1,7 @@
-"""Maintenance of a home as a whole: compile, erase from archives, sweep.
+"""Maintenance of a whole home: compiles, erases from archives, sweeps.
 
-``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it, and so do the commands ``scribe``,
-``sweep`` and ``up`` and the scribe's function on AWS, through ``Home``: none has steps of its own.
+``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
+``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = ["ArchiveTurns", "carry_closed_deletes", "carry_deletes", "sweep_every
 
 
 def sweep_everything(context: Context, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
-    """Sweep topics, then archives and pipelines; an error of these is raised at the end."""
+    """Sweeps topics, then archives and pipelines; raises an error of the latter at the end."""
     swept = sweep_home(context, grace_ms, accept_loss)
     return _joined(swept, sweep_archives(context, grace_ms))
 
 
 def carry_deletes(context: Context, topic: Topic) -> None:
-    """Erase from archives what was deleted from a topic, before the topic itself is deleted.
+    """Erases from archives what was deleted from a topic, before the topic itself is deleted.
 
-    Its audit is deleted with it, and nothing else says what archives still have to erase.
-    ``UnavailableError`` while a range is under way that may hold such an event.
+    Its audit is deleted with it, and nothing else says what archives still have to erase. Raises
+    ``UnavailableError`` while an unfinished range may hold such an event.
     """
     _check_settled(topic, erase_from_archives(context, topic, settled_offsets(context, topic)))
 
 
 def carry_closed_deletes(context: Context, topic: Topic) -> None:
-    """Do the same once the heads of the topic are closed, for deletes that returned meanwhile.
+    """Does the same after the heads of the topic are closed, for deletes that ended since.
 
-    From then on no delete lands in the topic, so this is all that archives ever have to erase.
+    No later delete can reach the topic, so this is all that archives ever have to erase.
     """
     errors: list[TidelogError] = []
     deleted = closed_offsets(context, topic)
@@ -61,7 +61,7 @@ def _check_settled(topic: Topic, done: Iterable[ArchiveErasure]) -> None:
 
 
 class ArchiveTurns:
-    """The part of a scribe's turns that concerns archives; remembers which deletes they have."""
+    """The part of a scribe's turn for archives; remembers which deletes they have."""
 
     def __init__(self, context: Context, how: ScribeOptions) -> None:
         self._context = context
@@ -69,9 +69,9 @@ class ArchiveTurns:
         self._eraser = ArchiveEraser(context)
 
     def __call__(self, turn: Turn) -> Turn:
-        """Carry deletes into archives, and sweep these where topics were swept.
+        """Carries deletes into archives, and sweeps these if topics were swept.
 
-        Errors are troubles of the turn: the next one tries again.
+        Errors become troubles of the turn, and the next turn retries.
         """
         troubles: list[TidelogError] = []
         events, swept = 0, turn.swept

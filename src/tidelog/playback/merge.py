@@ -1,17 +1,15 @@
-"""The events of all partitions of a topic by time, as Arrow from end to end.
+"""Merges the events of all partitions of a topic by time, in Arrow from end to end.
 
-Compiling goes on beside it: when journals have taken the place of runs, it opens its scans again
-after the last event that it has given out. Amendments are seen that were made before it began, and
-later ones where their runs were not loaded yet.
+Compiles may run at the same time: when journals replace runs, the merge opens its scans again after
+the last event it returned. It sees amendments made before it began, and later ones in runs that
+were not loaded yet.
 
-Runs into batches by time, window by window.
-
-A window is a stretch of time for which all runs that begin in it are at hand: as many as fit into a
-bound of bytes. What they hold is joined, sorted and given out, and the rest of them waits for later
-windows. So memory follows the bounds, not the range: a window becomes as short as a millisecond
-where events are dense, and that one is given out run by run, as its order is that of partitions and
-offsets. Runs that overlap very many windows wait in files. While a window is worked on, the runs of
-the next one are fetched.
+A window is a period of time for which all runs that begin in it are loaded: as many as fit into a
+limit of bytes. Their events are joined, sorted and returned, and the rest of them waits for later
+windows. So memory follows the limits, not the range. With dense events a window shrinks to one
+millisecond, which is returned run by run, because its order is that of partitions and offsets. Runs
+that overlap very many windows wait in files. While one window is processed, the runs of the next
+are fetched.
 """
 
 from __future__ import annotations
@@ -56,9 +54,9 @@ __all__ = [
 def play_events(
     context: Context, topic: str, start: Time = None, end: Time = None, as_of: AsOf = None
 ) -> Iterator[Event]:
-    """The events of ``[start, end)`` by time, as they are now; by default the last 15 minutes.
+    """Yields the events of ``[start, end)`` by time, as of now; by default the last 15 minutes.
 
-    ``NotFoundError`` when events of it are trimmed meanwhile.
+    Raises ``NotFoundError`` if some of them are trimmed in between.
     """
     return itertools.chain.from_iterable(
         map(_events, play_arrow(context, topic, start, end, as_of))
@@ -68,7 +66,7 @@ def play_events(
 def play_arrow(
     context: Context, topic: str, start: Time = None, end: Time = None, as_of: AsOf = None
 ) -> Iterator[pa.RecordBatch]:
-    """The same as Arrow batches in event columns."""
+    """Yields the same as Arrow batches in event columns."""
     found = find_topic(context, topic)
     times = time_range(start, end, context.clock.now_ms())
     with Pool(READERS, "tidelog-playback") as pool:
@@ -85,10 +83,10 @@ def play(
     pool: Executor | None = None,
     bounds: BufferBounds | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """What was pinned, from the beginning or after a cursor, by time.
+    """Yields what was pinned, from the beginning or after a cursor, by time.
 
-    Without a pool there are no threads. ``NotFoundError`` when events of it are trimmed meanwhile,
-    or the topic is deleted.
+    Without a pool it uses no threads. Raises ``NotFoundError`` if some events are trimmed in
+    between, or the topic is deleted.
     """
     if topic.incarnation != pin.incarnation:
         raise InvalidError(
@@ -104,7 +102,7 @@ def play(
                     yield batch
                 is_over = True
             except SwappedError:
-                continue  # events stay where they are, so it goes on after the last one
+                continue  # events keep their offsets, so resume after the last one
 
 
 def _with_pool(context: Context, topic: Topic, pin: Pin) -> Iterator[pa.RecordBatch]:
@@ -113,7 +111,7 @@ def _with_pool(context: Context, topic: Topic, pin: Pin) -> Iterator[pa.RecordBa
 
 
 class _PlaybackPass:
-    """A playback from a cursor on, as long as nothing is compiled: what is wanted, and where."""
+    """A playback from a cursor on, as long as nothing is compiled."""
 
     def __init__(
         self, context: Context, topic: Topic, pin: Pin, after: Cursor | None, pool: Executor | None
@@ -129,7 +127,7 @@ class _PlaybackPass:
         self._windows: Windows | None = None
 
     def batches(self, bounds: BufferBounds) -> Iterator[pa.RecordBatch]:
-        """All that is left. ``SwappedError`` when it is to be opened again."""
+        """Yields everything that is left. Raises ``SwappedError`` if it must be opened again."""
         ahead = Ahead(self._standing, self._pin, self._times, self._groups, self._pool)
         end_ms = self._times.end_ms
         windows = Windows(self._topic.name, ahead, self._load, end_ms, bounds, self._pool)
@@ -137,7 +135,7 @@ class _PlaybackPass:
         return windows.batches()
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Stops fetching."""
         if self._windows is not None:
             self._windows.stop()
 
@@ -148,7 +146,7 @@ class _PlaybackPass:
             raise self._lost(found, exc) from exc
 
     def _load(self, found: FoundRun) -> TimedRows:
-        """The events of a run that are wanted."""
+        """Loads the wanted events of a run."""
         partition = found.partition
         wanted = EventFilter(
             partition=partition,
@@ -169,7 +167,7 @@ class _PlaybackPass:
                     raise self._lost(found, exc) from exc
 
     def _lost(self, found: FoundRun, error: NotFoundError) -> Exception:
-        """An object is gone: it was trimmed, or something is wrong. ``SwappedError``."""
+        """Returns the error for a missing object: trimmed, ``SwappedError``, or damage."""
         head = self._standing.check(found.partition)
         if found.run.base < head.start:
             return trimmed(self._topic, found.partition, found.base, head.start)
@@ -177,14 +175,14 @@ class _PlaybackPass:
 
 
 def _last(batch: pa.RecordBatch) -> Cursor:
-    """The place of a batch's last event."""
+    """Returns the position of a batch's last event."""
     row = batch.num_rows - 1
     places = (batch.column(name)[row].as_py() for name in ("partition", "offset"))
     return Cursor(batch.column("timestamp")[row].value, *places)
 
 
 def _events(batch: pa.RecordBatch) -> Iterator[Event]:
-    """Each event of a batch in event columns."""
+    """Yields each event of a batch in event columns."""
     columns = batch.select(STORED_SCHEMA.names)
     places = zip(
         batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True
@@ -192,21 +190,21 @@ def _events(batch: pa.RecordBatch) -> Iterator[Event]:
     topic = batch.column("topic")[0].as_py()
     try:
         events = events_of(columns, topic, 0, 0)
-    except CorruptError as exc:  # which knows no place
+    except CorruptError as exc:  # the error has no position
         raise bad_text(batch) from exc
     for event, (partition, offset) in zip(events, places, strict=True):
         yield msgspec.structs.replace(event, partition=partition, offset=offset)
 
 
-READERS = 8  # runs fetched at once
+READERS = 8  # runs to fetch in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class BufferBounds:
-    """How much a playback holds."""
+    """How much a playback keeps in memory."""
 
-    window_bytes: int = 32 << 20  # of events that are sorted at once
-    ahead_bytes: int = 64 << 20  # of runs that are fetched before they are needed
+    window_bytes: int = 32 << 20  # of events to sort at once
+    ahead_bytes: int = 64 << 20  # of runs to fetch in advance
     held_bytes: int = 128 << 20  # of runs that wait for later windows; more go into files
     batch_events: int = BATCH_EVENTS_MAX
 
@@ -215,16 +213,16 @@ class RunsAhead(Protocol):
     """Runs by the time of their first event."""
 
     def peek(self) -> FoundRun | None:
-        """The next run, or None when there are no more."""
+        """Returns the next run, or None if there are no more."""
         ...
 
     def take(self) -> FoundRun:
-        """The same, which then counts as taken."""
+        """Returns the same, and moves on."""
         ...
 
 
 class Windows:
-    """One playback under way; ``load`` gets the wanted events of a run, all before ``end_ms``."""
+    """One running playback. ``load`` returns the wanted events of a run before ``end_ms``."""
 
     def __init__(
         self,
@@ -241,14 +239,14 @@ class Windows:
         self._end_ms = end_ms
         self._bounds = bounds
         self._pool = pool
-        self._coming: deque[BufferedRun] = deque()  # being fetched, by their first time
+        self._coming: deque[BufferedRun] = deque()  # being fetched, by first time
         self._coming_bytes = 0
-        self._held: list[BufferedRun] = []  # that have begun
+        self._held: list[BufferedRun] = []  # runs that have begun
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All windows, in batches."""
+        """Yields all windows, in batches."""
         while (at_ms := self._next_ms()) is not None:
-            end_ms = self._narrowed(at_ms, self._admit(at_ms))
+            end_ms = self._earlier_end(at_ms, self._admit(at_ms))
             if end_ms == at_ms:
                 yield from self._one_by_one(at_ms)
             else:
@@ -258,12 +256,12 @@ class Windows:
                     yield from self._cut(joined(self._topic, slices))
 
     def stop(self) -> None:
-        """Whatever is on its way is not needed any more."""
+        """Cancels what is being fetched."""
         for held in (*self._coming, *self._held):
             held.cancel()
 
     def _next_ms(self) -> int | None:
-        """A time before which there is no event any more; None at the end."""
+        """Returns a time before which there is no more event; None at the end."""
         times = [held.next_ms for held in self._held]
         following = self._peek()
         if following is not None:
@@ -271,9 +269,9 @@ class Windows:
         return min(times, default=None)
 
     def _admit(self, at_ms: int) -> int:
-        """Let runs begin, as many as fit; the time up to which all that begin are at hand.
+        """Adds as many runs as fit. Returns the time up to which all that begin are loaded.
 
-        The same time where those that begin at it alone are too many.
+        Returns the same time if the runs that begin at it are already too many.
         """
         following = self._peek()
         room = self._bounds.window_bytes
@@ -287,8 +285,8 @@ class Windows:
             following = self._peek()
         return self._end_ms
 
-    def _narrowed(self, at_ms: int, end_ms: int) -> int:
-        """An earlier end, where too much is held up to this one; at worst none at all."""
+    def _earlier_end(self, at_ms: int, end_ms: int) -> int:
+        """Returns an earlier end if there is too much up to this one; at worst the start."""
         while end_ms > at_ms:
             size = sum(held.bytes_before(end_ms) for held in self._held)
             if size <= 2 * self._bounds.window_bytes or len(self._held) == 1:
@@ -297,7 +295,7 @@ class Windows:
         return at_ms
 
     def _one_by_one(self, at_ms: int) -> Iterator[pa.RecordBatch]:
-        """A millisecond that holds more than a window may: run by run, by partition and offset."""
+        """Yields a millisecond that exceeds a window: run by run, by partition and offset."""
         while self._coming and self._coming[0].found.first_ms <= at_ms:
             self._begin()
         while (found := self._ahead.peek()) is not None and found.first_ms <= at_ms:
@@ -321,7 +319,7 @@ class Windows:
             yield batch.slice(first, self._bounds.batch_events)
 
     def _peek(self) -> FoundRun | None:
-        """The next run that has not begun; runs behind it are fetched meanwhile."""
+        """Returns the next run that has not begun, and fetches runs after it."""
         ahead_bytes = self._bounds.ahead_bytes if self._pool is not None else 0
         while not self._coming or self._coming_bytes < ahead_bytes:
             if self._ahead.peek() is None:
@@ -338,7 +336,7 @@ class Windows:
         self._held.append(held)
 
     def _settle(self) -> None:
-        """Let go of runs that are done, and put some aside where they hold too much."""
+        """Drops finished runs, and moves some into files if they use too much memory."""
         self._held = [held for held in self._held if not held.is_done]
         total = sum(held.bytes for held in self._held)
         for held in sorted(self._held, key=lambda each: each.bytes, reverse=True):

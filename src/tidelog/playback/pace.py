@@ -1,4 +1,4 @@
-"""How fast a playback goes, and what it tells of each slot."""
+"""Paces a playback, and counts its slots."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tidelog.errors import InvalidError
 __all__ = ["SlotCount", "SlotCounter", "check_speed", "paced", "times_of"]
 
 _TOGETHER_S = 0.005  # events due within this go out together
-_SOON_S = 1e-6  # less is no pause
-_LOOK_S = 0.2  # how soon a pause sees that it should stop
+_SOON_S = 1e-6  # too short for a pause
+_LOOK_S = 0.2  # how often a pause checks for a stop
 
 
 def check_speed(text: str) -> float | None:
-    """A factor, or None for ``max``. ``InvalidError``."""
+    """Parses a factor; None for ``max``. Raises ``InvalidError``."""
     if text == "max":
         return None
     try:
@@ -39,10 +39,10 @@ def paced(
     clock: Clock,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches, cut so that each event goes out when it is due, counted from the first one.
+    """Yields the batches, cut so that each event goes out when due, relative to the first one.
 
-    Pauses are kept, divided by ``speed``. Whoever takes them too slowly gets larger ones, and is
-    not given less. Ends early when ``stopped`` says so.
+    Pauses are divided by ``speed``. A slow consumer gets larger batches and loses nothing. Ends
+    early if ``stopped`` returns True.
     """
     began: tuple[float, int] | None = None
     for batch in batches:
@@ -66,13 +66,13 @@ def paced(
 
 
 def times_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The event times of a batch, in ms."""
+    """Returns the event times of a batch, in ms."""
     times: npt.NDArray[np.int64] = batch.column("timestamp").cast(pa.int64()).to_numpy()
     return times
 
 
 class SlotCount(NamedTuple):
-    """What came out of one slot; ``first_ms`` is None for an empty one."""
+    """What one slot contained; ``first_ms`` is None for an empty one."""
 
     slot_ms: int
     first_ms: int | None
@@ -80,18 +80,18 @@ class SlotCount(NamedTuple):
 
 
 class SlotCounter:
-    """Counts events by slot, as they come out."""
+    """Counts events by slot as they go out."""
 
     def __init__(self, slot_ms: int, start_ms: int, end_ms: int, empty: bool = False) -> None:
         self._slot_ms = slot_ms
-        self._next_ms = start_ms // slot_ms * slot_ms  # the first slot that is not told yet
+        self._next_ms = start_ms // slot_ms * slot_ms  # the first slot that is not reported yet
         self._end_ms = end_ms
         self._empty = empty
         self._open: SlotCount | None = None  # more may come
         self.slots = 0  # with events
 
     def add(self, batch: pa.RecordBatch) -> Iterator[SlotCount]:
-        """The slots that a batch ends, and empty ones between, where they are wanted."""
+        """Yields the slots that a batch ends and, if wanted, empty ones in between."""
         times = times_of(batch)
         numbers = times // self._slot_ms
         firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -109,7 +109,7 @@ class SlotCounter:
         return self._with_empty(found)
 
     def rest(self, finished: bool = True) -> Iterator[SlotCount]:
-        """The last slot, and empty ones up to the end where there is no more to come."""
+        """Yields the last slot, and empty ones up to the end if the playback is finished."""
         if self._open is not None:
             yield from self._with_empty([self._open])
             self._open = None
@@ -132,7 +132,7 @@ class SlotCounter:
 
 
 def _wait_until(due_s: float, clock: Clock, stopped: Callable[[], bool]) -> bool:
-    """Whether the time has come, and not the end of all."""
+    """Waits. Returns whether the time has come; False if stopped."""
     while (left_s := due_s - clock.monotonic_s()) > _SOON_S:
         if stopped():
             return False

@@ -1,6 +1,6 @@
-"""A playback from beginning to end: what was pinned, at its speed, lot by lot into a sink.
+"""Runs a playback from beginning to end: what was pinned, at its speed, lot by lot.
 
-The steps of one with a name stand in ``named``.
+``session`` has the steps of a named playback.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PlaybackOptions:
-    """How a playback goes."""
+    """How to run a playback."""
 
-    speed: float | None = None  # a factor; None: as fast as it can
-    empty_slots: bool = False  # told too
+    speed: float | None = None  # a factor; None: as fast as possible
+    empty_slots: bool = False  # report them too
     on_slot: Callable[[SlotCount], None] = lambda _: None
     stopped: Callable[[], bool] = lambda: False
 
@@ -51,14 +51,14 @@ class PlaybackResult:
     events: int = 0
     slots: int = 0  # with events
     last: Cursor | None = None  # the last event that is out
-    left_out: int = 0  # of the events, since they were erased from the target
+    left_out: int = 0  # events skipped because they were erased from the target
     finished: bool = False
-    before: PlaybackState | None = None  # of a named one that another run had finished
+    before: PlaybackState | None = None  # of a named playback that another run had finished
 
 
 @dataclass(frozen=True)
 class Playback:
-    """What is played, and by what."""
+    """What to play, and with what."""
 
     context: Context
     topic: Topic
@@ -67,15 +67,15 @@ class Playback:
     how: PlaybackOptions = field(default_factory=PlaybackOptions)
 
     def batches(self, after: Cursor | None = None) -> Generator[pa.RecordBatch, None, None]:
-        """What is left after a cursor, by time."""
+        """Yields what is left after a cursor, by time."""
         return play(self.context, self.topic, self.pin, after=after, pool=self.pool)
 
     def span(self) -> contextlib.AbstractContextManager[None]:
-        """Around all of it, for whoever traces."""
+        """Returns a trace span around the playback."""
         return self.context.spans.span("tidelog.playback", topic=self.topic.name)
 
     def put(self, lot: Lot, sink: PlaybackSink) -> int:
-        """Put a lot, in a span of its own; how many of its events were left out as erased."""
+        """Puts a lot, in its own span. Returns how many of its events were skipped as erased."""
         with self.context.spans.span("tidelog.put", events=lot.batch.num_rows):
             return sink.put(lot) or 0
 
@@ -86,7 +86,7 @@ class Playback:
         sink: PlaybackSink,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> Iterator[Lot]:
-        """Lots as the sink takes them, when they are due, counted from a number on."""
+        """Yields lots of the sink's size when they are due, numbered from ``number``."""
 
         def ended() -> bool:
             return self.how.stopped() or is_lost()
@@ -101,7 +101,7 @@ class Playback:
 
 
 def run_playback(playback: Playback, sink: PlaybackSink) -> PlaybackResult:
-    """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
+    """Plays everything, or until stopped. What was put is out; it cannot be resumed exactly."""
     told = _Progress(playback, None)
     with playback.span(), contextlib.closing(playback.batches()) as batches:
         for lot in playback.lots(batches, 0, sink):
@@ -112,9 +112,9 @@ def run_playback(playback: Playback, sink: PlaybackSink) -> PlaybackResult:
 def run_named(
     playback: Playback, named: NamedPlayback, open_sink: Callable[[], PlaybackSink]
 ) -> PlaybackResult:
-    """Play what is left of a playback that was taken, or until it is stopped.
+    """Plays what is left of a playback that we own, or until stopped.
 
-    ``FencedError`` when another process takes it meanwhile.
+    Raises ``FencedError`` if another process takes it over.
     """
     try:
         with named.beating() as lost, opened(open_sink) as sink:
@@ -132,7 +132,7 @@ def run_named(
 
 @contextlib.contextmanager
 def opened(open_sink: Callable[[], PlaybackSink]) -> Iterator[PlaybackSink]:
-    """A sink that is closed in the end, as failed where the body fails."""
+    """Yields a sink, and closes it at the end; as failed if the body fails."""
     sink = open_sink()
     try:
         yield sink
@@ -145,7 +145,7 @@ def opened(open_sink: Callable[[], PlaybackSink]) -> Iterator[PlaybackSink]:
 def split_at(
     batches: Iterator[pa.RecordBatch], until: Cursor
 ) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
-    """All up to an event as one batch, if there is any; and what comes after it."""
+    """Returns everything up to an event as one batch, if any, and what comes after it."""
     before: list[pa.RecordBatch] = []
     after: list[pa.RecordBatch] = []
     for batch in batches:
@@ -168,7 +168,7 @@ def _play_rest(
         left: Iterator[pa.RecordBatch] = batches
         if state.until is not None:
             first, left = split_at(batches, state.until)
-            named.beat()  # the lot is intended already, and it must be ours
+            named.beat()  # the lot is intended, so it must still be ours
             if first is not None:
                 lot = Lot(number, first, state.until_number)
                 told.add(lot, playback.put(lot, sink))
@@ -177,12 +177,12 @@ def _play_rest(
             named.intend(lot.last, lot.end, sink.reached())
             told.add(lot, playback.put(lot, sink))
         if is_lost():
-            named.beat()  # says so
+            named.beat()  # raises if it is not ours
     return told.done()
 
 
 def _rows_up_to(batch: pa.RecordBatch, until: Cursor) -> int:
-    """How many events of a batch do not come after one."""
+    """Returns how many events of a batch are not after ``until``."""
     times = times_of(batch)
     places, offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
     tied = (places < until.partition) | ((places == until.partition) & (offsets <= until.offset))
@@ -190,7 +190,7 @@ def _rows_up_to(batch: pa.RecordBatch, until: Cursor) -> int:
 
 
 class _Progress:
-    """Counts what is out, and tells of each slot."""
+    """Counts what is out, and reports each slot."""
 
     def __init__(self, playback: Playback, after: Cursor | None) -> None:
         times = playback.pin.range

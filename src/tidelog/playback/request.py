@@ -1,14 +1,12 @@
-"""What a person asked to be played, and how that becomes, or fits, what is pinned.
+"""Turns a playback request into a pin: what to play, fixed when the playback begins.
 
-What a playback plays, fixed when it begins.
+The end of each partition is read once: later events are not part of the playback, so it ends, and
+is the same when it is resumed. As of an earlier state, ends are those that the topic had then. The
+pin also has the lowest offset that the range needs in each partition, so that a trim which removes
+some of it can be distinguished from one that does not.
 
-The end of each partition is read once: what is appended later is not part of the playback, so that
-it ends, and is the same when it is resumed. As of an earlier state, ends are those that the topic
-had then. What the range needs of each partition is noted too, so that a trim which takes some of it
-away is told from one that does not.
-
-A journal counts as committed when its newest run was: as of a time before that, a partition ends
-where the journal begins. So compiling makes earlier states coarser, and never wrong.
+A journal counts as committed when its newest run was: as of an earlier time, a partition ends where
+the journal begins. So compiling makes earlier states coarser, and never wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _INSIDE = ("topic", "stdout", "null")  # sinks that no other home can share
 
 @dataclass(frozen=True, slots=True)
 class PlaybackRequest:
-    """A playback in a person's words; None for what was not said."""
+    """A playback as requested; None for what was not given."""
 
     topic: str
     sink: str
@@ -63,7 +61,7 @@ class PlaybackRequest:
 
 
 def parse_as_of(text: str | None, now_ms: int) -> AsOf:
-    """A commit time, or offsets as ``P:O,P:O``. ``InvalidError``."""
+    """Parses a commit time, or offsets as ``P:O,P:O``. Raises ``InvalidError``."""
     if text is None:
         return None
     if not _OFFSETS.fullmatch(text):
@@ -78,7 +76,7 @@ def parse_as_of(text: str | None, now_ms: int) -> AsOf:
 def pin_asked(
     context: Context, asked: PlaybackRequest, pool: Executor | None = None
 ) -> tuple[Topic, Pin]:
-    """The topic, and what is played of it."""
+    """Returns the topic, and what to play of it."""
     now_ms = context.clock.now_ms()
     times = time_range(asked.start, asked.end, now_ms)
     as_of = parse_as_of(asked.as_of, now_ms)
@@ -89,10 +87,10 @@ def pin_asked(
 def pinned_playback(
     context: Context, name: str, asked: PlaybackRequest, pool: Executor | None = None
 ) -> tuple[Topic, PlaybackPin]:
-    """The playback of this name, which is started where there is none.
+    """Returns the playback with this name, and starts it if there is none.
 
-    ``InvalidError`` when it was asked for something else, or when its topic, or the one that it
-    plays into, was deleted and made again.
+    Raises ``InvalidError`` if it has other settings, or if its topic or its target topic was
+    deleted and created again.
     """
     address = check_playback_sink(asked.sink, named=True)
     target = find_target(context, address.path).incarnation if address.scheme == "topic" else ""
@@ -159,10 +157,10 @@ def pin_topic(
     as_of: AsOf = None,
     pool: Executor | None = None,
 ) -> Pin:
-    """Fix the ends of a topic, now or as of an earlier state.
+    """Pins the ends of a topic, now or as of an earlier state.
 
-    ``InvalidError`` for a partition that is not there and an end that was never reached,
-    ``NotFoundError`` for one that was trimmed.
+    Raises ``InvalidError`` for a missing partition or an end that was never reached. Raises
+    ``NotFoundError`` for an end that was trimmed.
     """
     offsets = as_of if isinstance(as_of, Mapping) else {}
     for partition in offsets:
@@ -189,9 +187,9 @@ def pin_topic(
 
 
 def check_needed(topic: Topic, pin: Pin, partition: int, time_ms: int, head: Head) -> None:
-    """``NotFoundError`` when something from this time on was trimmed since the playback began.
+    """Raises ``NotFoundError`` if events from this time on were trimmed since the start.
 
-    The head is one that was read after rows: a trim raises the start before it removes any.
+    ``head`` must be read after the rows: a trim raises the start before it deletes any.
     """
     needed = pin.floors[partition].needed(time_ms)
     if needed is not None and head.start > needed:
@@ -225,12 +223,12 @@ def _checked(topic: Topic, partition: int, head: Head, end: int) -> int:
 
 
 def _end_at(context: Context, topic: Topic, partition: int, head: Head, time_ms: int) -> int:
-    """The end at a commit time: a border between runs committed by then, and later ones.
+    """Returns the end at a commit time: a border between runs committed by then, and later ones.
 
-    Found by halving, so it takes few looks; where clocks of producers differ there may be
-    several such borders, and any of them is an end that the partition once had.
+    Uses bisection, so it takes few reads. If clocks of producers differ, there may be several such
+    borders, and each is an end that the partition once had.
     """
-    low, high = head.start, head.next  # all before `low` counts, nothing from `high` on
+    low, high = head.start, head.next  # everything before `low` counts, nothing from `high` on
     while low < high:
         middle = (low + high) // 2
         run = _holder(context, topic, partition, head, middle)

@@ -1,12 +1,10 @@
-"""A run on its way through a playback: loaded, cut to what is wanted, sorted by time.
+"""Loads runs for a playback, filters and sorts them, and buffers them.
 
-It is read once, however many windows it takes part in, and held until its last event is out. One
-that waits long may be put aside into a file without a name, which goes with the process.
+A run is read once, however many windows it is part of, and kept until its last event is out. One
+that waits long may be moved into a file without a name, which vanishes with the process.
 
-Loading what a playback has found: runs, journals and their row groups, as amendments leave them.
-
-It needs the store alone, so tasks use it too. The footers of journals are kept while their row
-groups are played.
+``Loader`` loads runs, journals and their row groups, with amendments applied. It needs only the
+store, so tasks use it too. It caches the footers of journals while their row groups are played.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class EventFilter:
     def mask(
         self, times: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Which events of a run are wanted; they stand at these offsets."""
+        """Returns which events of a run, at these offsets, are wanted."""
         wanted = (offsets >= self.start) & (offsets < self.end)
         wanted &= (times >= self.start_ms) & (times < self.end_ms)
         if self.after is not None and self.partition <= self.after.partition:
@@ -73,16 +71,16 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class TimedRows:
-    """Events of one run, by time; those of one time by offset."""
+    """Events of one run by time, then by offset."""
 
-    batch: pa.RecordBatch  # in stored columns, and with offsets
+    batch: pa.RecordBatch  # in stored columns, with offsets
     times: npt.NDArray[np.int64]
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunSlice:
-    """Some events of a run that follow one another in time."""
+    """Consecutive events of a run, by time."""
 
     partition: int
     base: int  # of the run
@@ -91,7 +89,7 @@ class RunSlice:
 
 
 class BufferedRun:
-    """One run; ``load`` gets its events. With a pool it can be fetched before it is needed."""
+    """One run; ``load`` returns its events. With a pool it can be fetched in advance."""
 
     def __init__(self, found: FoundRun, load: Callable[[], TimedRows]) -> None:
         self.found = found
@@ -103,31 +101,31 @@ class BufferedRun:
         self.is_done = False  # all its events are out
 
     def fetch(self, pool: Executor | None) -> None:
-        """Begin to fetch it, unless that was done before."""
+        """Starts to fetch it, unless that has begun."""
         if pool is not None and self._coming is None and self._rows is None:
             self._coming = pool.submit(self._load)
 
     def cancel(self) -> None:
-        """Nobody needs it any more."""
+        """Cancels the fetch."""
         if self._coming is not None:
             self._coming.cancel()
 
     @property
     def next_ms(self) -> int:
-        """The time of its next event; before it is loaded, one before which there is none."""
+        """Returns the time of its next event; before it is loaded, a lower bound."""
         return self.found.first_ms if self._rows is None else int(self._rows.times[self._at])
 
     @property
     def bytes(self) -> int:
-        """What it holds in memory now."""
+        """Returns how much memory it uses now."""
         return 0 if self._rows is None or self._aside else self._rows.bytes
 
     def bytes_before(self, time_ms: int) -> int:
-        """Returns how many bytes its next events have that are older."""
+        """Returns the size of its next events before a time."""
         return batch_bytes(self._loaded().batch.slice(self._at, self._before(time_ms)))
 
     def take(self, time_ms: int) -> RunSlice | None:
-        """Its next events that are older, which then count as taken."""
+        """Returns its next events before a time, and moves on."""
         rows, first = self._loaded(), self._at
         self._at += self._before(time_ms)
         if self._at == len(rows.times):
@@ -138,7 +136,7 @@ class BufferedRun:
         return RunSlice(self.found.partition, self.found.base, part, times)
 
     def put_aside(self) -> None:
-        """Move what is left into a file; it is read from there as it is needed."""
+        """Moves what is left into a file, and reads it from there later."""
         left = self._loaded().batch.slice(self._at)
         with tempfile.TemporaryFile(prefix="tidelog-playback-") as file:
             with pa.ipc.new_file(file, _SCHEMA) as writer:
@@ -163,7 +161,7 @@ class BufferedRun:
 
 
 def kept_rows(parts: Sequence[Stored], wanted: EventFilter) -> TimedRows:
-    """What is wanted of some rows that follow one another."""
+    """Returns the wanted events of consecutive rows."""
     batches = [part.batch for part in parts]
     offsets = np.concatenate([part.offsets for part in parts] or [np.zeros(0, np.int64)])
     table = pa.Table.from_batches(batches, STORED_SCHEMA)
@@ -179,7 +177,7 @@ def kept_rows(parts: Sequence[Stored], wanted: EventFilter) -> TimedRows:
 
 
 def joined(topic: str, slices: list[RunSlice]) -> pa.RecordBatch:
-    """All events of some slices in event columns, by time; ties by partition and offset."""
+    """Joins slices in event columns, by time; ties by partition and offset."""
     ordered = sorted(slices, key=lambda each: (each.partition, each.base))
     batch = one_batch([each.batch for each in ordered], _SCHEMA)
     places = np.repeat(
@@ -188,7 +186,8 @@ def joined(topic: str, slices: list[RunSlice]) -> pa.RecordBatch:
     )
     times = np.concatenate([each.times for each in ordered])
     if not _is_sorted(times):
-        order = np.argsort(times, kind="stable")  # runs come by partition and offset, so ties do
+        # Runs come by partition and offset, so ties do too.
+        order = np.argsort(times, kind="stable")
         batch, places = batch.take(pa.array(order)), places[order]
     name = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(batch.num_rows, np.int8)), pa.array([topic])
@@ -210,9 +209,9 @@ _FOOTERS = 64  # of journals that are played at once
 
 
 class Loader:
-    """Gets events of one topic from the store. Safe to share between threads.
+    """Loads events of one topic from the store. Safe to share among threads.
 
-    ``NotFoundError`` when an object is gone.
+    Raises ``NotFoundError`` if an object is missing.
     """
 
     def __init__(self, store: Store, topic: str) -> None:
@@ -222,11 +221,11 @@ class Loader:
         self._lock = threading.Lock()
 
     def groups(self, found: FoundRun) -> Sequence[RowGroup]:
-        """The row groups of a journal."""
+        """Returns the row groups of a journal."""
         return self._file(found).groups
 
     def load(self, found: FoundRun, wanted: EventFilter, amendments: Amendments) -> TimedRows:
-        """The events that are wanted of what was found."""
+        """Returns the wanted events of a run."""
         return kept_rows(list(self._parts(found, wanted, amendments)), wanted)
 
     def _parts(

@@ -1,20 +1,18 @@
-"""The runs that a playback comes to, over all partitions, by the time of their first event.
+"""Queues the runs of a playback over all partitions, by the time of their first event.
 
-Slot rows are read some at a time, always of the partition that lags most. A run is given out once
-no row that is still unread can bring one that begins before it. Of a large journal its row groups
-come instead, each by its own first time, so that what is held does not grow with journals.
+Slot rows are read in pages, always of the partition that is furthest behind. A run is returned once
+no unread row can have one that begins before it. For a large journal its row groups are returned
+instead, each by its own first time, so memory does not grow with journals.
 
-Whether what a playback has found in the catalog still stands.
-
-Journals may take the place of runs at any time. Events stay where they are, and so do their times;
-but rows go, new ones may stand before the time that was reached, and objects are swept later. Each
-swap raises the head's ``compiled``. So a playback notes it before it reads rows, and compares it
-after each read, before anything rests on what was read: as long as it is the same, so is the list
-of runs. When it has changed, the playback is opened again after the last event that is out, which
-is what a resume does.
+``SwapGuard`` checks that what a playback found in the catalog is still valid. Journals may replace
+runs at any time. Events keep their offsets and times, but rows are deleted, new ones may appear
+before the time that was reached, and objects are swept later. Each swap raises the head's
+``compiled``. So a playback notes it before it reads rows, and compares it after each read, before
+it uses what was read: while it is the same, so is the list of runs. If it has changed, the playback
+is opened again after the last event that is out, like a resume.
 
 Amendments are read when a run is loaded, and ``compiled`` and the start are compared after that: an
-amendment's row goes only after a swap whose journal has it, or a trim beyond its offset.
+amendment's row is deleted only after a swap whose journal has it, or a trim past its offset.
 """
 
 from __future__ import annotations
@@ -44,48 +42,48 @@ __all__ = [
     "SwappedError",
 ]
 
-_ROWS = 500  # slot rows read at once, of one partition
+_ROWS = 500  # slot rows per read, of one partition
 _ROWS_ALL = 20_000  # of all partitions together, about
-_WHOLE_BYTES = 8 << 20  # a journal up to this size is played as a run is
+_WHOLE_BYTES = 8 << 20  # a journal up to this size is played like a run
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class FoundRun:
     """A run that overlaps the range, or one row group of a journal that does."""
 
-    first_ms: int  # of the run, or of what is wanted where that is later
+    first_ms: int  # of the run, or of its wanted part if that is later
     partition: int
     base: int
     run: Run = field(compare=False)
     group: RowGroup | None = field(default=None, compare=False)
-    amendments: Amendments = field(default=NO_AMENDMENTS, compare=False)  # where it was planned
+    amendments: Amendments = field(default=NO_AMENDMENTS, compare=False)  # if it was planned
 
     @property
     def end(self) -> int:
-        """The offset after its last."""
+        """Returns the offset after its last."""
         return self.run.end if self.group is None else self.group.last + 1
 
     @property
     def last_ms(self) -> int:
-        """The time of its last event."""
+        """Returns the time of its last event."""
         return self.run.last_ms if self.group is None else self.group.last_ms
 
     @property
     def raw_bytes(self) -> int:
-        """About how much it holds."""
+        """Returns about how much it holds."""
         if self.group is None:
             return self.run.raw_bytes
         return self.run.raw_bytes * self.group.rows // max(1, self.run.events)
 
 
 Groups = Callable[[FoundRun], Iterable[RowGroup]]
-"""Gives the row groups of a journal that was found."""
+"""Returns the row groups of a journal."""
 
 
 class Ahead:
-    """Runs in the order in which a playback from ``times.start_ms`` on needs them.
+    """Runs in the order in which a playback from ``times.start_ms`` needs them.
 
-    ``SwappedError`` when the list of runs has changed since it was opened.
+    Raises ``SwappedError`` if the list of runs has changed since it was opened.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class Ahead:
         heapq.heapify(self._unread)
 
     def peek(self) -> FoundRun | None:
-        """The next run, or None when there are no more."""
+        """Returns the next run, or None if there are no more."""
         while True:
             self._read_up_to()
             if not self._heap or not _is_large(self._heap[0]):
@@ -123,11 +121,11 @@ class Ahead:
             self._open_journal(heapq.heappop(self._heap))
 
     def take(self) -> FoundRun:
-        """The same, which then counts as taken."""
+        """Returns the same, and moves on."""
         return heapq.heappop(self._heap)
 
     def _read_up_to(self) -> None:
-        """Read rows until none that is unread can bring a run before the first one."""
+        """Reads rows until no unread one can have a run before the first."""
         while self._unread and (not self._heap or self._unread[0][0] < self._heap[0].first_ms):
             _, partition = self._unread[0]
             following = self._read_on(partition)
@@ -147,7 +145,7 @@ class Ahead:
         return timeline
 
     def _read_on(self, partition: int) -> SlotEntry | None:
-        """Read some rows of a partition and find their runs; the row after them."""
+        """Reads some rows of a partition and finds their runs. Returns the row after them."""
         timeline = self._timelines[partition]
         from_ms = timeline.next.start_ms if timeline.next else self._times.end_ms
         listed = [
@@ -165,7 +163,7 @@ class Ahead:
         return timeline.next
 
     def _add(self, found: FoundRun) -> None:
-        """Wait for the turn of a run, if it is wanted."""
+        """Queues a run, if it is wanted."""
         start_ms, end_ms = self._times.start_ms, self._times.end_ms
         if found.last_ms >= start_ms and found.first_ms < end_ms:
             first_ms = max(found.first_ms, start_ms)
@@ -174,7 +172,7 @@ class Ahead:
             )
 
     def _open_journal(self, found: FoundRun) -> None:
-        """Let the row groups of a journal take its place."""
+        """Replaces a journal with its row groups."""
         start, end = self._pin.starts[found.partition], self._pin.ends[found.partition]
         for group in self._groups(found):
             if group.first < end and group.last >= start:
@@ -182,13 +180,13 @@ class Ahead:
                 self._add(part)
 
     def _is_new(self, partition: int, listed: SlotEntry) -> bool:
-        """Whether a row brings a run that is wanted and has not come before."""
+        """Returns whether a row has a wanted run that has not appeared before."""
         if listed.base >= self._pin.ends[partition] or listed.end <= self._pin.starts[partition]:
             return False
         return self._known[partition].add(listed)
 
     def _missing(self, partition: int, listed: SlotEntry, head: Head) -> Exception:
-        """A slot row has no run, though nothing was compiled."""
+        """Returns the error for a slot row without a run, though nothing was compiled."""
         if listed.end <= head.start:
             return trimmed(self._topic, partition, listed.base, head.start)
         return CorruptError(
@@ -198,20 +196,20 @@ class Ahead:
 
 
 def _is_large(found: FoundRun) -> bool:
-    """Whether a journal is played by its row groups."""
+    """Returns whether a journal is played by its row groups."""
     is_whole = found.run.journal is not None and found.group is None
     return is_whole and found.run.raw_bytes > _WHOLE_BYTES
 
 
 class _SeenRuns:
-    """Which runs have come already, as long as their second row may still come."""
+    """The runs that have appeared, while their second row may still come."""
 
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}
         self._room = _ROWS
 
     def add(self, listed: SlotEntry) -> bool:
-        """Whether the run is a new one. Its second slot follows the first at once."""
+        """Returns whether the run is new. Its second slot follows right after the first."""
         if len(self._ends) >= self._room:
             at_ms = listed.start_ms
             self._ends = {base: end for base, end in self._ends.items() if end >= at_ms}
@@ -222,7 +220,7 @@ class _SeenRuns:
 
 
 class _Timeline:
-    """The slot rows of one partition, with a look at the next one."""
+    """The slot rows of one partition, with one row of lookahead."""
 
     def __init__(self, slots: PartitionSlots) -> None:
         self.slots = slots
@@ -237,15 +235,15 @@ class _Timeline:
         return found
 
 
-_RECENT_S = 1.0  # a head this old still tells of amendments; those that came later need not show
+_RECENT_S = 1.0  # a head this old is recent enough: later amendments need not show
 
 
 class SwappedError(ConflictError):
-    """Journals took the place of runs that a playback had found: open it where it stands."""
+    """Journals replaced runs that a playback had found: open it again where it is."""
 
 
 class SwapGuard:
-    """The heads of a topic as a playback found them. Safe to share between threads."""
+    """The heads of a topic as a playback found them. Safe to share among threads."""
 
     def __init__(self, context: Context, topic: Topic) -> None:
         self.context = context
@@ -255,30 +253,30 @@ class SwapGuard:
         self._recent: dict[int, tuple[Head, float]] = {}
 
     def note(self, partition: int) -> Head:
-        """To be called before any row of a partition is read."""
+        """Notes the head; call this before reading any row of a partition."""
         head = self._read(partition)
         self._compiled[partition] = head.compiled
         self._starts[partition] = head.start
         return head
 
     def check(self, partition: int) -> Head:
-        """The head as it is now. ``SwappedError`` when something was compiled since it was noted.
+        """Returns the current head. Raises ``SwappedError`` if something was compiled since.
 
-        ``NotFoundError`` when the topic was deleted.
+        Raises ``NotFoundError`` if the topic was deleted.
         """
         return self._compared(partition, self._read(partition))
 
     def recent(self, partition: int) -> Head:
-        """The head as it was a moment ago, after the playback had begun. Raises as ``check``."""
+        """Returns a head of a moment ago, after the playback began. Raises like ``check``."""
         head, read_s = self._recent[partition]
         if self.context.clock.monotonic_s() - read_s > _RECENT_S:
             return self.check(partition)
-        return self._compared(partition, head)  # another thread may have met the swap
+        return self._compared(partition, head)  # another thread may have seen the swap
 
     def amendments(self, partition: int, start: int, end: int, head: Head) -> Amendments:
-        """Those of ``[start, end)`` that are in no journal which was found.
+        """Returns the amendments of ``[start, end)`` that are in no journal which was found.
 
-        ``head`` is a recent one, or a newer. ``SwappedError`` when they may not be all.
+        ``head`` is a recent one, or newer. Raises ``SwappedError`` if they may be incomplete.
         """
         found = NO_AMENDMENTS
         if are_pending(head, start, end):

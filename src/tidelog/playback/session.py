@@ -1,46 +1,44 @@
-"""A playback with a name: it can be stopped, or die, and be resumed by any process.
+"""A named playback: it can be stopped, or crash, and any process can resume it.
 
-1. pin: the rows ``pin`` and ``state``, where there are none
-2. take: owner and epoch + 1 in ``state``, by the version that was read, if nobody living has it
+1. pin: the rows ``pin`` and ``state``, if there are none
+2. take: owner and epoch + 1 in ``state``, by its version, if no living process has it
 3. intend: ``state`` with the last event of the next lot, by our own version; the lot before, if
-   there was one, counts as out from here on
+   there was one, counts as out from now on
 4. put the lot into the sink; back to step 3
-5. finish: ``state`` says that all is out
-6. forget: ``pin`` goes, and ``state`` becomes that of the name's next generation
+5. finish: ``state`` says that everything is out
+6. forget: delete ``pin``; ``state`` becomes that of the name's next generation
 
-| dies after | what is there                         | who goes on                                |
-|------------|---------------------------------------|--------------------------------------------|
-| 1          | a playback that nobody drives         | the next who resumes it                    |
-| 2          | an owner that is silent               | the next, when it is seen to be dead       |
-| 3          | a lot that is not, or partly, out     | the next puts this lot, from its first     |
-|            |                                       | event to its last, and goes on             |
-| 4          | a lot that is out, and not known to be| the same; a topic shows it has it already  |
-| 5          | a finished playback                   | nobody needs to; who resumes it is told so |
-| 6          | a name that is free                   | nobody needs to; see ``names``             |
+| crash after | what is there                         | what happens next                          |
+|-------------|---------------------------------------|--------------------------------------------|
+| 1           | a playback without an owner           | any process resumes it                     |
+| 2           | an owner that is silent               | another process, once the owner is dead    |
+| 3           | a lot that is not, or partly, out     | the next process puts this lot, from its   |
+|             |                                       | first event to its last, and continues     |
+| 4           | a lot that is out, but not recorded   | the same; a topic shows that it has it     |
+| 5           | a finished playback                   | nothing; a resume reports it               |
+| 6           | a free name                           | nothing; see below                         |
 
-What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it, less what was
-deleted since; values may be updated. So how far a sink came is a lot, never a number of events
-inside of one: a transaction, or a request, is a lot of its own. Into a topic
-a lot goes by one commit for each partition, under the producer ``:playback:<name>`` and with
-numbers that follow from ``state``: what its row there shows is stored. Who takes it over opens
-that producer anew, so that an older process can put nothing any more; into other sinks that one may
-put the lot it has begun, and no other, as each lot is intended first.
+The content of a lot follows from ``pin`` and the cursors around it, whichever process puts it,
+minus what was deleted since; values may be updated. So the progress of a sink is a lot, never a
+number of events in one: a transaction or a request is exactly one lot. In a topic a lot is one
+commit per partition, by the producer ``:playback:<name>``, with numbers that follow from ``state``:
+what the producer's row shows is stored. A process that takes over opens that producer again, so an
+older process can no longer put anything. Into other sinks the older process may still put the lot
+it has begun, and no other, because each lot is intended first.
 
-A name that was forgotten may be begun again. Its row ``state`` stays for good, so that no delayed
-repeat can bring a playback back, and counts generations: what sinks know of an older one, such as
-its producer, is not taken for the new one's.
+A forgotten name can be used again. Its row ``state`` stays forever, so no delayed packet can bring
+a playback back, and it counts generations: what sinks know about an older one, such as its
+producer, is never mistaken for the new one's.
 
-Playbacks by their names: begun, found, listed and forgotten.
-
-A name is in the registry so that it can be listed; what counts are the rows of the playback itself.
+The registry lists names; only the rows of the playback itself decide.
 
 1. begin: the name into the registry          → a name without a pin, which is not listed
-2. begin: the rows ``pin`` and ``state``      → a playback that nobody drives
-3. forget: take it, then step 6 of ``named``  → a name without a pin, which is not listed
-4. forget: the name out of the registry, by the version that it had before step 3
+2. begin: the rows ``pin`` and ``state``      → a playback without an owner
+3. forget: take it, then step 6 above         → a name without a pin, which is not listed
+4. forget: delete the name from the registry, by the version it had before step 3
 
-Who begins writes the registry's row after a look at ``state``, whose version the pin expects. So a
-name that is begun while it is forgotten has a newer row than the one that step 4 would remove.
+A process that begins a playback writes the registry's row after reading ``state``, whose version
+the pin expects. So a name that is begun while it is forgotten has a newer row than step 4 deletes.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ _LOOK_S = 0.2  # between looks at a playback that another process has
 
 
 class NamedPlayback:
-    """One process's hold on a playback that was started, in the generation of its pin."""
+    """One process's ownership of a playback, in the generation of its pin."""
 
     def __init__(self, context: Context, name: str, generation: int = 1) -> None:
         self.name = name
@@ -93,11 +91,11 @@ class NamedPlayback:
         self._where = layout.playback_partition(name)
         self._version = ""
         self._silence = Silence(context)
-        self._lock = threading.Lock()  # of a process's own beats and intents
+        self._lock = threading.Lock()  # for a process's own heartbeats and intents
         self._process = ProcessGuard(f"playback `{name}`", self._leave_to_parent)
 
     def try_take(self) -> bool:
-        """Step 2, if nobody living has it; also one that is finished. Call it again to wait."""
+        """Step 2, if no living process has it, also if it is finished. Call it again to wait."""
         row = self._context.catalog.get(self._where, layout.PLAYBACK_STATE)
         if row is None:
             raise InvalidError(f"playback `{self.name}`: was never started: start it first")
@@ -115,7 +113,7 @@ class NamedPlayback:
         return self._put(taken, row.version)
 
     def take(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until it can be taken; False when ``stopped`` said so before."""
+        """Waits until it can be taken. Returns False if ``stopped`` returned True before."""
         while not self.try_take():
             if stopped():
                 return False
@@ -123,28 +121,29 @@ class NamedPlayback:
         return True
 
     def beat(self) -> None:
-        """Say that we are alive, and see that it is ours. ``FencedError`` when it is not."""
+        """Sends a heartbeat. Raises ``FencedError`` if it is not ours any more."""
         with self._lock:
             self._change(self.state, beat=self.state.beat + 1)
 
     def intend(self, until: Cursor, number: int, reached: int = 0) -> None:
-        """Step 3: the lot up to this event is next, and after it comes that number.
+        """Step 3: intends the lot up to this event; ``number`` comes after it.
 
-        ``reached`` is how long a file was before it. ``FencedError`` as for :meth:`beat`.
+        ``reached`` is the length of a file before the lot. Raises ``FencedError`` like
+        :meth:`beat`.
         """
         with self._lock:
             self._change(self._moved(), until=until, until_number=number, reached=reached)
 
     def finish(self, reached: int = 0) -> None:
-        """Step 5, when the lot under way was the last."""
+        """Step 5, after the last lot."""
         finished_ms = max(1, self._context.clock.now_ms())
         with self._lock:
             self._change(self._moved(), owner="", mark="", reached=reached, finished_ms=finished_ms)
 
     def release(self, lot_is_out: bool, reached: int = 0) -> None:
-        """Let it go, with what is known of the lot under way.
+        """Releases it, with what is known about the current lot.
 
-        One that was lost needs none, and a forked child has none to release.
+        A playback that was lost needs no release, and a forked child has none to release.
         """
         if self._process.is_foreign:
             return
@@ -155,14 +154,14 @@ class NamedPlayback:
                 self._change(self.state, owner="", mark="")
 
     def forget(self) -> None:
-        """Step 6. ``FencedError`` when another process has taken it since."""
+        """Step 6. Raises ``FencedError`` if another process has taken it since."""
         with self._lock:
             fresh = PlaybackState(generation=self._generation + 1)
             if not self._put(fresh, self._version, Delete(layout.PLAYBACK_PIN)):
                 raise self._fenced()
 
     def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
-        """Heartbeats while the body runs; the event is set when the playback was lost."""
+        """Sends heartbeats while the body runs. Sets the event if the playback is lost."""
         return beating(self._context, self.beat)
 
     def _leave_to_parent(self) -> None:
@@ -170,7 +169,7 @@ class NamedPlayback:
         self._lock = RefusingLock(self._process)  # type: ignore[assignment]
 
     def _moved(self) -> PlaybackState:
-        """The state with the lot under way counted as out."""
+        """Returns the state with the current lot counted as out."""
         state = self.state
         if state.until is None:
             return state
@@ -179,9 +178,9 @@ class NamedPlayback:
         )
 
     def _change(self, state: PlaybackState, **fields: object) -> None:
-        """With the lock held: write our state again, by our own version.
+        """With the lock held: writes our state again, by our own version.
 
-        The row may have that of an earlier write of ours, of which the outcome was not known.
+        The row may have the version of an earlier write of ours with an unknown outcome.
         """
         changed = msgspec.structs.replace(state, **fields)
         if self._put(changed, self._version):
@@ -202,7 +201,7 @@ class NamedPlayback:
         )
 
     def _put(self, state: PlaybackState, version: str, *others: Change) -> bool:
-        """Write by the version that we know; False when somebody else was first."""
+        """Writes by the version that we know. Returns False if another process was first."""
         self._process.check()
         wanted = Put(layout.PLAYBACK_STATE, encode_row(state), version)
         mine = write_held(self._context, self._where, f"playback `{self.name}`", wanted, *others)
@@ -219,7 +218,7 @@ _ATTEMPTS = 20  # of one write whose replies get lost
 
 @dataclass(frozen=True, slots=True)
 class KnownPlayback:
-    """A playback as it stands now."""
+    """A playback as it is now."""
 
     name: str
     pinned: PlaybackPin
@@ -228,14 +227,14 @@ class KnownPlayback:
 
 
 def find_playback(context: Context, name: str) -> PlaybackPin | None:
-    """What a playback of this name was told, or None where there is none."""
+    """Returns the settings of the playback with this name, or None."""
     check_playback_name(name)
     row = context.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
     return decode_row(row.value, PlaybackPin, f"playback `{name}`") if row else None
 
 
 def start_playback(context: Context, name: str, wanted: PlaybackPin) -> PlaybackPin:
-    """Steps 1 and 2; of two at once, what the first one was told."""
+    """Steps 1 and 2. Of two at once, returns the settings of the first."""
     check_playback_name(name)
     where = layout.playback_partition(name)
     for attempt in range(_ATTEMPTS):
@@ -259,7 +258,7 @@ def start_playback(context: Context, name: str, wanted: PlaybackPin) -> Playback
 
 
 def list_playbacks(context: Context) -> Iterator[KnownPlayback]:
-    """All that have names, by name, also those that are finished."""
+    """Lists all named playbacks by name, also finished ones."""
     for row in context.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
         name = row.value.decode()
         pinned = find_playback(context, name)
@@ -272,9 +271,9 @@ def list_playbacks(context: Context) -> Iterator[KnownPlayback]:
 
 
 def forget_playback(context: Context, name: str) -> None:
-    """Steps 3 and 4; what it has played stays where it is. ``NotFoundError``.
+    """Steps 3 and 4. What it has played stays. Raises ``NotFoundError``.
 
-    ``InvalidError`` while a process plays it; one that is only silent is waited for.
+    Raises ``InvalidError`` while a process plays it; waits for one that is only silent.
     """
     known = context.catalog.get(layout.REGISTRY, layout.playback_row(name))
     pinned = find_playback(context, name)

@@ -1,17 +1,17 @@
-"""Which runs of a partition overlap a range of times, found by their slot rows.
+"""Finds the runs of a partition that overlap a time range, by their slot rows.
 
-A run stands in the lowest level of slots where it touches two of them at most (``model.slot``). So
-a lookup reads, of each level, the rows of the slots that the range overlaps: one range scan, which
-gives only rows that are there, however long the stretches between them are. Levels without any row
-cost nothing: a look at the next row after a level's range leads over all of them at once.
+A run is in the lowest level of slots where it touches at most two (``model.slot``). So a lookup
+reads, for each level, the rows of the slots that the range overlaps: one range scan, which returns
+only existing rows, however long the gaps. Levels without rows cost nothing: reading the next row
+after a level's range skips all of them at once.
 
-The scans are lazy, so what is held does not grow with the range. They show a run that was there
-when they began. Journals may take the place of runs while they last, and then rows before the time
-that was reached may be new: whoever scans compares the head's ``compiled`` after each read, and
-opens the scans again at that time when it has changed (``standing``).
+The scans are lazy, so memory does not grow with the range. They show every run that existed when
+they began. Journals may replace runs during the scans, and then there may be new rows before the
+time that was reached. So a caller compares the head's ``compiled`` after each read, and opens the
+scans again at that time if it has changed (``run_queue.SwapGuard``).
 
-The value of a run's slot row is its end, that of a journal's is its end and a ``j``. A row without
-it below the head's ``journaled`` is left from a run that a journal has replaced.
+The value of a run's slot row is its end; a journal's also has a ``j``. A row without it below the
+head's ``journaled`` is left from a run that a journal replaced.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tidelog.model.topic import Topic
 
 __all__ = ["PartitionSlots", "SlotEntry", "floors_of"]
 
-_CLOSE = 8  # runs so many times as far apart as they are long are read by one scan
+_CLOSE = 8  # up to this ratio of distance to length, one scan reads several runs
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEntry:
-    """A slot row: a run has events in a slot, or may have."""
+    """A slot row: a run has, or may have, events in a slot."""
 
     start_ms: int  # of the slot
     end_ms: int
@@ -61,15 +61,15 @@ class PartitionSlots:
         self._levels = list(self._levels_with_rows())
 
     def by_start(self) -> Iterator[SlotEntry]:
-        """All rows, by the start of their slots. A run may come twice."""
+        """Yields all rows by the start of their slots. A run may appear twice."""
         return heapq.merge(*map(self._rows, self._levels), key=attrgetter("start_ms"))
 
     def by_end(self) -> Iterator[SlotEntry]:
-        """All rows, by the end of their slots."""
+        """Yields all rows by the end of their slots."""
         return heapq.merge(*map(self._rows, self._levels), key=attrgetter("end_ms"))
 
     def runs(self, listed: Sequence[SlotEntry]) -> dict[int, Run]:
-        """The runs of some rows, by base; one whose row is gone is missing."""
+        """Returns the runs of some rows, by base; omits a run whose row is deleted."""
         found: dict[int, Run] = {}
         for is_journal, name in ((False, layout.run_row), (True, layout.journal_row)):
             some = [each for each in listed if each.is_journal == is_journal]
@@ -78,7 +78,7 @@ class PartitionSlots:
         return {each.base: found[each.base] for each in listed if each.base in found}
 
     def _named(self, name: Callable[[int], str], first: int, last: int) -> dict[int, Run]:
-        """The rows of one kind between two bases."""
+        """Returns the rows of one kind between two bases."""
         if first == last:
             row = self._context.catalog.get(self._where, name(first))
             rows: Iterable[Row] = [] if row is None else [row]
@@ -88,7 +88,7 @@ class PartitionSlots:
         return {run.base: run for run in runs}
 
     def _levels_with_rows(self) -> Iterator[int]:
-        """Levels that have a row in the range: one look for each level that has any row at all."""
+        """Yields levels with a row in the range: one read per level that has any row at all."""
         level = 0
         while level < level_count(self._slot_ms) and self._range.start_ms < self._range.end_ms:
             first, end = self._bounds(level)
@@ -124,11 +124,11 @@ class PartitionSlots:
 
 
 def floors_of(slots: PartitionSlots, bounds: tuple[int, int], entries: int) -> Floors:
-    """The least offsets of ``[start, end)`` that are needed, in few entries."""
+    """Returns the least offsets of ``[start, end)`` that are needed, in few entries."""
     start, end = bounds
     until: list[int] = []
     least: list[int] = []
-    rows, each = 0, 1  # so many rows make one entry
+    rows, each = 0, 1  # how many rows make one entry
     for listed in slots.by_end():
         if listed.base >= end or listed.end <= start:
             continue
@@ -152,7 +152,7 @@ def _pairs(values: list[int]) -> Iterator[list[int]]:
 
 
 def _close_together(listed: Sequence[SlotEntry]) -> Iterator[list[SlotEntry]]:
-    """Groups of runs that lie so close that one scan is cheaper than many lookups."""
+    """Yields groups of runs so close that one scan is cheaper than many lookups."""
     group: list[SlotEntry] = []
     for each in sorted(listed, key=attrgetter("base")):
         if group and each.base - group[-1].end > _CLOSE * (group[-1].end - group[-1].base):
