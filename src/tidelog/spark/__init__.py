@@ -1,12 +1,13 @@
 """The Spark data source ``tidelog``: batch and streaming, reading and writing, in Arrow.
 
-It promises that a read gives each event of its range once, and that a write stores each row once
-under task retries and replayed micro-batches. The driver plans from the catalog and commits to it;
-executors touch the store alone, so that a home on SQLite works with executors elsewhere.
+This room promises that a read returns each event of its range once, and that a write stores each
+row once under task retries and replayed micro-batches. The driver plans from the catalog and
+commits to it. Executors need only the store, so a home on SQLite works with remote executors.
 
-``source`` is what Spark is given, ``options`` what a user may say, ``columns`` how events look to
-Spark. ``plan`` and ``task`` read, ``batch`` and ``stream`` show that to Spark; ``stage`` and
-``commit`` write, ``write`` shows that to Spark. It must not know pipelines or the command line.
+``source`` is the class that Spark loads, ``options`` parses its options, and ``columns`` maps
+events to Spark's types. ``plan``, ``task`` and ``stream`` read; ``write`` and ``commit`` write.
+``workers`` and ``transform`` run the tasks of pipelines, ``compile`` and ``playback`` those of
+compiles and playbacks. It must not know the command line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How events look to Spark: the event columns in its types, and its tables as stored columns.
+"""Maps events to Spark: event columns in its types, and its tables as stored columns.
 
-Spark checks that the first batch of a task has exactly the types it was told, so every batch is
-brought into them here: times in microseconds, the position beside what a segment holds.
+Spark requires the first batch of a task to have exactly the declared types, so every batch is
+converted here: times in microseconds, and the position next to what a segment holds.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ _WRITABLE: dict[str, tuple[DataType, ...]] = {
     "headers": (_HEADERS,),
     "partition": (IntegerType(), LongType()),
 }
-_IGNORED = ("topic", "offset")  # so that what was read can be written as it is
+_IGNORED = ("topic", "offset")  # so that what was read can be written unchanged
 _MILLISECONDS = pa.timestamp("ms", "UTC")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPosition:
-    """Where the events of a batch stand."""
+    """The position of the events of a batch."""
 
     topic: str
     partition: int
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
-    """Some event columns, in this order."""
+    """Returns a schema of some event columns, in this order."""
     return StructType([_EVENTS[name] for name in columns])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark wants for a schema; ``InvalidError`` unless it consists of event columns."""
+    """Returns Spark's Arrow schema. Raises ``InvalidError`` unless all are event columns."""
     for field in schema.fields:
         known = _EVENTS[field.name].dataType if field.name in _EVENTS.names else None
         if known is None or field.dataType != known:
@@ -97,7 +97,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def shown(found: EventRows, place: BatchPosition, wanted: pa.Schema) -> pa.RecordBatch:
-    """Stored rows as Spark wants them."""
+    """Converts stored rows to Spark's columns."""
     rows = found.batch.num_rows
     arrays = []
     for field in wanted:
@@ -116,7 +116,7 @@ def shown(found: EventRows, place: BatchPosition, wanted: pa.Schema) -> pa.Recor
 
 
 def check_writable(schema: StructType, use_partition: bool) -> None:
-    """Refuse a table that cannot become events, before any task runs."""
+    """Raises for a table that cannot become events, before any task runs."""
     for field in schema.fields:
         if field.name in _IGNORED or (field.name == "partition" and not use_partition):
             continue
@@ -138,7 +138,7 @@ def check_writable(schema: StructType, use_partition: bool) -> None:
 
 
 def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
-    """Spark's rows in stored columns. ``InvalidError`` for what no event can be."""
+    """Converts Spark's rows to stored columns. Raises ``InvalidError`` for invalid events."""
     table = pa.Table.from_batches([batch])
     if "timestamp" in table.schema.names:
         index = table.schema.get_field_index("timestamp")
@@ -153,7 +153,7 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
 
 
 def floored_times(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns Spark's microseconds as an event's milliseconds, rounded towards the past.
+    """Returns Spark's microseconds as an event's milliseconds, rounded down.
 
     A plain cast rounds towards 1970, and would make 23:59:59.9995 of the day before a valid time.
     """
@@ -174,5 +174,5 @@ def _repeated(text: str, rows: int) -> pa.Array:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Whether types are equal but for what may be null."""
+    """Returns whether types are equal, ignoring nullability."""
     return found.simpleString() == wanted.simpleString()

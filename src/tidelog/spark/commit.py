@@ -1,38 +1,37 @@
-"""A write's part on the driver: staged segments become runs of the topic, once.
+"""Commits a Spark write on the driver: staged segments become runs of the topic, once.
 
-A batch of a named sink, in six steps; what a crash after each leaves behind:
+A batch of a named sink has six steps:
 
-1. tasks stage segments in the folder of the batch    → objects that nobody names
-2. before the first batch, note the topic in the
-   registry                                           → the same, and a row that says so
-3. put a manifest that names the staged segments      → the same
-4. the sink's row, from the batch before to this one,
-   naming the manifest: now the contents are decided  → the next process resumes at step 5
-5. copy each staged segment to where segments are, in
-   the topic's present generation, and commit its
-   pieces, guarded by the sink's producer rows; then
-   put a witness for it (``log.witnesses``)           → some runs; the next one skips these
-6. mark the sink's row as done; then what is staged
-   for this batch and for earlier ones goes           → the batch, and perhaps leftovers
+1. tasks stage segments in the folder of the batch    → crash: objects that no row names
+2. before the first batch, record the topic in the
+   registry                                           → crash: the same, and a row that says so
+3. put a manifest that names the staged segments      → crash: the same
+4. change the sink's row from the last batch to this
+   one, with the manifest: now the content is decided → crash: the next process resumes at step 5
+5. copy each staged segment to the topic's segments,
+   in its current generation, and commit its pieces,
+   guarded by the sink's producer rows; then put a
+   witness for it (``log.witnesses``)                 → crash: some runs; the next one skips these
+6. mark the sink's row as done; then delete what is
+   staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 
-A batch that is repeated finds its number in the sink's row: done, and it does nothing; or decided,
-and it resumes with the manifest of the first attempt. The row also keeps how many events the batch
-has and a digest of them (``codec.digest``). A repeat that differs holds events that may not be
-stored, as after a checkpoint was set back by one batch, and is refused; ``acceptRepeat`` says that
-it is the same batch all the same. Spark repeats its last batch only; an older one is refused.
+A repeated batch finds its number in the sink's row. If that is done, it does nothing. If it is
+decided, it resumes with the manifest of the first attempt. The row also has the number of events
+and a digest of them (``codec.digest``). A repeat that differs may hold events that are not stored,
+for example after a checkpoint was set back by one batch, and is refused; ``acceptRepeat`` declares
+that it is the same batch. Spark repeats only its last batch; an older one is refused.
 
-The row is deleted with its topic, so before the first batch a row in the registry notes which query
-writes to which topic of that name. A query that finds another one there is refused: the topic was
-deleted and made again, and what the query had stored is deleted.
+The row is deleted with its topic. So before the first batch, a row in the registry records which
+query writes to which topic with that name. A query that finds another topic is refused: its topic
+was deleted and created again, and what the query had stored is deleted.
 
-Two drivers may do this at once. The row changes by its version, so that one manifest counts; both
-then commit the same pieces under the same sequences, and a piece that the producer's row of its
-partition shows already is skipped. So nobody has to be fenced. The row is never older than a batch
-that was decided, so a driver that was asleep cannot decide an old batch again; a manifest may
-therefore go as soon as its batch is done.
+Two drivers may do this at once. The row changes by its version, so one manifest counts. Both then
+commit the same pieces with the same sequences, and a piece that the producer's row already shows is
+skipped. So no driver must be fenced. The row is never older than a decided batch, so a stalled
+driver cannot decide an old batch again, and a manifest can be deleted when its batch is done.
 
-Events that were erased from the topic are left out at step 5, unless they are newer
-(``log.copying``); the row counts them, and a warning says so.
+Events that were erased from the topic are skipped at step 5, unless they are newer
+(``log.copying``). The row counts them, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ _ORDINAL = 1 << 32  # sequences of one batch in one partition
 
 
 class SinkTarget(Persisted, frozen=True):
-    """The registry's row of a sink: which topic of that name a query writes to."""
+    """The registry's row of a sink: which topic a query writes to."""
 
     query: str
     incarnation: str  # of the topic
@@ -89,16 +88,16 @@ class SinkTarget(Persisted, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What Spark wants to be stored."""
+    """A batch to store."""
 
-    query: str | None  # "" for batch writes, None where it is not known
+    query: str | None  # "" for batch writes, None if unknown
     number: int
     staged: tuple[StagedSegment, ...]
     contents: Contents
 
 
 class BatchManifest(Persisted, frozen=True):
-    """What one batch consists of."""
+    """The content of one batch."""
 
     batch: int
     segments: tuple[StagedSegment, ...]
@@ -106,7 +105,7 @@ class BatchManifest(Persisted, frozen=True):
 
 
 class SparkSink:
-    """A named sink of one topic; with a pool it copies side by side, without it has no threads."""
+    """A named sink of one topic; with a pool it copies in parallel, otherwise without threads."""
 
     def __init__(
         self, context: Context, topic: Topic, name: str, pool: Executor | None = None
@@ -118,10 +117,11 @@ class SparkSink:
         self._where = layout.topic_partition(topic.incarnation, 0)
 
     def commit(self, batch: Batch, accept_repeat: int | None = None) -> None:
-        """Make a batch part of the topic, unless it is.
+        """Makes a batch part of the topic, unless it already is.
 
-        ``InvalidError`` when the sink belongs to another query, is past this batch, or has stored
-        other events under its number; with ``accept_repeat`` the batch of that number is stored.
+        Raises ``InvalidError`` if the sink belongs to another query, is past this batch, or has
+        stored other events under its number. With ``accept_repeat`` the batch with that number
+        counts as stored.
         """
         number = batch.number
         for attempt in range(limits.COMMIT_ATTEMPTS):
@@ -158,7 +158,7 @@ class SparkSink:
         wanted: SinkState,
         staged: tuple[StagedSegment, ...],
     ) -> None:
-        """Steps 3 and 4; whether it came true is what the row says afterwards."""
+        """Steps 3 and 4. The row shows afterwards whether they succeeded."""
         _check_count(staged)
         swept = check_not_swept(self._context, self._topic, staged)
         manifest_id = self._context.ids.new()
@@ -169,14 +169,14 @@ class SparkSink:
         left_out = 0 if before is None else before.left_out
         state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key, left_out=left_out)
         guard: tuple[Change, ...] = (Check(layout.STAGED_ROW, swept or ABSENT),)
-        if version is None:  # ABSENT alone could come true again later
+        if version is None:  # ABSENT alone could become true again later
             _, head_version = read_head(self._context, self._topic, 0)
             guard = (*guard, Check("head", head_version))
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             self._write(state, version, *guard)
 
     def _finish(self, state: SinkState, version: str) -> None:
-        """Steps 5 and 6 for a batch that is decided."""
+        """Steps 5 and 6 for a decided batch."""
         try:
             manifest = self._manifest(state)
             producer = Copier(self._context, self._topic, sink_producer(self._name))
@@ -184,7 +184,7 @@ class SparkSink:
             left_out = append_staged(producer, manifest.segments, first, self._pool)
         except NotFoundError as exc:
             if self._read()[1] != version:
-                return  # somebody else has finished it, and removed what was staged
+                return  # another driver finished it and deleted what was staged
             raise CorruptError(
                 f"{self._what}: batch {state.batch} is decided, but something of it is gone "
                 f"({exc}): restore it from a copy, and start the query again"
@@ -218,7 +218,7 @@ class SparkSink:
             )
 
     def _check_repeat(self, state: SinkState, batch: Batch) -> None:
-        """Refuse a repeat of the last batch that may hold events which are not stored."""
+        """Raises for a repeat of the last batch that may hold events which are not stored."""
         if state.contents.differs(batch.contents):
             raise InvalidError(
                 f"{self._what}: batch {state.batch} is stored with {state.contents.events} events, "
@@ -229,7 +229,10 @@ class SparkSink:
             )
 
     def _note_target(self, query: str) -> bool:
-        """Step 2; whether it is noted. ``InvalidError`` if the query wrote to an earlier topic."""
+        """Step 2. Returns whether it is recorded.
+
+        ``InvalidError`` if the query had another topic.
+        """
         name = layout.sink_target_row(self._topic.name, self._name)
         row = self._context.catalog.get(layout.REGISTRY, name)
         found = decode_row(row.value, SinkTarget, self._what) if row else None
@@ -249,9 +252,9 @@ class SparkSink:
         return False
 
     def _remove_staged(self, batch: int) -> None:
-        """What was staged for batches up to this one, by whomever."""
+        """Deletes what any driver staged for batches up to this one."""
         keys = []
-        with contextlib.suppress(UnavailableError):  # the next batch removes it too
+        with contextlib.suppress(UnavailableError):  # the next batch deletes it too
             for info in self._context.store.list(layout.sinks(self._topic.incarnation, self._name)):
                 if layout.sink_batch(info.key) > batch:
                     break
@@ -264,7 +267,7 @@ class SparkSink:
 
 
 def report_left_out(topic: Topic, left_out: int) -> None:
-    """Log how many events a write did not bring back, since they were erased."""
+    """Logs how many events a write skipped because they were erased."""
     if left_out:
         _logger.warning(
             "topic `%s`: %d events were left out: they were erased from the topic, and are not "
@@ -275,7 +278,7 @@ def report_left_out(topic: Topic, left_out: int) -> None:
 
 
 def check_not_swept(context: Context, topic: Topic, staged: Sequence[StagedSegment]) -> str | None:
-    """The version of the topic's ``staged`` row. ``UnavailableError`` if segments may be swept."""
+    """Returns the version of the ``staged`` row. ``UnavailableError`` if segments may be swept."""
     found, version = read_swept(context, topic)
     older = [each.key for each in staged if layout.sink_generation(each.key) < found.swept]
     if older and not are_young(context, older):
@@ -287,7 +290,7 @@ def check_not_swept(context: Context, topic: Topic, staged: Sequence[StagedSegme
 
 
 def _check_count(segments: Sequence[StagedSegment]) -> None:
-    """Refuse a batch whose sequences would run into those of the next."""
+    """Raises for a batch whose sequences would overlap those of the next."""
     events = sum(piece.count for staged in segments for piece in staged.pieces)
     if events >= _ORDINAL:
         raise InvalidError(f"write: {events} events in one batch: give fewer than {_ORDINAL}")

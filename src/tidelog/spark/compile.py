@@ -1,9 +1,9 @@
-"""Compile by Spark: the groups of many partitions at once, each made into journals by a task.
+"""Compiles with Spark: many partitions at once, with one task per group of runs.
 
-The driver holds the partitions' ``compile`` rows, plans, and swaps; the steps are those of
-``journal.compile``. A task gets a group with its amendments, needs nothing but the store, and gives
-back the rows of the journals that it has uploaded. A task that Spark runs again uploads under other
-names; what no swap took is left to a sweep.
+The driver owns the partitions' ``compile`` rows, plans, and swaps; ``journal.compile`` has the
+steps. A task gets a group with its amendments, needs only the store, and returns the rows of the
+journals that it uploaded. A repeated task uploads under other names; a sweep deletes what no swap
+used.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tidelog.store import open_store_here
 
 __all__ = ["compile_by_spark"]
 
-_TASKS_EACH = 4  # for each core at once, so that none waits long for the slowest
-_PAGES_MAX = 16  # of amendments that are sent with a task; a group that has more is done here
-_READERS = 4  # objects that a task fetches at once
+_TASKS_EACH = 4  # per core at once, so that none waits long for the slowest
+_PAGES_MAX = 16  # of amendments sent with a task; a group with more is compiled here
+_READERS = 4  # objects that a task fetches in parallel
 _LOOK_S = 0.2
-_ROUNDS_MAX = 100  # in which others changed rows under our hands
+_ROUNDS_MAX = 100  # in which other processes changed rows
 
 GoOn = Callable[[], bool]
 OnSwap = Callable[[CompileReport], None]
@@ -40,7 +40,7 @@ OnSwap = Callable[[CompileReport], None]
 
 @dataclass(frozen=True)
 class _CompileTask:
-    """A group, with all that is needed to make journals of it anywhere; pickles."""
+    """A group, with everything needed to make journals of it anywhere; pickles."""
 
     store: str  # URL
     work: Work
@@ -49,14 +49,14 @@ class _CompileTask:
 
 @dataclass(frozen=True)
 class _Outcome:
-    made: Made | None = None  # None: an object is gone
+    made: Made | None = None  # None: an object is missing
     lost: NotFoundError | None = None
     error: TidelogError | None = None
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A group whose turn it is."""
+    """A group that is next."""
 
     compiling: PartitionCompile
     planned: PlannedGroup
@@ -70,9 +70,9 @@ def compile_by_spark(
     go_on: GoOn = lambda: True,
     on_swap: OnSwap = lambda _: None,
 ) -> CompileReport:
-    """Compile all partitions of some topics; ``go_on`` is asked between jobs.
+    """Compiles all partitions of some topics. Calls ``go_on`` between jobs.
 
-    ``NotFoundError`` when a topic was deleted; what was swapped until then stays.
+    Raises ``NotFoundError`` if a topic was deleted; what was swapped until then stays.
     """
     waiting = [
         compiling
@@ -95,14 +95,14 @@ def compile_by_spark(
 
 
 def _take(context: Context, waiting: Sequence[PartitionCompile]) -> list[PartitionCompile]:
-    """Those that nobody else compiles; who is silent for the time to live is taken for dead."""
+    """Returns those that no other process compiles; one silent for the time to live is dead."""
     held: list[PartitionCompile] = []
     left = list(waiting)
     until_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
     while left:
         is_last = (
             context.clock.monotonic_s() > until_s
-        )  # before the look: then a stall costs no look
+        )  # before the look, so that a stall costs no look
         taken = [compiling for compiling in left if compiling.holding.try_take()]
         held += taken
         left = [compiling for compiling in left if compiling not in taken]
@@ -118,13 +118,13 @@ def _beat(living: list[PartitionCompile]) -> None:
         try:
             compiling.holding.beat()
         except FencedError:
-            continue  # its next swap finds out, and takes the row anew if it may
+            continue  # its next swap finds out, and takes the row again if it may
 
 
 def _rounds(
     context: Context, session: SparkSession, living: list[PartitionCompile], go_on: GoOn
 ) -> Iterator[CompileReport]:
-    """Plan, let tasks make journals, and swap, until nothing is left to do."""
+    """Plans, lets tasks make journals, and swaps, until nothing is left to do."""
     at_once = int(session.sparkContext.defaultParallelism) * _TASKS_EACH
     for _ in range(_ROUNDS_MAX):
         ready: list[_Ready] = []
@@ -140,7 +140,7 @@ def _rounds(
                 yield CompileReport(busy=1)
         if not ready:
             return
-        failed: set[PartitionCompile] = set()  # whose groups after it must wait for another plan
+        failed: set[PartitionCompile] = set()  # later groups of these must wait for another plan
         for first in range(0, len(ready), at_once):
             if not go_on():
                 return
@@ -174,7 +174,7 @@ def _swap(
 
 
 def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> list[_Outcome]:
-    """What tasks made of each group, in order."""
+    """Returns what tasks made of each group, in order."""
     if not ready:
         return []
     tasks: dict[int, _CompileTask] = {}
@@ -198,7 +198,7 @@ def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> li
 
 
 def _amendments(each: _Ready) -> Amendments | None:
-    """Those of a group; None where there are too many to be sent."""
+    """Returns the amendments of a group; None if there are too many to send."""
     page = each.compiling.pages(each.planned)
     found = [page(each.planned.work.group.base)]
     while (end := found[-1].end) is not None:

@@ -1,7 +1,7 @@
-"""What a user may say to the data source, checked before anything else happens.
+"""Parses and checks the options of the data source before anything else happens.
 
-Spark gives option names in lower case. An option that is unknown, or that does not belong to this
-kind of use, is refused with the nearest one that does.
+Spark passes option names in lower case. An unknown option, or one that does not apply to this use,
+is refused with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Offsets = str | dict[int, int]
 """``earliest``, ``latest``, or an offset for each of some partitions."""
 
 _SINK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_SPARKS_OWN = ("checkpointlocation",)  # which Spark hands on to the sink
+_SPARKS_OWN = ("checkpointlocation",)  # Spark passes it on to the sink
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One way to use the data source, and the options that it takes."""
+    """One way to use the data source, and its options."""
 
     name: str
     takes: tuple[str, ...]
@@ -63,9 +63,9 @@ class ReadOptions:
     topic: str
     start_offsets: Offsets = "earliest"
     end_offsets: Offsets = "latest"
-    start_time: str | None = None  # ISO 8601, or relative as `-15m`
+    start_time: str | None = None  # ISO 8601, or relative such as `-15m`
     end_time: str | None = None
-    task_bytes: int | None = None  # stored bytes of one task; None: from the whole amount
+    task_bytes: int | None = None  # stored bytes of one task; None: from the total
     trigger_events: int | None = None  # of one micro-batch
     trigger_bytes: int | None = None  # stored bytes of one micro-batch
 
@@ -76,14 +76,14 @@ class WriteOptions:
 
     home: str
     topic: str
-    use_partition: bool = False  # go by the column `partition`, not by the key
-    sink: str | None = None  # under this name a batch is stored once, however often it is repeated
+    use_partition: bool = False  # use the column `partition`, not the key
+    sink: str | None = None  # under this name, a repeated batch is stored once
     batch: int | None = None  # the number of a batch write under that name
     accept_repeat: int | None = None  # a batch that counts as stored, though a repeat of it differs
 
 
 def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns to read, in order; all of them where nothing is said."""
+    """Returns the columns to read, in order; all of them by default."""
     text = _known(given, _ANY_READ).get("columns")
     if text is None:
         return tuple(EVENT_SCHEMA.names)
@@ -100,7 +100,7 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
-    """The options of a read."""
+    """Parses the options of a read."""
     said = _known(given, use)
     options = ReadOptions(
         home=_required(said, "home", "a folder or a config string"),
@@ -125,7 +125,7 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
-    """The options of a write."""
+    """Parses the options of a write."""
     said = _known(given, use)
     sink = said.get("sink")
     if sink is None and use is STREAM_WRITE:
@@ -154,7 +154,7 @@ def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
 
 
 def _known(given: Mapping[str, str], use: Use) -> dict[str, str]:
-    """The options under their proper names."""
+    """Returns the options under their proper names."""
     names = {name.lower(): name for name in use.takes}
     said: dict[str, str] = {}
     for name, value in given.items():

@@ -1,9 +1,9 @@
-"""The driver's part of a read: from options and the catalog to tasks that need the store alone.
+"""Plans a read on the driver: from options and the catalog to tasks that need only the store.
 
-A range of offsets is pinned when it is planned. A task of a batch read brings the rest of its plan
-up to date when it starts (``refresh``). Its runs
-are cut into slices at its borders, large journals also within, and slices are put together into
-tasks of about one size, in the order of partitions and offsets.
+A range of offsets is pinned when it is planned. A task of a batch read updates the rest of its plan
+when it starts (``source.refreshed``). The runs of a range are cut at its borders, and large
+journals also within. The slices are grouped into tasks of about equal size, in the order of
+partitions and offsets.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Stamp = tuple[int, int, int]
 _TASK_BYTES_MAX = 32 << 20  # stored; some seconds of one core
 _TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it reads
 _SLICE_BYTES = 8 << 20  # of a journal; two slices read the row group at their border
-_TASKS_AT_LEAST = 4  # of a read that is large enough; each costs Spark some 0.05 s
-_AT_ONCE = 8  # partitions that are planned side by side
+_TASKS_AT_LEAST = 4  # of a large enough read; each costs Spark about 0.05 s
+_AT_ONCE = 8  # partitions to plan in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class EventTimes:
     end_ms: int | None = None
 
     def miss(self, run: Run | RowGroup) -> bool:
-        """Whether no event of a run, or of a row group, is within."""
+        """Returns whether no event of a run or row group is within."""
         before = self.start_ms is not None and run.last_ms < self.start_ms
         return before or (self.end_ms is not None and run.first_ms >= self.end_ms)
 
     def hold(self, run: Run) -> bool:
-        """Whether every event of a run is within."""
+        """Returns whether every event of a run is within."""
         after = self.start_ms is None or run.first_ms >= self.start_ms
         return after and (self.end_ms is None or run.last_ms < self.end_ms)
 
@@ -93,26 +93,27 @@ class OffsetSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the run."""
+        """Returns whether it is the whole run."""
         return (self.start, self.end) == (self.run.base, self.run.end)
 
     @property
     def size(self) -> int:
-        """Stored bytes, as if all events of the run were equal."""
+        """Returns its stored bytes, as if all events of the run had the same size."""
         stored = self.run.byte_end - self.run.byte_start
         return max(1, stored * (self.end - self.start) // self.run.count)
 
 
 @dataclass(frozen=True)
 class ReadTask(InputPartition):
-    """What one Spark task reads, and all that it must know for it."""
+    """What one Spark task reads, and everything it needs for that."""
 
     settings: Settings
     topic: str
     times: EventTimes
     slices: tuple[OffsetSlice, ...]
     incarnation: str = ""  # of the topic
-    stamps: Mapping[int, Stamp] = field(default_factory=dict)  # by partition; none: as it is
+    # By partition; empty: the plan is final.
+    stamps: Mapping[int, Stamp] = field(default_factory=dict)
 
 
 class Planner:
@@ -123,7 +124,7 @@ class Planner:
         self._topic = topic
 
     def heads(self) -> list[Head]:
-        """The head of each partition."""
+        """Returns the head of each partition."""
         context, topic = self._context, self._topic
         return self._each(lambda partition: read_head(context, topic, partition)[0])
 
@@ -134,9 +135,9 @@ class Planner:
         times: EventTimes,
         heads: Sequence[Head] = (),
     ) -> list[ReadTask]:
-        """The tasks that read these ranges. ``NotFoundError`` where one was trimmed.
+        """Returns the tasks that read these ranges. Raises ``NotFoundError`` if one was trimmed.
 
-        With heads, which were read before, a task looks whether they have changed when it starts.
+        With ``heads``, read before, a task checks whether they have changed when it starts.
         """
         stamps = {partition: stamp_of(head) for partition, head in enumerate(heads)}
         by_partition = {each.partition: each for each in ranges}
@@ -153,9 +154,9 @@ class Planner:
         ]
 
     def slices(self, wanted: OffsetRange, times: EventTimes) -> Iterator[OffsetSlice]:
-        """The runs of a range that may hold something of these times, cut at its borders.
+        """Yields the runs of a range that may have events of these times, cut at its borders.
 
-        ``NotFoundError`` where it was trimmed.
+        Raises ``NotFoundError`` if it was trimmed.
         """
         reader = Reader(self._context, self._topic, wanted.partition)
         at = wanted.start
@@ -175,7 +176,7 @@ class Planner:
                 at = end
 
     def amended_slices(self, wanted: OffsetRange, times: EventTimes) -> list[OffsetSlice]:
-        """The slices of a range with the amendments of each, which are read first."""
+        """Returns the slices of a range with the amendments of each, which are read first."""
         reader = Reader(self._context, self._topic, wanted.partition)
         found = reader.amendments(wanted.start, wanted.end)
         slices = list(self.slices(wanted, times))
@@ -187,7 +188,7 @@ class Planner:
         ]
 
     def _each(self, call: Callable[[int], T]) -> list[T]:
-        """For every partition, side by side where there are many."""
+        """Calls it for every partition, in parallel if there are many."""
         partitions = range(self._topic.partitions)
         if len(partitions) < _AT_ONCE:
             return [call(partition) for partition in partitions]
@@ -196,12 +197,12 @@ class Planner:
 
 
 def stamp_of(head: Head) -> Stamp:
-    """The stamp of a partition's head."""
+    """Returns the stamp of a partition's head."""
     return head.amendments, head.compiled, head.start
 
 
 def open_shared(home: str) -> Context:
-    """Open a home that Spark's processes can share. ``InvalidError`` for one in memory."""
+    """Opens a home that Spark's processes can share. Raises ``InvalidError`` for one in memory."""
     opened = open_context(home)
     if opened.store.url.startswith("memory:"):
         opened.close()
@@ -212,14 +213,14 @@ def open_shared(home: str) -> Context:
 
 
 def settings_of(context: Context) -> Settings:
-    """Returns the settings by which tasks open the home's store."""
+    """Returns the settings with which tasks open the home's store."""
     if context.configuration is None:
         raise InternalError("spark: this context was not opened by settings")
     return context.configuration
 
 
 def resolve_times(options: ReadOptions, now_ms: int) -> EventTimes:
-    """The times that a batch read is limited to."""
+    """Returns the times that a batch read is limited to."""
     times = EventTimes(
         None if options.start_time is None else moment_ms(options.start_time, now_ms),
         None if options.end_time is None else moment_ms(options.end_time, now_ms),
@@ -233,7 +234,7 @@ def resolve_times(options: ReadOptions, now_ms: int) -> EventTimes:
 
 
 def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> OffsetRange:
-    """What the options ask for of one partition; loud where it is not, or no longer, there."""
+    """Returns the requested range of one partition. Raises if it does not exist any more."""
     start = _offset(options.start_offsets, partition, head, "earliest")
     end = _offset(options.end_offsets, partition, head, "latest")
     name = f"partition `{topic.name}/{partition}`"
@@ -255,7 +256,7 @@ def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> 
 
 
 def check_partitions(topic: Topic, *offsets: Offsets) -> None:
-    """Refuse offsets of partitions that are not there."""
+    """Raises for offsets of partitions that do not exist."""
     for each in offsets:
         if isinstance(each, dict):
             for partition in each:
@@ -265,7 +266,7 @@ def check_partitions(topic: Topic, *offsets: Offsets) -> None:
 def split_tasks(
     slices: Sequence[OffsetSlice], task_bytes: int | None
 ) -> list[tuple[OffsetSlice, ...]]:
-    """Slices put together, in order, into tasks of about one size."""
+    """Groups slices, in order, into tasks of about equal size."""
     total = sum(each.size for each in slices)
     if task_bytes is None:
         task_bytes = min(_TASK_BYTES_MAX, max(_TASK_BYTES_MIN, total // _TASKS_AT_LEAST))
@@ -280,7 +281,7 @@ def split_tasks(
 
 
 def _cut(whole: OffsetSlice) -> Iterator[OffsetSlice]:
-    """A slice of a large journal in several, as if all its offsets had the same size."""
+    """Yields parts of a slice of a large journal, as if all offsets had the same size."""
     parts = 1 if whole.run.journal is None else -(-whole.size // _SLICE_BYTES)
     step = -(-(whole.end - whole.start) // parts)
     for start in range(whole.start, whole.end, step):

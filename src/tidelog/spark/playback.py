@@ -1,18 +1,13 @@
-"""Playback by Spark: windows of the range as tasks, where order over slots does not matter.
+"""Plays back with Spark: each task plays a window, and order across slots does not matter.
 
-The driver finds the runs of each window, and a task plays it (``playback_task``). A window is made
-of whole slots, so what a task tells of a slot is all there is of it. Into a topic tasks stage
-segments, and the driver appends those of the windows in their order, once each; of a driver that is
-killed they are left to a sweep. Files of a task take their place when it is done. Into Kafka, which
-tells how far a window came, a task that Spark runs again repeats nothing; into other places it may
-repeat what it had put.
+The driver finds the runs of each window, and a task plays it. A window consists of whole slots, so
+a task reports each of its slots completely. For a topic, tasks stage segments, and the driver
+appends those of the windows in order, once each; if the driver is killed, a sweep deletes them.
+Files of a task are renamed to their place when it is done. Kafka stores how far a window got, so a
+repeated task repeats nothing there; in other places it may repeat what it had put.
 
-One window of a playback by Spark: what a task is told, and what it does, wherever it runs.
-
-It needs nothing but the store. The events of its window come out by time, into a sink of the
-task's own; or, for a topic, into segments that the driver appends.
-
-All that a playback needs to be played elsewhere, from the store alone: runs and amendments.
+A task needs only the store: its plan has the runs and their amendments. The events of its window
+come out by time, into the task's own sink or, for a topic, into segments that the driver appends.
 """
 
 from __future__ import annotations
@@ -77,19 +72,20 @@ __all__ = [
     "run_window",
 ]
 
-Window = tuple[TimeRange, tuple[FoundRun, ...]]  # and the runs that overlap it, by their first time
+# A range, and the runs that overlap it by first time.
+Window = tuple[TimeRange, tuple[FoundRun, ...]]
 
-_TASK_BYTES = 64 << 20  # of events, for a task; a slot that holds more is one all the same
+_TASK_BYTES = 64 << 20  # of events per task; a slot with more is still one task
 _TASK_BYTES_MIN = 4 << 20
-_TASKS_EACH = 4  # for each core at once, so that none waits long for the slowest
+_TASKS_EACH = 4  # per core at once, so that none waits long for the slowest
 
 
 def play_parallel(
     context: Context, session: SparkSession, topic: Topic, pin: Pin, sink: str, how: PlaybackOptions
 ) -> PlaybackResult:
-    """Play all; or until it is stopped, which is seen after some tasks for each core.
+    """Plays everything, or until stopped, which is checked after some tasks per core.
 
-    ``InvalidError`` for a sink that tasks cannot write to.
+    Raises ``InvalidError`` for a sink that tasks cannot write to.
     """
     cores = int(session.sparkContext.defaultParallelism)
     target = _Target(context, sink)
@@ -116,7 +112,7 @@ def play_parallel(
 def plan_windows(
     context: Context, topic: Topic, pin: Pin, cores: int, pool: Executor | None = None
 ) -> list[Window]:
-    """Windows of whole slots, but for the ends of the range; those without runs are left out."""
+    """Returns windows of whole slots, except at the ends of the range; skips empty ones."""
     found = planned_runs(context, topic, pin, pool)
     total = sum(each.raw_bytes for each in found)
     task_bytes = max(_TASK_BYTES_MIN, min(_TASK_BYTES, total // (cores * _TASKS_EACH)))
@@ -159,7 +155,7 @@ def _task(context: Context, topic: Topic, pin: Pin, window: Window) -> WindowTas
 
 
 def _run(session: SparkSession, tasks: Sequence[WindowTask]) -> list[PlayedWindow]:
-    """All tasks, in the order of their windows; raises the first error."""
+    """Runs all tasks. Returns results in the order of their windows; raises the first error."""
     blobs = [pickle.dumps(task) for task in tasks]
     try:
         parallel = session.sparkContext.parallelize(blobs, len(blobs))
@@ -205,7 +201,7 @@ class _Target:
             )
 
     def aimed(self, task: WindowTask) -> WindowTask:
-        """The task with where it puts its events."""
+        """Returns the task with its target."""
         window = f"{task.times.start_ms:015}"
         named = replace(task, id=f"{self._id}-{window}", sink=self._address.text)
         if self._folder is not None:
@@ -216,11 +212,11 @@ class _Target:
         return named
 
     def publish(self, window: PlayedWindow, number: int) -> int:
-        """Append what a task has staged, after what came before it; how many were left out."""
+        """Appends what a task staged, after what came before it. Returns how many were skipped."""
         if self._topic is None or window.staged is None or not window.staged.files:
             return 0
         manifest = Manifest(
-            pipeline=f"~playback-{self._id}",  # a producer that sweeps may forget in time
+            pipeline=f"~playback-{self._id}",  # a producer that sweeps may delete in time
             partition="windows",
             start=str(window.times.start_ms),
             end=str(window.times.end_ms),
@@ -235,14 +231,14 @@ class _Target:
         return left_out or 0
 
     def close(self) -> None:
-        """Remove what attempts have staged and nobody needs."""
+        """Deletes what attempts staged and is not needed."""
         if self._staging is not None:
             folder = layout.staging_of(layout.playback_staging(self._id))
             self._context.store.delete([info.key for info in self._context.store.list(folder)])
 
 
 def _fresh_folder(path: Path) -> Path:
-    """An empty folder for the files of tasks."""
+    """Returns an empty folder for the files of tasks."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -255,15 +251,13 @@ def _fresh_folder(path: Path) -> Path:
     return path
 
 
-_READERS = 4  # runs that a task fetches at once
-_BOUNDS = BufferBounds(
-    window_bytes=16 << 20, ahead_bytes=32 << 20, held_bytes=64 << 20
-)  # of each task
+_READERS = 4  # runs that a task fetches in parallel
+_BOUNDS = BufferBounds(window_bytes=16 << 20, ahead_bytes=32 << 20, held_bytes=64 << 20)  # per task
 
 
 @dataclass(frozen=True)
 class WindowStaging:
-    """How segments are staged for a topic; plain values."""
+    """How to stage segments for a topic; plain values."""
 
     topic: Topic
     keep_partition: bool
@@ -272,13 +266,13 @@ class WindowStaging:
 
 @dataclass(frozen=True)
 class WindowTask:
-    """A window to play, with all that is needed to do it anywhere; picklable."""
+    """A window to play, with everything needed to do it anywhere; picklable."""
 
     topic: str
     slot_ms: int
     times: TimeRange
     runs: tuple[FoundRun, ...]  # by the time of their first event
-    bounds: dict[int, tuple[int, int]]  # of partitions, as they were pinned
+    bounds: dict[int, tuple[int, int]]  # of partitions, as pinned
     store: str  # URL
     sink: str  # URL of a sink, or the path of a file
     id: str  # of the playback and the window
@@ -288,7 +282,7 @@ class WindowTask:
 
 @dataclass(frozen=True)
 class PlayedWindow:
-    """What came of a task."""
+    """The outcome of a task."""
 
     times: TimeRange
     slots: tuple[SlotCount, ...] = ()
@@ -302,7 +296,7 @@ class PlayedWindow:
 
 
 def run_window(task: WindowTask) -> PlayedWindow:
-    """Play one window; what a person can mend becomes its error."""
+    """Plays one window. What a person can fix becomes its error."""
     store = open_store_here(task.store)
     counter = SlotCounter(task.slot_ms, task.times.start_ms, task.times.end_ms)
     slots: list[SlotCount] = []
@@ -354,12 +348,12 @@ def _open(task: WindowTask, store: Store) -> PlaybackSink:
         return WholeFile(Path(task.sink), RandomIds().new(), replaces=True)
     if task.staging is not None:
         return _StagingPlaybackSink(task.staging, task.sink, store)
-    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return open_playback_sink(task.sink, SinkContext(environ, task.id))
 
 
 class _PlannedRuns:
-    """The runs of a task, as a playback takes them."""
+    """The runs of a task, as a playback expects them."""
 
     def __init__(self, runs: tuple[FoundRun, ...]) -> None:
         self._left = deque(runs)
@@ -372,7 +366,7 @@ class _PlannedRuns:
 
 
 class _StagingPlaybackSink:
-    """Segments in staging, for a topic."""
+    """Stages segments for a topic."""
 
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = None
@@ -397,16 +391,16 @@ class _StagingPlaybackSink:
 _: type[PlaybackSink] = _StagingPlaybackSink
 
 
-_ATTEMPTS = 20  # of a plan, against compiles that go on
+_ATTEMPTS = 20  # of a plan, against compiles that keep running
 
 
 def planned_runs(
     context: Context, topic: Topic, pin: Pin, pool: Executor | None = None
 ) -> list[FoundRun]:
-    """The runs of what was pinned, by their first time, each with its amendments as of now.
+    """Returns the runs of what was pinned, by first time, each with its current amendments.
 
-    ``NotFoundError`` when events of it were trimmed, ``UnavailableError`` when it is compiled again
-    and again meanwhile.
+    Raises ``NotFoundError`` if some events were trimmed, ``UnavailableError`` if compiles keep
+    changing the runs.
     """
     for _ in range(_ATTEMPTS):
         standing = SwapGuard(context, topic)
@@ -435,7 +429,7 @@ def _planned(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[Found
 def _amended(
     standing: SwapGuard, partition: int, found: list[FoundRun]
 ) -> Iterator[tuple[int, FoundRun]]:
-    """The runs of a partition that have amendments, by their number."""
+    """Yields the runs of a partition that have amendments, by number."""
     numbers = [number for number, each in enumerate(found) if each.partition == partition]
     start = min(found[number].base for number in numbers)
     end = max(found[number].end for number in numbers)
@@ -448,7 +442,7 @@ def _amended(
 
 
 def _is_swapped(standing: SwapGuard) -> bool:
-    """Whether something that is gone may have been compiled."""
+    """Returns whether something that is missing may have been compiled."""
     try:
         for partition in range(standing.topic.partitions):
             standing.check(partition)

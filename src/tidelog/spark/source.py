@@ -1,15 +1,12 @@
-"""The data source that Spark is given; it hands each use to the module that knows it.
+"""The data source that Spark loads, and its batch reads.
 
-A batch read, as Spark asks for it.
+Each use goes to the module for it. Spark plans a table when it is first used, and keeps that plan
+as long as the table or a view of it lives. An event that is deleted after that is still in the
+plan, and a compile and a sweep delete the planned objects. So a task of a batch read first reads
+the heads of its partitions, and plans its own offsets again if something was amended, compiled or
+trimmed since.
 
-A task's plan, brought up to date when the task starts.
-
-Spark plans a table when it is first used, and keeps that plan as long as the table or a view of it
-lives. An event that is deleted after that is still in the plan, and a compile and a sweep delete
-the planned objects. So a task of a batch read looks at the heads of its partitions first, and
-plans its own offsets again where something was amended, compiled or trimmed since.
-
-A catalog that is a SQLite file on another machine cannot be reached from here: then the plan counts
+A catalog in a SQLite file on another machine cannot be reached from a task. Then the plan is used
 as it is, and the table must be loaded again to see later deletes.
 """
 
@@ -99,7 +96,7 @@ class TidelogDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format ``tidelog``."""
+    """Registers the format ``tidelog`` with a session."""
     spark.dataSource.register(TidelogDataSource)
 
 
@@ -116,7 +113,7 @@ class TidelogReader(DataSourceReader):
         self._wanted = wanted
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task; the ends are those of this moment."""
+        """Returns one for each task; the ends are those of this moment."""
         options = self._options
         with open_shared(options.home) as context:
             topic = find_topic(context, options.topic)
@@ -130,14 +127,14 @@ class TidelogReader(DataSourceReader):
             return list(planner.tasks(ranges, options, times, heads))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The events of one task. Spark makes up a partition where there is no task."""
+        """Yields the events of one task. Without tasks, Spark passes a partition of its own."""
         if not isinstance(partition, ReadTask):
             return iter(())
         return read_task(refreshed(partition), self._wanted)
 
 
 def refreshed(task: ReadTask) -> ReadTask:
-    """The task as the catalog has it now. ``NotFoundError`` if its topic or events were deleted."""
+    """Returns the task with its current plan. ``NotFoundError`` if topic or events are deleted."""
     if not task.stamps:
         return task
     context = _open_here(task.settings)
@@ -151,7 +148,7 @@ def refreshed(task: ReadTask) -> ReadTask:
 
 
 def _open_here(settings: Settings) -> Context | None:
-    """The home, if this machine can reach its catalog."""
+    """Opens the home if this machine can reach its catalog."""
     address = parse_address(settings.catalog, plain_scheme="sqlite")
     is_file = address.scheme == "sqlite"
     if is_file and not Path(address.path).is_file():
@@ -159,7 +156,7 @@ def _open_here(settings: Settings) -> Context | None:
     try:
         return open_shared(config_string(settings.store, settings.catalog))
     except InvalidError:
-        if is_file:  # a file of that name, but not the home's own catalog
+        if is_file:  # a file with that name, but not the home's own catalog
             return None
         raise
 
@@ -182,7 +179,7 @@ def _planned_again(context: Context, task: ReadTask) -> ReadTask:
 
 
 def _ranges(slices: list[OffsetSlice]) -> Iterator[OffsetRange]:
-    """The offsets of slices of one partition, neighbours as one."""
+    """Yields the offsets of slices of one partition, with neighbors merged."""
     at: OffsetRange | None = None
     for each in slices:
         if at is not None and at.end == each.start:

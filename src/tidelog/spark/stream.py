@@ -1,8 +1,8 @@
-"""A streaming read, as Spark asks for it.
+"""Streaming reads, as Spark calls them.
 
-Its offsets, which Spark keeps in the checkpoint, name the next offset of each partition and the
-topic's incarnation: a topic that was deleted and made again is another one, and is refused. Spark
-asks for what comes next under a limit, then plans that range; planning it again gives the same.
+Spark stores offsets in the checkpoint. They have the next offset of each partition and the topic's
+incarnation: a topic that was deleted and created again is another one, and is refused. Spark asks
+for what comes next under a limit, then plans that range. Planning it again gives the same result.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_context": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query begins; Spark asks twice, and gets one answer."""
+        """Returns where a new query begins; Spark asks twice and gets the same answer."""
         if self._initial is None:
             self._initial = self._find_initial()
         return self._initial
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """What comes next after ``start``: everything, or as much as the limit allows."""
+        """Returns what comes next after ``start``: everything, or as much as the limit allows."""
         context, topic = self._topic()
         planner = Planner(context, topic)
         before = _positions(topic, start)
@@ -89,16 +89,16 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Pin the ends: what is appended from now on belongs to the next run."""
+        """Pins the ends: later events belong to the next run."""
         self._until = [head.next for head in Planner(*self._topic()).heads()]
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The topic's own ends, for the query's progress."""
+        """Returns the topic's own ends, for the query's progress."""
         context, topic = self._topic()
         return _offset(topic, [head.next for head in Planner(context, topic).heads()])
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of one micro-batch. ``NotFoundError`` where its events were trimmed."""
+        """Returns the tasks of one micro-batch. Raises ``NotFoundError`` if events were trimmed."""
         context, topic = self._topic()
         bounds = zip(_positions(topic, start), _positions(topic, end), strict=True)
         ranges = [
@@ -107,13 +107,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(Planner(context, topic).tasks(ranges, self._options, _ALL_TIMES))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The events of one task."""
+        """Yields the events of one task."""
         if not isinstance(partition, ReadTask):
             return iter(())
         return read_task(partition, self._wanted)
 
     def stop(self) -> None:
-        """Close the home."""
+        """Closes the home."""
         if self._context is not None:
             self._context.close()
             self._context = None
@@ -140,7 +140,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def shares(available: list[int], limit: int) -> list[int]:
-    """How many events of each partition make up ``limit``: in proportion to what is there."""
+    """Returns how many events of each partition make up ``limit``, in proportion."""
     total = sum(available)
     if total <= limit:
         return available
@@ -152,7 +152,7 @@ def shares(available: list[int], limit: int) -> list[int]:
 
 
 def _offset(topic: Topic, positions: list[int]) -> dict[str, Any]:
-    """Offsets as Spark keeps them: always in this order, as it compares them as text."""
+    """Returns offsets as Spark stores them, always in this order: it compares them as text."""
     found: dict[str, Any] = {str(partition): at for partition, at in enumerate(positions)}
     return {**found, _INCARNATION: topic.incarnation}
 
@@ -178,7 +178,7 @@ def _check_ahead(topic: Topic, before: list[int], ends: list[int]) -> None:
 def _ends_by_bytes(
     planner: Planner, before: list[int], ends: list[int], bytes_max: int
 ) -> list[int]:
-    """Whole runs, always of the partition that has least so far; at least one of them."""
+    """Returns ends of whole runs, always of the partition with the least so far; at least one."""
     reached = list(before)
     todo: list[tuple[int, int, Iterator[OffsetSlice]]] = [
         (0, partition, planner.slices(OffsetRange(partition, at, end), _ALL_TIMES))

@@ -1,9 +1,9 @@
-"""An executor's part: it opens the store, and reads and writes objects. No catalog is opened here;
-a batch read looks at the catalog before (``refresh``), where its machine can reach it.
+"""Runs on executors: opens the store, and reads and writes objects, without a catalog.
 
-What it reads is checked as every reader checks it: the bytes against their checksums, the events
-against their count. Of a journal only the row groups and columns are fetched that are wanted.
-Credentials come from the executor's own environment.
+A batch read checks the catalog before that, if its machine can reach it (``source.refreshed``).
+What is read is checked like by every reader: the bytes against their checksums, the events against
+their count. Only the needed row groups and columns of a journal are fetched. Credentials come from
+the executor's own environment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tidelog.store import Store, open_store_here
 
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
-_AHEAD = 3  # objects that are fetched before they are asked for
-_ROWS_MIN = 4_000  # of a batch for Spark; the batches of small runs are joined
+_AHEAD = 3  # objects to prefetch
+_ROWS_MIN = 4_000  # of a batch for Spark; batches of small runs are joined
 _BYTES_MIN = 16 << 20  # large values make a batch of fewer rows
 
 
@@ -44,20 +44,20 @@ class Workshop:
 
 
 def open_workshop(settings: Settings) -> Workshop:
-    """The store that the settings name, with this machine's clock and environment."""
+    """Opens the store of the settings, with this machine's clock and environment."""
     store = open_store_here(settings.store, settings.backoff())
     return Workshop(store, SystemClock(), RandomIds())
 
 
 def read_task(task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The events of a task, as Spark wants them."""
+    """Yields the events of a task in Spark's columns."""
     store = open_workshop(task.settings).store
     return joined_batches(_batches(store, task, wanted), _ROWS_MIN, _BYTES_MIN)
 
 
 @functools.cache
 def _keep_modules() -> None:
-    """Once for each process: Spark collects garbage after each task, and may leave these out."""
+    """Once per process: excludes modules from the garbage collection after each Spark task."""
     gc.freeze()
 
 
@@ -78,7 +78,7 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
 
 
 def _fetch(store: Store, task: ReadTask, piece: OffsetSlice) -> bytes | None:
-    """All of a segment's piece; of a journal nothing yet, as others may read the rest of it."""
+    """Fetches all of a segment's piece; nothing of a journal, which others may read too."""
     if piece.run.journal is not None and not piece.is_whole:
         return None
     try:
@@ -106,7 +106,7 @@ def _gone(task: ReadTask, piece: OffsetSlice) -> CorruptError:
 
 
 def _within(batch: pa.RecordBatch, times: EventTimes) -> pa.Array:
-    """Which events lie in the times."""
+    """Returns which events are within the times."""
     moments = batch.column("timestamp").cast(pa.int64())
     mask = pa.repeat(pa.scalar(True), batch.num_rows)
     if times.start_ms is not None:

@@ -1,15 +1,15 @@
-"""A user's transform between a range and its files: a function from DataFrame to DataFrame.
+"""Runs a user's transform between a range and its files: a function of DataFrames.
 
-The ranges of a cycle become one DataFrame in event columns, with one Spark partition for each; the
-function says what becomes of it, and the sink's writer takes the result, in the same Spark task.
-Rows may be dropped and changed, but stay where they are: each keeps its offset, in its partition
-and in order. Whatever else is caught, so that an archive's ranges stay what they say they are:
+The ranges of a cycle become one DataFrame in event columns, with one Spark partition each. The
+function changes it, and the sink's writer gets the result in the same Spark task. Rows may be
+dropped and changed, but not moved: each keeps its offset, in its partition and in order. Anything
+else is detected, so that an archive's ranges stay what they say they are:
 
-1. the reading half of a task notes the offsets that it gave out, in a file of that task alone
-2. the writing half takes rows, whose offsets must rise
+1. the reading half of a task notes the offsets that it returned, in a file of that task alone
+2. the writing half gets rows, whose offsets must rise
 3. at the end it looks for the note of its own task: a function that shuffles, sorts over
-   partitions, caches or cuts its input short has none
-4. all offsets that were written must be among those that were given out
+   partitions, caches or truncates its input has none
+4. all offsets that were written must be among those that were read
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STAYS = "a transform may drop and change rows, but must leave them where they a
 
 
 def load_transform(name: str) -> Transform:
-    """The function that ``module:function`` names; modules of the working folder are found too."""
+    """Loads the function of ``module:function``, also from modules of the working folder."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise InvalidError(f"transform `{name}`: give module:function")
@@ -66,7 +66,7 @@ def load_transform(name: str) -> Transform:
 
 
 def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
-    """Do all tasks, in one Spark job. ``InvalidError`` for a transform that breaks the rules."""
+    """Runs all tasks in one Spark job. Raises ``InvalidError`` if a transform breaks the rules."""
     blobs = [pickle.dumps(task) for task in tasks]
     ranges = session.range(0, len(blobs), 1, len(blobs))
     events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
@@ -99,16 +99,16 @@ def _applied(name: str, events: DataFrame) -> DataFrame:
 
 
 class _Note(NamedTuple):
-    """What a reading half has given out."""
+    """What a reading half has returned."""
 
     end: str
     offsets: npt.NDArray[np.int64]
-    mark: bytes  # what the source wants to find again
-    left_out: int  # events that were not given out, as they were erased
+    mark: bytes  # for the source to read later
+    left_out: int  # events skipped because they were erased
 
 
 def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The reading half of a Spark task."""
+    """Runs the reading half of a Spark task."""
     wanted = arrow_schema(_SHOWN)
     for batch in numbers:
         for number in batch.column(0).to_pylist():
@@ -135,7 +135,7 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
 
 
 def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The writing half of a Spark task, which is the same one if rows have stayed."""
+    """Runs the writing half of a Spark task, which is the same task if rows have not moved."""
     number = _context().partitionId()
     if number >= len(blobs):
         if sum(batch.num_rows for batch in batches):
@@ -169,7 +169,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
         written.append(offsets)
         writer.write(rows)
     staged: Written = writer.close()
-    note = _taken_note(task)
+    note = _read_note(task)
     strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
     if len(strange):
         raise _moved(task, f"offset {int(strange[0])} is not one that was read")
@@ -178,7 +178,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
 
 
 def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Spark's rows in event columns; what is not of this range is refused."""
+    """Converts Spark's rows to event columns. Raises for what is not of this range."""
     columns = []
     for field in EVENT_SCHEMA:
         column = batch.column(field.name)
@@ -197,8 +197,8 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
     return rows
 
 
-def _taken_note(task: Task) -> _Note:
-    """The note of this task's reading half."""
+def _read_note(task: Task) -> _Note:
+    """Reads and deletes the note of this task's reading half."""
     path = _note_path(task)
     try:
         found = pickle.loads(path.read_bytes())  # noqa: S301 - our own bytes
@@ -212,7 +212,7 @@ def _taken_note(task: Task) -> _Note:
 
 
 def _note_path(task: Task) -> Path:
-    """On this machine's disk, by names that nobody else has: this attempt's, of this task."""
+    """Returns a path on the local disk, unique to this attempt of this task."""
     attempt = task.staging.replace("/", "-")
     return Path(tempfile.gettempdir()) / f"tidelog-{attempt}-{_context().taskAttemptId()}"
 

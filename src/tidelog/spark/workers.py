@@ -1,8 +1,8 @@
-"""Workers of a Spark cluster: one Spark partition for each task.
+"""Workers on a Spark cluster: one Spark partition per task.
 
-Without a transform a task reads its range and writes its files itself, so no event passes through
-Spark. What comes back is what was staged, or the error of that range. An executor that dies lets
-Spark run the task again; a writer stages under names of its own, so attempts do not meet.
+Without a transform, a task reads its range and writes its files itself, so no event passes through
+Spark. It returns what was staged, or the error of that range. If an executor dies, Spark runs the
+task again; each writer stages under its own names, so attempts never collide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session for pipelines on any master; the one that is there already, if there is one."""
+    """Opens a session for pipelines on any master, or returns the existing one."""
     environ = os.environ  # noqa: TID251 - Spark reads it there
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
@@ -35,7 +35,7 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",
-        # A worker's few threads need no heap each: with eight a core it keeps 130 MB more.
+        # A worker's few threads need no heap each: with eight per core it uses 130 MB more.
         "spark.executorEnv.MALLOC_ARENA_MAX": "2",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
@@ -58,7 +58,7 @@ class SparkWorkers:
         self._session = session
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """As the interface says. A job that fails is done again, range by range.
+        """Implements ``Workers.run``. Repeats a failed job, range by range.
 
         So a range on which a transform fails does not stop the others.
         """
@@ -79,8 +79,8 @@ class SparkWorkers:
             return TaskOutcome(task.range.partition, error=exc)
 
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
-        """Do tasks in one job. ``UnavailableError`` when it fails."""
-        transform = tasks[0].transform  # of one pipeline, so of all its tasks
+        """Runs tasks in one job. Raises ``UnavailableError`` if it fails."""
+        transform = tasks[0].transform  # all tasks are of one pipeline
         try:
             if transform:
                 return transformed(self._session, transform, tasks)

@@ -1,11 +1,9 @@
-"""Batch and streaming writes, as Spark asks for them.
+"""Batch and streaming writes, as Spark calls them.
 
-A write's part on executors: rows become segments, which are staged in the store.
-
-A task puts its segments into the folder of its sink and batch, under fresh ids, and tells the
-driver what it put there. Nothing of that is part of the topic. An attempt that fails, or that Spark
-does not count, leaves objects that no row names; they are deleted when a batch is done, or by a
-sweep a day later (``log.sink_sweep``).
+On executors, rows become segments, staged in the store. A task puts its segments into the folder of
+its sink and batch, under new ids, and returns them to the driver. They are not part of the topic
+yet. An attempt that fails, or that Spark does not count, leaves objects that no row names. They are
+deleted when a batch is done, or by a sweep a day later (``log.sink_sweep``).
 """
 
 from __future__ import annotations
@@ -67,25 +65,25 @@ __all__ = [
 _QUERY = "sql.streaming.queryId"  # local properties that Spark gives to the tasks of a stream
 _BATCH = "streaming.sql.batchId"
 _ONLY_BATCH = 0  # of a write without a name
-_AT_ONCE = 8  # segments that are copied, and partitions that are committed, side by side
+_AT_ONCE = 8  # segments to copy, and partitions to commit, in parallel
 
 
 class TidelogWriter(DataSourceArrowWriter):
-    """A batch write: repeatable under the options sink and batch, else stored as it runs."""
+    """A batch write: repeatable with the options sink and batch, otherwise stored as it runs."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
         self._staging = _staging(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: stage the rows of a task."""
+        """On an executor: stages the rows of a task."""
         task = _task()
         staging, batch = self._staging, self._options.batch or _ONLY_BATCH
         staged = stage(staging, batch, task.partitionId(), iterator)
         return StagedMessage(staging.topic.incarnation, "", *staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver: make what was staged part of the topic."""
+        """On the driver: makes what was staged part of the topic."""
         options = self._options
         with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
             topic = find_topic(context, options.topic)
@@ -108,7 +106,7 @@ class TidelogWriter(DataSourceArrowWriter):
             _remove_all(context, self._staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what was staged without a name; what a manifest may name stays."""
+        """Deletes what was staged without a name; what a manifest may name stays."""
         if self._options.sink is None:
             with open_shared(self._options.home) as context:
                 _remove_all(context, self._staging)
@@ -122,7 +120,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         self._staging = _staging(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: stage the rows of a task."""
+        """On an executor: stages the rows of a task."""
         task = _task()
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
@@ -131,7 +129,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         return StagedMessage(self._staging.topic.incarnation, query, *staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """On the driver: make the micro-batch part of the topic, unless it is."""
+        """On the driver: makes the micro-batch part of the topic, unless it already is."""
         options, topic = self._options, self._staging.topic
         queries = {message.query for message in _staged(messages)}
         if len(queries) > 1:
@@ -143,11 +141,11 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
             sink.commit(made, options.accept_repeat)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        """Nothing: a manifest may name what was staged, and the next commit removes the rest."""
+        """Does nothing: a manifest may name what was staged; the next commit deletes the rest."""
 
 
 def _staging(options: WriteOptions, schema: StructType) -> WriteStaging:
-    """On the driver: check everything, and settle what tasks must know."""
+    """On the driver: checks everything, and returns what tasks need."""
     check_writable(schema, options.use_partition)
     with open_shared(options.home) as context:
         topic = find_topic(context, options.topic)
@@ -163,7 +161,7 @@ def _task() -> Any:
 
 
 def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedMessage]:
-    """The messages, none of which may be missing: a batch is stored whole or not at all."""
+    """Returns the messages. Raises if one is missing: a batch is stored whole or not at all."""
     found = [message for message in messages if isinstance(message, StagedMessage)]
     missing = sum(1 for message in messages if not isinstance(message, StagedMessage))
     if missing:
@@ -174,7 +172,7 @@ def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedMessag
 def _segments(
     topic: Topic, messages: Iterable[WriterCommitMessage | None]
 ) -> tuple[StagedSegment, ...]:
-    """All staged segments, in the order of the tasks."""
+    """Returns all staged segments, in the order of the tasks."""
     found = _staged(messages)
     if any(message.incarnation != topic.incarnation for message in found):
         raise NotFoundError(
@@ -198,7 +196,7 @@ _NOT_STORED = ("topic", "offset")  # columns that a write ignores
 
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task returns to the driver."""
 
     incarnation: str  # of the topic that it wrote for
     query: str  # which Spark query, "" for a batch write
@@ -208,7 +206,7 @@ class StagedMessage(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class WriteStaging:
-    """What a task must know: where to put segments, and how to make them."""
+    """What a task needs: where to put segments, and how to make them."""
 
     settings: Settings
     topic: Topic
@@ -227,7 +225,7 @@ class MeasuredRows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._rows:
             if batch.num_rows:
-                # Before a missing time becomes the present one, which a repeat would not give.
+                # Before a missing time becomes the current one, which a repeat would not have.
                 names = [name for name in batch.schema.names if name not in self._left_out]
                 part = contents_of(pa.Table.from_batches([batch]).select(names))
                 self.contents = self.contents.plus(part)
@@ -237,10 +235,10 @@ class MeasuredRows:
 def stage(
     staging: WriteStaging, batch: int, task_index: int, rows: Iterable[pa.RecordBatch]
 ) -> tuple[tuple[StagedSegment, ...], Contents]:
-    """Stage all rows of a task as segments of a batch."""
+    """Stages all rows of a task as segments of a batch."""
     workshop = open_workshop(staging.settings)
     measured = MeasuredRows(rows, staging.use_partition)
-    # Each batch begins elsewhere: many small ones of one task do not all go to one partition.
+    # Each batch begins elsewhere, so many small ones of one task do not all use one partition.
     first = zlib.crc32(staging.sink.encode()) + batch + task_index
     segments = tuple(
         _put(staging, workshop, batch, _parts(staging, table, places, first + number))
@@ -252,7 +250,7 @@ def stage(
 def _collected(
     staging: WriteStaging, workshop: Workshop, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[Located]:
-    """As much as one segment holds, again and again."""
+    """Yields as many rows as one segment holds, repeatedly."""
     collector = Collector()
     for batch in rows:
         table = stored(batch, workshop.clock.now_ms())
@@ -278,7 +276,7 @@ def _given_places(topic: Topic, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
 def _parts(
     staging: WriteStaging, table: pa.Table, places: npt.NDArray[np.int32] | None, turn: int
 ) -> list[tuple[int, pa.Table]]:
-    """Each partition with its events; those without a key take turns, segment by segment."""
+    """Returns each partition with its events; those without a key take turns by segment."""
     partitions = staging.topic.partitions
     if places is None:
         places = partitions_for(table.column("key"), partitions, turn % partitions)

@@ -1,4 +1,4 @@
-"""What every catalog must do, as tests: subclass :class:`CatalogContract` and give a fixture.
+"""What every catalog must do, as tests: subclass :class:`CatalogContract` and add a fixture.
 
 ::
 
@@ -51,7 +51,7 @@ STRANGE_KEYS = [
 
 
 class CatalogContract:
-    """The contract. Every test uses partitions of its own, so one server serves all."""
+    """The contract. Every test uses its own partitions, so one server is enough for all."""
 
     workers = 8
     increments_each = 200
@@ -59,7 +59,7 @@ class CatalogContract:
 
     @pytest.fixture
     def catalog(self) -> Iterator[Catalog]:
-        """A catalog to test; override."""
+        """Yields a catalog to test; override."""
         raise InternalError("the contract needs the fixture `catalog`: override it")
 
     @pytest.fixture
@@ -67,12 +67,12 @@ class CatalogContract:
         return f"contract/{ids.new()}"
 
     def opener(self, catalog: Catalog) -> Callable[[], Catalog] | None:
-        """A picklable way to open the same rows in another process; None to use threads."""
+        """Returns a picklable way to open the same rows in another process; None to use threads."""
         return None
 
     @contextlib.contextmanager
     def losing_replies(self, catalog: Catalog) -> Iterator[tuple[Catalog, Callable[[int], None]]]:
-        """A catalog, and a function that makes it lose the replies to its next n writes."""
+        """Yields a catalog, and a function that makes it lose the replies to its next n writes."""
         faults = Faults()
         yield (
             FaultyCatalog(catalog, faults),
@@ -80,7 +80,7 @@ class CatalogContract:
         )
 
     def leave_deleted_rows(self, catalog: Catalog, partition: str, count: int) -> None:
-        """Make and delete rows ``d/00000000`` and on; override where there is a bulk way."""
+        """Creates and deletes rows ``d/00000000`` and on; override if there is a bulk way."""
         for change in (lambda row: Put(row, b"x"), Delete):
             for first in range(0, count, limits.CHANGES_MAX):
                 rows = range(first, min(first + limits.CHANGES_MAX, count))
@@ -167,7 +167,7 @@ class CatalogContract:
             assert [row.row for row in catalog.scan(name, "e")] == ["e"]
             return time.perf_counter() - began
 
-        # By turns, and the fastest of each, so that a stall of the machine spoils neither.
+        # Alternate, and use the fastest of each, so that a stall of the machine affects neither.
         pairs = [(once_s(partition), once_s(fresh)) for _ in range(15)]
         beyond_s, fresh_s = (min(times) for times in zip(*pairs, strict=True))
         assert beyond_s < 5 * fresh_s + 0.02
@@ -233,7 +233,7 @@ class CatalogContract:
                 catalog.write(partition, *changes, write_id=f"refused-{number}")
             rows = told.value.rows
             assert {name: rows[name] for name in failed} == failed
-            # What else it returns is a row of the write, as it is.
+            # Any other row it returns is a current row of the write.
             assert set(rows) <= {change.row for change in changes}
             assert all(row == everything.get(name) for name, row in rows.items())
         assert {row.row: row for row in catalog.scan(partition)} == everything
@@ -371,7 +371,7 @@ class CatalogContract:
             lossy.write(partition, Delete("a"), write_id="w3")
         assert catalog.get(partition, "a") is None
 
-    # Many at once.
+    # Concurrency.
 
     def test_increments_by_many_workers_add_up(self, catalog: Catalog, partition: str) -> None:
         names = [f"w{number}" for number in range(self.workers)]
@@ -390,10 +390,10 @@ class CatalogContract:
 
 
 def _increment(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
-    """Count up our own number in a row that all share, and see that none of it is lost or doubled.
+    """Increments our own number in a shared row, and checks that none is lost or doubled.
 
-    A server that is busy may leave it open whether a write landed: then the row tells, as soon as
-    it has another version than the one that the write expected.
+    A busy server may leave the outcome of a write unknown. Then the row shows it, once it has
+    another version than the write expected.
     """
     catalog = open_again()
     done, unsure_of = 0, ""

@@ -1,4 +1,4 @@
-"""A clock that moves only when told, and ids that repeat from a seed."""
+"""A clock that moves only on request, and ids that repeat from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FakeClock", "seeded_ids"]
 
 
 class FakeClock:
-    """Time for tests: ``sleep`` returns at once and moves the clock on by what was asked."""
+    """Time for tests: ``sleep`` returns at once and moves the clock by that time."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = float(now_ms)
@@ -26,17 +26,17 @@ class FakeClock:
         self.advance(max(0.0, seconds))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Lets time pass on both clocks."""
         self._now_ms += seconds * 1000
         self._monotonic_s += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an operator or a bad time server would."""
+        """Sets the wall clock forward or back, like an operator or a bad time server."""
         self._now_ms += seconds * 1000
 
 
 def seeded_ids(seed: int) -> Ids:
-    """Ids that come again in the same order for the same seed."""
+    """Returns ids that repeat in the same order for the same seed."""
     return RandomIds(random.Random(seed))
 
 

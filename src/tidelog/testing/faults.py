@@ -1,26 +1,26 @@
-"""Stores and catalogs that fail as networks, servers and machines do.
+"""Stores and catalogs that fail like networks, servers and machines do.
 
 The fault model. Each call may, by the seed or by a script:
 
-- *lose the request*: nothing happens, and the caller waits in vain;
+- *lose the request*: nothing happens, and the caller times out;
 - *lose the reply*: it takes effect, and the caller cannot know;
-- *duplicate*: it takes effect, and once more at some later call, as a repeated packet would;
+- *duplicate*: it takes effect, and again at a later call, like a repeated packet;
 - *delay*: other actors run between the request and its effect, and between effect and reply;
 - *stall*: the same, for longer than leases last;
 - *cut off*: the request arrives or not, the reply does not, and every further call of the same
-  process fails for up to ``stall_s`` (with a scheduler), as behind a broken switch;
-- *freeze*: all threads of the calling process stop for that long, as by SIGSTOP or a full swap;
-- *try again*: the server refuses for now and nothing happens (S3's 409 to a conditional write that
-  meets another under way, DynamoDB's throttling);
-- *list stale*: a listing that shows the store as it was a few writes ago (stores only);
+  process fails for up to ``stall_s`` (with a scheduler), like behind a broken switch;
+- *freeze*: all threads of the calling process stop for that long, like by SIGSTOP or a full swap;
+- *try again*: the server refuses for now and nothing happens (S3's 409 to a conditional write
+  during another one, DynamoDB's throttling);
+- *list stale*: a listing shows the store as it was a few writes ago (stores only);
 - *crash*: the caller's process dies before the effect, or after it and before the reply.
 
-Scans and listings come in pages of a few rows (``page_rows``), each a call of its own: what others
-write between two pages is seen in part, as DynamoDB, CQL and S3 show it.
+Scans and listings come in pages of a few rows (``page_rows``), each a separate call: writes between
+two pages are seen in part, as with DynamoDB, CQL and S3.
 
-What does not happen here: bytes that rot (tests damage objects by hand), and a catalog that
-answers wrongly. A lost reply goes through the same settling that the network backends use, so a
-protocol above sees what it would see in production: done, or an unknown outcome.
+What does not happen here: bytes that rot (tests damage objects by hand), and a catalog with wrong
+answers. A lost reply goes through the same settling as in the network backends, so a protocol sees
+what it would see in production: done, or an unknown outcome.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class Fault(Enum):
 class Faults:
     """Decides, call by call, what goes wrong, and counts it.
 
-    ``rates`` are probabilities by kind. ``script`` goes first: its faults hit the next calls of
-    the named verb. ``crash_after_call`` stops the world after the effect of the n-th call.
-    A stall takes up to ``stall_s``. With ``page_rows`` most scans and listings come in pages of at
-    most this many rows. At each call one of the repeated packets arrives by ``late_rate``.
+    ``rates`` has probabilities by kind. ``script`` comes first: its faults hit the next calls of
+    the named verb. ``crash_after_call`` stops the world after the effect of the n-th call. A stall
+    takes up to ``stall_s``. With ``page_rows``, most scans and listings come in pages of at most
+    this many rows. At each call, one of the repeated packets arrives with probability
+    ``late_rate``.
     """
 
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -91,11 +92,11 @@ class Faults:
     _cut_until_s: dict[ActorGroup, float] = field(default_factory=dict)
 
     def on_next(self, verb: str, *faults: Fault) -> None:
-        """Let these faults hit the next calls of a verb, in this order."""
+        """Makes these faults hit the next calls of a verb, in this order."""
         self.script.extend((verb, fault) for fault in faults)
 
     def call(self, verb: str, effect: Callable[[], T], lost: Callable[[], Exception]) -> T:
-        """Run ``effect`` with whatever goes wrong; ``lost`` makes the error of a silent world."""
+        """Runs ``effect`` with its faults; ``lost`` makes the error of a lost call."""
         self.calls += 1
         crash = self.crash_after_call is not None and self.calls >= self.crash_after_call
         fault = Fault.CRASH_AFTER if crash else self._choose(verb)
@@ -127,19 +128,19 @@ class Faults:
         return result
 
     def heal(self) -> None:
-        """End all faults; what was sent twice before may still arrive."""
+        """Ends all faults; packets sent twice before that may still arrive."""
         self.rates, self.page_rows = {}, None
         self.script.clear()
         self._cut_until_s.clear()
 
     def page(self) -> int | None:
-        """The number of rows in the next page of a scan or listing; None for all that is left."""
+        """Returns the number of rows in the next page of a scan or listing; None for the rest."""
         if self.page_rows is None or self.random.random() < 0.3:
             return None
         return self.random.randint(1, self.page_rows)
 
     def stale(self, verb: str) -> bool:
-        """Whether this listing shall be an old one."""
+        """Returns whether this listing is stale."""
         if self.script and self.script[0] == (verb, Fault.STALE_LIST):
             self.script.popleft()
         elif self.random.random() >= self.rates.get(Fault.STALE_LIST, 0.0):
@@ -163,16 +164,16 @@ class Faults:
             self.scheduler.pause(label)
 
     def _hold_up(self, label: str, fault: Fault) -> None:
-        """What takes time before the effect, and again before the reply."""
+        """Delays before the effect, and again before the reply."""
         if fault is Fault.DELAY:
             self._pause(f"{label} delayed")
         elif fault in (Fault.STALL, Fault.FREEZE) and self.scheduler is not None:
-            # Seldom long: most stalls are about as long as a lease, where it matters most.
+            # Rarely long: most stalls are about as long as a lease, where it matters most.
             seconds = self.stall_s * self.random.random() ** 2
             (self.scheduler.sleep if fault is Fault.STALL else self.scheduler.freeze)(seconds)
 
     def _cut_off(self) -> None:
-        """From now on the calls of this process fail, for a while."""
+        """Makes the calls of this process fail for a while."""
         if self.scheduler is not None and self.scheduler.current is not None:
             until_s = self.scheduler.time.monotonic_s() + self.stall_s * self.random.random() ** 2
             self._cut_until_s[self.scheduler.current.group] = until_s
@@ -334,7 +335,7 @@ class FaultyStore:
 
 
 def _unheard(effect: Callable[[], object]) -> None:
-    """Let it happen; nobody waits for the answer, be it a result or a refusal."""
+    """Runs it without waiting for the answer, whether a result or an error."""
     with contextlib.suppress(TidelogError):
         effect()
 

@@ -1,10 +1,10 @@
 """Simulated hosts and processes.
 
 Each host has its own wall clock, which may be wrong by a year and may jump, and its own monotonic
-clock, which counts right from an origin of its own. A process runs on one host, has threads
-(actors of the scheduler) and dies as a whole: by a crash of one of its threads, by
-:meth:`Process.kill`, or when its main thread returns. Processes on the same host can see that it
-has died, as :class:`tidelog.process.LocalProcesses` does; others cannot.
+clock, which is accurate from its own origin. A process runs on one host, has threads (actors of the
+scheduler) and dies as a whole: by a crash of one of its threads, by :meth:`Process.kill`, or when
+its main thread returns. Processes on the same host can see that it has died, like
+:class:`tidelog.process.LocalProcesses` does; others cannot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _YEAR_S = 365 * 86_400
 
 
 class Host:
-    """One machine: a wall clock, and the processes that run on it."""
+    """A machine: a wall clock, and the processes that run on it."""
 
     def __init__(self, scheduler: Scheduler, name: str, ahead_s: float = 0.0) -> None:
         self.scheduler = scheduler
@@ -33,17 +33,17 @@ class Host:
 
     @classmethod
     def seeded(cls, scheduler: Scheduler, name: str) -> Host:
-        """A host whose clock is right, or wrong by minutes up to a year, as the seed says."""
+        """Returns a host whose clock is right, or wrong by minutes up to a year, by the seed."""
         chance = scheduler.random
         scale_s = chance.choice([0, 0, 60, 3_600, 86_400, _YEAR_S])
         return cls(scheduler, name, chance.uniform(-scale_s, scale_s))
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an operator or a bad time server would."""
+        """Sets the wall clock forward or back, like an operator or a bad time server."""
         self.ahead_s += seconds
 
     def start(self, name: str, run: Callable[[Process], None]) -> Process:
-        """Start a process whose main thread calls ``run``."""
+        """Starts a process whose main thread calls ``run``."""
         process = Process(self, name, len(self.processes) + 1)
         self.processes[process.pid] = process
         process.begin(run)
@@ -67,7 +67,7 @@ class HostClock:
 
 
 class Process(ActorGroup):
-    """One process: a group of actors on a host."""
+    """A process: a group of actors on a host."""
 
     def __init__(self, host: Host, name: str, pid: int) -> None:
         super().__init__()
@@ -87,11 +87,11 @@ class Process(ActorGroup):
 
     @property
     def dead(self) -> bool:
-        """Whether it was killed or has ended; it does nothing more."""
+        """Returns whether it was killed or has ended; it does nothing more."""
         return self.killed
 
     def begin(self, run: Callable[[Process], None]) -> Actor:
-        """Start the main thread; the other threads end with it."""
+        """Starts the main thread; the other threads end with it."""
 
         def main() -> None:
             run(self)
@@ -101,17 +101,17 @@ class Process(ActorGroup):
         return self.scheduler.spawn(self.name, main, self)
 
     def kill(self) -> None:
-        """Kill it: none of its threads does anything more."""
+        """Kills it: none of its threads does anything more."""
         self.scheduler.kill_group(self)
 
     @property
     def crashed(self) -> bool:
-        """Whether it died before its main thread returned."""
+        """Returns whether it died before its main thread returned."""
         return self.killed and not self.ended
 
 
 class ProcessMarks:
-    """What a process knows of the processes on its own host."""
+    """What a process knows about the processes on its own host."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

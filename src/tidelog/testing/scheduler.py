@@ -1,16 +1,15 @@
-"""Run several actors in one thread, switching between them as a seed says.
+"""Runs several actors in one thread, and switches between them by a seed.
 
 An actor is plain synchronous code. It yields where it meets the world: at each call of a faulty
 store or catalog, when it sleeps, and when it waits for another thread. The scheduler then picks by
-its seed which actor continues; when all of them sleep, time jumps to the first that wakes. One seed
+its seed which actor continues. When all of them sleep, time jumps to the first that wakes. One seed
 always gives one interleaving.
 
-An actor may be killed, as a process would be: at its next step a :class:`Crash` is raised in it,
-and whatever it tries on the way out fails the same way. Actors may belong to an
-:class:`ActorGroup` (the
-threads of one process), which is killed and frozen as a whole. Code under test must not hold a real
-lock across a call to the world: another actor that wants it would block the one thread for ever.
-:mod:`tidelog.testing.threads` replaces those locks.
+An actor can be killed like a process: at its next step a :class:`Crash` is raised in it, and
+whatever it tries on the way out fails the same way. Actors may belong to an :class:`ActorGroup`
+(the threads of one process), which is killed and frozen as a whole. Code under test must not hold a
+real lock across a call to the world: another actor that wants it would block the one thread
+forever. :mod:`tidelog.testing.threads` replaces those locks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["Actor", "ActorGroup", "Crash", "Scheduler"]
 
 
 class Crash(BaseException):
-    """Ends an actor as SIGKILL ends a process. Not an ``Exception``, so no handler stops it."""
+    """Ends an actor like SIGKILL ends a process. Not an ``Exception``, so no handler stops it."""
 
 
 @dataclass(eq=False)
@@ -39,7 +38,7 @@ class ActorGroup:
 
     actors: list[Actor] = field(default_factory=list)
     killed: bool = False
-    frozen_until_s: float = 0.0  # no actor of it takes a step before
+    frozen_until_s: float = 0.0  # its actors take no step before this
 
 
 @dataclass(eq=False)
@@ -77,16 +76,16 @@ class Scheduler:
 
     @property
     def current(self) -> Actor | None:
-        """The actor that runs now, or None outside of them."""
+        """Returns the actor that runs now, or None outside of them."""
         return self._current
 
     @property
     def time(self) -> FakeClock:
-        """The fake time, to advance or jump from outside."""
+        """Returns the fake time, to advance or jump from outside."""
         return self._time
 
     def spawn(self, name: str, run: Callable[[], None], group: ActorGroup | None = None) -> Actor:
-        """Add an actor that will call ``run``. Its first step comes when the seed says."""
+        """Adds an actor that will call ``run``. The seed decides when it takes its first step."""
         # Its parent is where it switches when it ends; by default that would be its maker.
         thread = greenlet.greenlet(lambda: self._live(run), self._main)
         actor = Actor(name, thread, group or ActorGroup())
@@ -95,56 +94,56 @@ class Scheduler:
         return actor
 
     def kill(self, actor: Actor) -> None:
-        """Let the actor die at its next step."""
+        """Makes the actor die at its next step."""
         actor.killed = True
         actor.wakes_at_s = 0.0
 
     def kill_group(self, group: ActorGroup) -> None:
-        """Let all actors of a group die before they do anything more."""
+        """Makes all actors of a group die before they do anything more."""
         self.kills += not group.killed
         group.killed = True
         for actor in group.actors:
             self.kill(actor)
 
     def crash(self) -> Crash:
-        """Mark the current actor and its group as killed; the exception that it must raise."""
+        """Marks the current actor and its group as killed. Returns the exception it must raise."""
         if self._current is not None:
             self.kill_group(self._current.group)
         return Crash()
 
     def was_killed(self, actor: Actor) -> bool:
-        """Whether it ended by a crash, its own or by :meth:`kill`."""
+        """Returns whether it ended by a crash, its own or by :meth:`kill`."""
         return actor.done and actor.killed
 
     def pause(self, label: str) -> None:
-        """Yield. Called by whatever represents the world; a no-op outside an actor."""
+        """Yields. Called by whatever represents the world; does nothing outside an actor."""
         self._wait(label, 0.0)
 
     def sleep(self, seconds: float) -> None:
-        """Yield for a stretch of fake time."""
+        """Yields for some fake time."""
         if self._current is None:
             self._time.sleep(seconds)
         else:
             self._wait(f"sleep {seconds:.3f}", max(0.0, seconds))
 
     def freeze(self, seconds: float) -> None:
-        """Stop all actors of the current actor's group for a stretch of fake time."""
+        """Stops all actors of the current actor's group for some fake time."""
         if self._current is not None:
             self._current.group.frozen_until_s = self._time.monotonic_s() + seconds
             self.pause(f"frozen {seconds:.3f}")
 
     def park(self, label: str, timeout_s: float | None = None) -> None:
-        """Yield until another actor calls :meth:`unpark`, or the timeout has passed."""
+        """Yields until another actor calls :meth:`unpark`, or until the timeout."""
         if self._current is None:
             raise InternalError(f"{label}: would block outside an actor")
         self._wait(label, math.inf if timeout_s is None else max(0.0, timeout_s))
 
     def unpark(self, actor: Actor) -> None:
-        """Let a parked actor continue when the seed says."""
+        """Lets a parked actor continue when the seed picks it."""
         actor.wakes_at_s = min(actor.wakes_at_s, self._time.monotonic_s())
 
     def step(self) -> Actor | None:
-        """Let one actor take one step; None when all are done."""
+        """Lets one actor take one step. Returns None when all are done."""
         if not self._living:
             return None
         ready = self._ready()
@@ -162,9 +161,9 @@ class Scheduler:
         return actor
 
     def run(self, steps_max: int = 100_000, after_step: Callable[[], None] | None = None) -> int:
-        """Step until all actors are done; the number of steps taken.
+        """Steps until all actors are done. Returns the number of steps.
 
-        ``after_step`` is where a simulation checks its invariants.
+        A simulation checks its invariants in ``after_step``.
         """
         try:
             for taken in range(steps_max):
@@ -180,7 +179,7 @@ class Scheduler:
             self.abandon()
 
     def abandon(self) -> None:
-        """Kill every actor, so that none is left half way when the world ends early."""
+        """Kills every actor, so that none is left half-way when the world ends early."""
         for _ in range(1_000):
             for actor in list(self._living):
                 self.kill_group(actor.group)
@@ -194,7 +193,7 @@ class Scheduler:
 
     def _ready(self) -> list[Actor]:
         now_s = self._time.monotonic_s()
-        ready = [  # as `_wakes_at_s` says, without a call for each
+        ready = [  # same as `_wakes_at_s`, without a call for each
             actor
             for actor in self._living
             if actor.killed or actor.wakes_at_s <= now_s >= actor.group.frozen_until_s
@@ -221,7 +220,7 @@ class Scheduler:
             self.kill_group(actor.group)
             self.trace.append(f"{actor.name}: killed")
         except Exception as exc:  # noqa: BLE001 - raised again by step()
-            if not actor.killed:  # what a killed one raises on its way out has no witness
+            if not actor.killed:  # no one observes what a killed actor raises on its way out
                 exc.add_note(f"seed {self.seed}, actor {actor.name}, step {actor.steps}")
                 actor.error = exc
         for call in actor.on_end:
@@ -244,14 +243,14 @@ class Scheduler:
 
 
 def _wakes_at_s(actor: Actor) -> float:
-    """When an actor may take its next step; the killed ones die without waiting."""
+    """Returns when an actor may take its next step; killed ones die without waiting."""
     if actor.killed:
         return 0.0
     return max(actor.wakes_at_s, actor.group.frozen_until_s)
 
 
 class _ScheduledClock:
-    """The clock that actors get: reading it is free, sleeping gives way."""
+    """The clock of actors: reading it is free, sleeping yields."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

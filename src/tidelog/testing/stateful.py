@@ -1,7 +1,7 @@
 """Hypothesis machines: a catalog or a store does what a dictionary would do.
 
-Subclass and give ``make``; the machine then makes up writes, right and wrong expectations,
-repeats, scans and deletes, and compares after every step::
+Subclass and define ``make``. The machine generates writes, right and wrong expectations, repeats,
+scans and deletes, and compares after every step::
 
     class SqliteMachine(CatalogMachine):
         def make(self) -> Catalog:
@@ -31,7 +31,7 @@ KEYS = st.sampled_from(["a/1", "a/2", "a-b", "b/c/1", "b/c/2", "b/d", "ü/x"])
 
 
 class CatalogMachine(RuleBasedStateMachine):
-    """A catalog against a dictionary of rows."""
+    """Compares a catalog with a dictionary of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.last: tuple[str, list[Change], str] | None = None
 
     def make(self) -> Catalog:
-        """A fresh, empty catalog; override."""
+        """Returns a new, empty catalog; override."""
         raise InternalError("the machine needs `make`: override it")
 
     @initialize()
@@ -131,7 +131,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store against a dictionary of bytes."""
+    """Compares a store with a dictionary of bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.etags: dict[str, str] = {}
 
     def make(self) -> Store:
-        """A fresh, empty store; override."""
+        """Returns a new, empty store; override."""
         raise InternalError("the machine needs `make`: override it")
 
     @initialize()

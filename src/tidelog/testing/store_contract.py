@@ -1,4 +1,4 @@
-"""What every store must do, as tests: subclass :class:`StoreContract` and give a fixture.
+"""What every store must do, as tests: subclass :class:`StoreContract` and add a fixture.
 
 ::
 
@@ -50,14 +50,14 @@ STRANGE_NAMES = [
 
 
 class StoreContract:
-    """The contract. Every test works below a folder of its own."""
+    """The contract. Every test uses its own folder."""
 
     racers = 16
     races = 100
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
-        """A store to test; override."""
+        """Yields a store to test; override."""
         raise InternalError("the contract needs the fixture `store`: override it")
 
     @pytest.fixture
@@ -135,7 +135,7 @@ class StoreContract:
 
     def test_listing_is_ordered_and_bounded(self, store: Store, base: str) -> None:
         names = ["a", "a-b/1", "a/1", "a/2", "a0", "b/c/1", "b/c/2", "b/d", "ba"]
-        names = [name for name in names if name != "a"]  # a key is no folder of another
+        names = [name for name in names if name != "a"]  # a key is not a folder of another
         for name in names:
             store.put(f"{base}/{name}", b"x")
 
@@ -248,7 +248,7 @@ class StoreContract:
     def _race(
         self, call: Callable[[bytes], object], refusal: type[AlreadyExistsError | ConflictError]
     ) -> list[bytes]:
-        """Let all racers call at once; those who were not refused."""
+        """Lets all racers call at once. Returns those that were not refused."""
         start = threading.Barrier(self.racers)
         won: list[bytes] = []
         wrong: list[BaseException] = []

@@ -1,7 +1,7 @@
-"""The product's threads as actors of the scheduler.
+"""Runs the product's threads as actors of the scheduler.
 
 :func:`simulated` replaces the names ``threading``, ``ThreadPoolExecutor``, ``Pool``, ``Future``,
-``wait``, ``as_completed`` and ``os`` (for ``getpid``) in all loaded modules of the product by
+``wait``, ``as_completed`` and ``os`` (for ``getpid``) in all loaded modules of the product with
 equivalents that yield to a scheduler instead of blocking. The product's code does not change. A
 thread belongs to the process of the thread that started it, and dies with it.
 
@@ -35,7 +35,7 @@ _KEPT = ("tidelog.testing", "tidelog.store.memory", "tidelog.catalog.memory", "t
 
 @contextmanager
 def simulated(scheduler: Scheduler, preempt: float = 0.1) -> Iterator[SimulatedThreads]:
-    """Let the product's threads be actors of this scheduler while the body runs."""
+    """Makes the product's threads actors of this scheduler while the body runs."""
     threads = SimulatedThreads(scheduler, preempt)
     replaced: list[tuple[ModuleType, str, object]] = []
     for module, name, original in _names():
@@ -52,7 +52,7 @@ _found: tuple[int, list[tuple[ModuleType, str, object]]] = (0, [])
 
 
 def _names() -> list[tuple[ModuleType, str, object]]:
-    """Where the product's loaded modules name something that :class:`SimulatedThreads` replaces."""
+    """Returns where loaded modules name something that :class:`SimulatedThreads` replaces."""
     global _found  # noqa: PLW0603 - a cache: there are hundreds of modules, and thousands of worlds
     if _found[0] != len(sys.modules):
         originals = {id(each) for each in _ORIGINALS}
@@ -83,7 +83,7 @@ class SimulatedThreads:
         self._pid = _Os(scheduler)
 
     def replacement(self, original: object) -> object:
-        """What a module's name refers to instead of ``original``."""
+        """Returns what a module's name refers to instead of ``original``."""
         if original is threading:
             return self
         if original is os:
@@ -94,7 +94,7 @@ class SimulatedThreads:
             return self.future
         return _wait_all if original is concurrent.futures.wait else _as_completed
 
-    # In the way of ``threading``, whose names these are.
+    # Named like in ``threading``.
 
     def Lock(self) -> _Lock:  # noqa: N802
         return _Lock(self, reentrant=False)
@@ -125,29 +125,29 @@ class SimulatedThreads:
         return self.scheduler.current or self.scheduler
 
     def enumerate(self) -> list[object]:
-        """The threads of the current process."""
+        """Returns the threads of the current process."""
         current = self.scheduler.current
         if current is None:
             return [self.scheduler]
         return [actor for actor in current.group.actors if not actor.done]
 
     def pool(self, max_workers: int = 4, thread_name_prefix: str = "pool") -> _Pool:
-        """A ``ThreadPoolExecutor``."""
+        """Returns a ``ThreadPoolExecutor``."""
         return _Pool(self, max_workers, thread_name_prefix)
 
     def future(self) -> _Future:
-        """A ``Future``."""
+        """Returns a ``Future``."""
         return _Future(self)
 
     # For the rest of this module.
 
     def preempt(self, label: str) -> None:
-        """Yield now and then, as the operating system would."""
+        """Yields now and then, like the operating system would."""
         if self.scheduler.current is not None and self.scheduler.random.random() < self._preempt:
             self.scheduler.pause(label)
 
     def spawn(self, name: str, run: Callable[[], None]) -> Actor:
-        """Start a thread in the process of the current one."""
+        """Starts a thread in the process of the current one."""
         self._count += 1
         current = self.scheduler.current
         group = None if current is None else current.group
@@ -179,7 +179,7 @@ class _Os:
 
 
 def hash_pid(host: str, pid: int) -> int:
-    """A process id that no process of another host has either."""
+    """Returns a process id that no process of another host has either."""
     return int.from_bytes(host.encode()[-4:], "big") * 100_000 + pid
 
 
@@ -191,7 +191,7 @@ class _Sleepers:
         self._waiting: deque[Actor] = deque()
 
     def wait(self, label: str, timeout_s: float | None = None) -> None:
-        """Yield until woken or timed out; the caller looks itself what is true then."""
+        """Yields until woken or timed out; the caller then checks what is true."""
         actor = self._scheduler.current
         if actor is None:
             raise InternalError(f"{label}: would block outside an actor")
@@ -203,7 +203,7 @@ class _Sleepers:
                 self._waiting.remove(actor)
 
     def wake(self, count: int | None = None) -> None:
-        """Wake the first ones; all of them by default."""
+        """Wakes the first ones; all of them by default."""
         for _ in range(len(self._waiting) if count is None else min(count, len(self._waiting))):
             self._scheduler.unpark(self._waiting.popleft())
 
@@ -238,7 +238,7 @@ class _Lock:
         scheduler = self._threads.scheduler
         if self._owner is not (scheduler.current or scheduler):
             if scheduler.current is not None and scheduler.current.killed:
-                return  # dying while it waited for the lock again
+                return  # killed while it waited for the lock again
             if self._reentrant or self._owner is None:
                 raise RuntimeError("cannot release a lock that is not held")
         self._count -= 1
@@ -261,7 +261,7 @@ class _Lock:
         self.release()
 
     def release_all(self) -> int:
-        """Release it however often it is held; how often that was."""
+        """Releases it completely. Returns how many times it was acquired."""
         count, self._count = self._count, 1
         self.release()
         return count
@@ -526,7 +526,7 @@ def _do(work: tuple[_Future, Callable[[], Any]]) -> None:
 
 
 def _wait_all(futures: Iterable[_Future], timeout: float | None = None) -> None:
-    """``concurrent.futures.wait`` until all are done; its result is not used by the product."""
+    """Waits like ``concurrent.futures.wait`` until all are done; the product ignores its result."""
     for future in futures:
         future._done.wait(timeout)
 
