@@ -104,6 +104,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("TIDELOG_", "AWS_")) and name != "AWS_CA_BUNDLE":
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TIDELOG_NOTIFY_LOCAL", "1")  # webhooks of tests are on this machine
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")  # tests ask 127.0.0.1 alone
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)

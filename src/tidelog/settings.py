@@ -45,6 +45,8 @@ _SECRETS = (  # read by their backends, from the environment alone
     "KAFKA_SSL_KEYSTORE_PASSWORD",
     "KAFKA_SSL_KEY_PASSWORD",
     "KAFKA_SSL_KEY_PEM",
+    "NOTIFY_LOCAL",
+    "NOTIFY_SECRET",
 )
 
 

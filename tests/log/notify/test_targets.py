@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import importlib.util
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -13,6 +16,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.servers.moto import Moto
@@ -20,9 +24,9 @@ from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.context import Context
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.log.notify.notifier import Notification, Notifier, NotifyTarget
-from tidelog.log.notify.targets import WebhookTarget, check_target, open_target
+from tidelog.log.notify.targets import WebhookTarget, check_target, open_target, shown_target
 from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic
 from tidelog.model.address import parse_address
@@ -30,6 +34,7 @@ from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 
+LOCAL = {"TIDELOG_NOTIFY_LOCAL": "1"}
 TOLD = Notification("orders", 3, 41)
 ARN = "arn:aws:sns:us-east-1:123456789012:orders"
 
@@ -43,6 +48,7 @@ class Webhook(ThreadingHTTPServer):
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
         self.requests: list[tuple[str, str, Any]] = []
+        self.signatures: list[str] = []
         self.released = threading.Event()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -55,6 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Webhook)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.signatures.append(self.headers["Tidelog-Signature"] or "")
         self.server.requests.append((self.path, self.headers["Content-Type"], body))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         if status == 0:
@@ -85,7 +92,7 @@ def answering(*statuses: int) -> Iterator[Webhook]:
 
 @contextmanager
 def a_notified_producer(
-    url: str, open_: Callable[[str], NotifyTarget] = lambda url: open_target(url, {})
+    url: str, open_: Callable[[str], NotifyTarget] = lambda url: open_target(url, LOCAL)
 ) -> Iterator[tuple[Notifier, Producer]]:
     clock = SystemClock()
     context = Context(MemoryStore(clock), MemoryCatalog(), clock, RandomIds(), random.Random(7))
@@ -100,14 +107,79 @@ def a_notified_producer(
 
 def test_a_webhook_gets_the_notification_as_json() -> None:
     with answering() as server:
-        open_target(server.url, {}).send(TOLD)
+        open_target(server.url, LOCAL).send(TOLD)
     body = {"topic": "orders", "partition": 3, "offset": 41}
     assert server.requests == [("/hooks/orders", "application/json", body)]
 
 
+def test_a_webhook_that_answers_byte_by_byte_times_out_as_a_whole() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def drip() -> None:
+            raw, _ = listener.accept()
+            with raw, contextlib.suppress(OSError):
+                for byte in b"HTTP/1.1 200 OK\r\nx: " + b"x" * 10_000:
+                    raw.sendall(bytes((byte,)))
+                    if stop.wait(0.05):
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        target = WebhookTarget(parse_address(url), timeout_s=0.5, local=True)
+        started_s = time.monotonic()
+        with pytest.raises(UnavailableError, match="timed out"):
+            target.send(TOLD)
+        assert time.monotonic() - started_s < 10
+        stop.set()
+        thread.join()
+
+
+def test_a_webhook_is_signed_with_the_secret_of_the_environment() -> None:
+    with answering() as server:
+        open_target(server.url, {**LOCAL, "TIDELOG_NOTIFY_SECRET": "s3cret"}).send(TOLD)
+    signature = server.signatures[0]
+    found = re.fullmatch(r"t=(\d+),v1=([0-9a-f]{64})", signature)
+    assert found is not None
+    body = msgspec.json.encode(TOLD)
+    assert hmac.new(b"s3cret", f"{found[1]}.".encode() + body, "sha256").hexdigest() == found[2]
+    assert abs(int(found[1]) - time.time()) < 300
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "169.254.169.254",
+        "[fe80::1]",
+        "0.0.0.0",
+        "127.9.9.9",
+        "[::ffff:127.0.0.1]",
+        "2130706433",
+    ],
+)
+def test_addresses_of_the_machine_and_its_link_are_refused(host: str) -> None:
+    with answering() as server:
+        port = server.server_address[1]
+        target = open_target(f"http://{host}:{port}/latest/meta-data", {})
+        with pytest.raises(TidelogError) as caught:
+            target.send(TOLD)
+        assert isinstance(caught.value, InvalidError) or host.startswith("[")
+        assert server.requests == []
+
+
+def test_a_target_is_shown_without_what_may_be_a_secret() -> None:
+    assert shown_target("https://u:p@hooks.example/T0/B0/xyz?key=1") == "https://hooks.example/…"
+    assert shown_target("https://hooks.example/") == "https://hooks.example"
+    assert shown_target(f"sns:{ARN}") == f"sns:{ARN}"
+
+
 def test_a_webhook_that_does_not_answer_times_out() -> None:
     with answering(0) as server:
-        target = WebhookTarget(parse_address(server.url), timeout_s=0.2)
+        target = WebhookTarget(parse_address(server.url), timeout_s=0.2, local=True)
         started_s = time.monotonic()
         with pytest.raises(UnavailableError, match="timed out"):
             target.send(TOLD)
@@ -117,14 +189,14 @@ def test_a_webhook_that_does_not_answer_times_out() -> None:
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
 def test_what_may_pass_is_unavailable(status: int) -> None:
     with answering(status) as server, pytest.raises(UnavailableError, match=f"answered {status}"):
-        open_target(server.url, {}).send(TOLD)
+        open_target(server.url, LOCAL).send(TOLD)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410])
 def test_what_will_not_pass_is_invalid_and_redirects_are_not_followed(status: int) -> None:
     with answering(status) as server:
         with pytest.raises(InvalidError, match=f"answered {status}") as caught:
-            open_target(server.url, {}).send(TOLD)
+            open_target(server.url, LOCAL).send(TOLD)
         assert "hooks" not in str(caught.value)  # a path may be a secret
         assert len(server.requests) == 1
 
@@ -132,7 +204,7 @@ def test_what_will_not_pass_is_invalid_and_redirects_are_not_followed(status: in
 def test_nobody_at_the_address_is_unavailable() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))  # bound, but not listening
-        target = open_target(f"http://127.0.0.1:{unheard.getsockname()[1]}/", {})
+        target = open_target(f"http://127.0.0.1:{unheard.getsockname()[1]}/", LOCAL)
         with pytest.raises(UnavailableError, match="no answer"):
             target.send(TOLD)
 
@@ -156,7 +228,7 @@ def test_a_400_is_not_retried() -> None:
 
 def test_a_hanging_webhook_does_not_slow_a_producer() -> None:
     def patient(url: str) -> NotifyTarget:
-        return WebhookTarget(parse_address(url), timeout_s=600)
+        return WebhookTarget(parse_address(url), timeout_s=600, local=True)
 
     with answering(0, 0, 0) as server, a_notified_producer(server.url, patient) as (_, producer):
         producer.append([Event(b"first")])

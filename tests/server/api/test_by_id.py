@@ -236,3 +236,28 @@ def test_ids_of_dots_need_their_dots_encoded(served: Served) -> None:
         answer = ask(served.address, request.encode())
         assert status(answer) == 200
         assert f'"id":"{name}"'.encode() in answer
+
+
+def test_a_line_break_in_a_parameter_breaks_no_answer(served: Served) -> None:
+    for number in range(3):
+        served.home.append("t", [Event(b"v", id=str(number))])
+    for text in ("1h%0d%0a", "1h%0d%0aset-cookie:%20x=1", "%0a1h"):
+        answer = served.client.get(f"/topics/t/journals?limit=1&presign={text}")
+        assert answer.status_code in (200, 400), answer.text
+        assert "set-cookie" not in answer.headers
+
+
+def test_presigned_urls_are_bound(served: Served) -> None:
+    long = served.client.get("/topics/t/journals?presign=2h")
+    assert long.status_code == 400
+    assert "outlive" in long.json()["error"]["message"]
+
+
+def test_nesting_in_a_field_that_is_ignored_is_refused(served: Served) -> None:
+    deep = b"[" * 5_000 + b"]" * 5_000
+    for name in (b"topic", b"value", b"headers", b"more"):
+        body = b'{"value":"x","%s":%s}' % (name, deep)
+        for sent in (body, b"[%s]" % body):
+            typed = {"content-type": "application/json"}
+            answer = served.client.post("/topics/t/events", content=sent, headers=typed)
+            assert answer.status_code == 400, (name, answer.text)

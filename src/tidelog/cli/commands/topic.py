@@ -13,6 +13,7 @@ from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.journal.recover.recover import RecoverReport
+from tidelog.log.notify.targets import shown_target
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
@@ -122,7 +123,7 @@ def show(home_text: str | None, output: Output, name: str) -> None:
         if output.as_json:
             output.record({**values, "per_partition": rows})
             return
-        output.record({**values, "notify": ", ".join(found.notify) or None})
+        output.record({**values, "notify": ", ".join(map(shown_target, found.notify)) or None})
         output.say("")
         output.records(rows[0], rows)
 
@@ -288,7 +289,7 @@ def _settings(found: Topic) -> dict[str, Any]:
         "name": found.name,
         "partitions": found.partitions,
         "slot_ms": found.slot_ms,
-        "notify": list(found.notify),
+        "notify": list(map(shown_target, found.notify)),
         "max_latency_ms": found.max_latency_ms,
         "created": to_iso(found.created_ms),
         "incarnation": found.incarnation,

@@ -7,29 +7,45 @@ environment. A target sends any struct as JSON: archives use the same targets fo
 
 - ``https://host/path``: a POST of ``{"topic": …, "partition": …, "offset": …}``. Any 2xx is
   success; 408, 425, 429 and 5xx may be temporary. Redirects are not followed, and proxies not used.
+  The whole answer must arrive within a few seconds. With ``TIDELOG_NOTIFY_SECRET`` in the
+  environment, ``Tidelog-Signature: t=SECONDS,v1=HEX`` signs ``SECONDS.BODY`` by HMAC-SHA256.
+  Addresses of this machine and of its link (loopback, link-local, unspecified) are refused at the
+  connection, whatever name leads there, unless ``TIDELOG_NOTIFY_LOCAL`` is 1.
 - ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials come
   from the environment, or from the SDK's own chain.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hmac
 import http.client
 import importlib.util
+import ipaddress
 import re
-import urllib.error
-import urllib.request
+import socket
+import threading
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.log.notify.notifier import NotifyTarget
 from tidelog.model.address import Address, nearest, parse_address
 
-__all__ = ["TARGET_SCHEMES", "SnsTarget", "WebhookTarget", "check_target", "open_target"]
+__all__ = [
+    "TARGET_SCHEMES",
+    "SnsTarget",
+    "WebhookTarget",
+    "check_target",
+    "open_target",
+    "shown_target",
+]
 
 TARGET_SCHEMES = ("http", "https", "sns")
 
@@ -54,7 +70,10 @@ def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
     """Returns the target of a URL, which connects when it first sends. Raises ``InvalidError``."""
     address = _parse(url)
     if address.scheme in ("http", "https"):
-        return WebhookTarget(address)
+        secret = environ.get("TIDELOG_NOTIFY_SECRET", "")
+        return WebhookTarget(
+            address, secret=secret, local=environ.get("TIDELOG_NOTIFY_LOCAL") == "1"
+        )
     if address.scheme == "sns":
         return SnsTarget(address, environ)
     for entry in entry_points(group="tidelog.targets", name=address.scheme):
@@ -66,36 +85,101 @@ def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
 class WebhookTarget:
     """An HTTP endpoint. Messages contain only its host, since a path may be a secret."""
 
-    def __init__(self, address: Address, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: Address,
+        timeout_s: float = _TIMEOUT_S,
+        *,
+        secret: str = "",
+        local: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
         _check_webhook(address)
-        self._url = address.text
-        self._name = f"webhook at `{address.scheme}://{urlsplit(address.text).netloc}`"
+        parts = urlsplit(address.text)
+        self._parts = parts
+        self._host = parts.netloc.rpartition("@")[2]  # a user may be a secret
+        self._name = f"webhook at `{address.scheme}://{self._host}`"
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        self._secret = secret.encode()
+        self._local = local
+        self._clock = clock or SystemClock()
 
     def send(self, notification: msgspec.Struct) -> None:
-        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            self._url,
-            data=msgspec.json.encode(notification),
-            headers={"Content-Type": "application/json", "User-Agent": "tidelog"},
-            method="POST",
-        )
+        body = msgspec.json.encode(notification)
         try:
-            with self._opener.open(request, timeout=self._timeout_s):
-                return
-        except urllib.error.HTTPError as exc:
-            with exc:
-                raise self._refusal(exc) from exc
+            status, reason = self._post(body)
         except (OSError, http.client.HTTPException) as exc:
             raise UnavailableError(f"{self._name}: no answer: {_line(exc)}: try again") from exc
+        if not 200 <= status < 300:
+            raise self._refusal(status, reason)
 
-    def _refusal(self, answer: urllib.error.HTTPError) -> TidelogError:
-        said = f"{self._name}: answered {answer.code} {answer.reason}"
-        if answer.code in _PASSING_STATUS or answer.code >= 500:
-            return UnavailableError(f"{said}: try again", status=answer.code)
-        if 300 <= answer.code < 400:
-            return InvalidError(f"{said}: give the address it leads to", status=answer.code)
-        return InvalidError(f"{said}: fix the topic's target, or the server", status=answer.code)
+    def _post(self, body: bytes) -> tuple[int, str]:
+        """The status of the answer. A timer ends the connection, however the answer drips."""
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        parts = self._parts
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        connection = kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
+        connection._create_connection = self._connect  # type: ignore[attr-defined]
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        with contextlib.closing(connection):
+            connection.connect()
+            left_s = max(0.0, until_s - self._clock.monotonic_s())
+            timer = threading.Timer(left_s, _end, [connection.sock])
+            timer.daemon = True
+            timer.start()
+            try:
+                connection.request("POST", path, body, self._headers(body))
+                answer = connection.getresponse()
+                return answer.status, " ".join(answer.reason.split())[:200]
+            except (OSError, http.client.HTTPException) as exc:
+                if self._clock.monotonic_s() >= until_s:
+                    raise TimeoutError(f"timed out after {self._timeout_s:g} s") from exc
+                raise
+            finally:
+                timer.cancel()
+
+    def _headers(self, body: bytes) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "User-Agent": "tidelog"}
+        if self._parts.username is not None:
+            user = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+        if self._secret:
+            now_s = self._clock.now_ms() // 1000
+            signed = hmac.new(self._secret, b"%d." % now_s + body, "sha256").hexdigest()
+            headers["Tidelog-Signature"] = f"t={now_s},v1={signed}"
+        return headers
+
+    def _connect(self, address: tuple[str, int], timeout_s: float, *_: Any) -> socket.socket:
+        """Connect to an address that was looked at, so that a name cannot lead elsewhere."""
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        error: OSError | None = None
+        for family, kind, protocol, _name, place in found:
+            if not self._local and _is_local(str(place[0])):
+                raise InvalidError(
+                    f"{self._name}: is an address of this machine or its link: give another one, "
+                    "or set TIDELOG_NOTIFY_LOCAL=1"
+                )
+            raw = socket.socket(family, kind, protocol)
+            try:
+                raw.settimeout(min(timeout_s, _CONNECT_TIMEOUT_S))
+                raw.connect(place)
+                raw.settimeout(timeout_s)
+            except OSError as exc:
+                raw.close()
+                error = exc
+            else:
+                return raw
+        raise error or OSError(f"`{address[0]}` has no address")
+
+    def _refusal(self, status: int, reason: str) -> TidelogError:
+        said = f"{self._name}: answered {status} {reason}"
+        if status in _PASSING_STATUS or status >= 500:
+            return UnavailableError(f"{said}: try again", status=status)
+        if 300 <= status < 400:
+            return InvalidError(f"{said}: give the address it leads to", status=status)
+        return InvalidError(f"{said}: fix the topic's target, or the server", status=status)
 
 
 class SnsTarget:
@@ -160,11 +244,25 @@ class SnsTarget:
         return InvalidError(f"{said}: fix the topic's target, or the permission", code=code)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Turns a redirect into an error, so that a POST is not sent elsewhere."""
+def shown_target(url: str) -> str:
+    """Returns a target as it may be shown: path, query and user of a webhook may be secrets."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return url
+    rest = "/…" if parts.path.strip("/") or parts.query else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{rest}"
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+
+def _end(raw: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        raw.shutdown(socket.SHUT_RDWR)
+
+
+def _is_local(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    found = mapped or found
+    return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
 
 
 def _parse(url: str) -> Address:

@@ -22,17 +22,18 @@ from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
 from tidelog.server.api.by_offset import check_parameters, limit_of
-from tidelog.server.http.auth import ADMISSION
+from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.headers import headers_of
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.threads import ServerThreads
 
-__all__ = ["WHO", "ByIdHandlers"]
+__all__ = ["PRESIGN_S_MAX", "WHO", "ByIdHandlers"]
 
 WHO = "tidelog.who"  # in the scope of a request: by what it was let in
 _CURSOR_MAX = 200  # characters
+PRESIGN_S_MAX = 3_600  # of URLs that are given over HTTP
 
 
 class _After(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +108,7 @@ class ByIdHandlers:
         params = request.query_params
         limit = limit_of(params)
         presign = params.get("presign")
-        expires_s = None if presign is None else presign_s(presign)
+        expires_s = None if presign is None else self._presign_s(presign, request)
         cursor, start, end = (params.get(name) for name in ("cursor", "start", "end"))
         if cursor is not None and (start is not None or end is not None):
             raise InvalidError("query: a cursor knows its range: leave out start and end")
@@ -118,7 +119,21 @@ class ByIdHandlers:
             after = _After(times.start_ms, times.end_ms, 0, 0)
         topic = request.path_params["topic"]
         found = await self._threads.run(self._list, topic, after, limit, expires_s)
-        return _page(topic, after, found, limit, presign)
+        return _page(topic, after, found, limit, expires_s)
+
+    def _presign_s(self, text: str, request: Request) -> int:
+        """How long URLs are good: not longer than the token, as no one can revoke a URL."""
+        seconds = presign_s(text)
+        if seconds > PRESIGN_S_MAX:
+            raise InvalidError(
+                f"presign `{text[:80]}`: give {PRESIGN_S_MAX} s at most: URLs outlive their token"
+            )
+        admission: Admission = request.scope[ADMISSION]
+        token = admission.token
+        if token is None or token.expires_ms is None:
+            return seconds
+        left_ms = token.expires_ms - self._home.context.clock.now_ms()
+        return max(1, min(seconds, left_ms // 1000))
 
     def _list(
         self, name: str, after: _After, limit: int, expires_s: int | None
@@ -136,14 +151,14 @@ class ByIdHandlers:
 
 
 def _page(
-    topic: str, after: _After, found: list[JournalEntry], limit: int, presign: str | None
+    topic: str, after: _After, found: list[JournalEntry], limit: int, expires_s: int | None
 ) -> Response:
     headers = {"cache-control": "no-store"}
     following = None
     if len(found) > limit:
         first = found.pop()
         following = _After(after.start_ms, after.end_ms, first.partition, first.base).text()
-        more = "" if presign is None else f"&presign={presign}"
+        more = "" if expires_s is None else f"&presign={expires_s}s"
         link = f"/topics/{topic}/journals?cursor={following}&limit={limit}{more}"
         headers["link"] = f'<{link}>; rel="next"'
     answer = {"topic": topic, "next": following, "journals": found}
