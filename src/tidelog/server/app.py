@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
@@ -42,9 +42,11 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
 from tidelog.server.http import limits
-from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Gate
+from tidelog.server.http.access_log import AccessLog, request_id_of
+from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
 from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.connection import HEAD_TOO_LARGE
+from tidelog.server.http.encodings import inflate, is_encoded
 from tidelog.server.http.errors import (
     DisconnectedError,
     ForbiddenError,
@@ -69,6 +71,10 @@ _TICK_S = 1.0
 _GONE = 499  # counted for clients that left before they were answered
 _GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
 _JSON_TYPE = (b"content-type", b"application/json")
+_EVERY_ANSWER = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 _ID_ROUTE = "/topics/{topic}/ids/{id:path}"  # an id may hold slashes
 
 
@@ -132,6 +138,9 @@ class FrontDoor:
         self._ingest = Ingest(home, self._topics, self._threads, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
         self.metrics = Metrics(home.meter, self._buffered)
+        self._prefix = home.context.ids.new()[:12].encode()  # of the ids of requests
+        self._count = 0
+        self._access: AccessLog | None = None
         self._complaints = Complaints(self._clock)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._health = Health(home)
@@ -168,6 +177,8 @@ class FrontDoor:
             if operation.name in _GET_ALONE and route.methods:
                 route.methods.discard("HEAD")
             self._routes.append((route, operation, handler))
+        if self._options.access_log is not None:
+            self._access = AccessLog(self._options.access_log, self._clock)
         await self._threads.run(_warm_up)
         await self.gate.refresh()
         self._console.start(tails)
@@ -191,6 +202,8 @@ class FrontDoor:
             self._complaints.hear(error)
         await loop.run_in_executor(None, self._threads.close)
         self.gate.close()
+        if self._access is not None:
+            await loop.run_in_executor(None, self._access.close)
         self._health.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,6 +212,10 @@ class FrontDoor:
         began_s = self._now_s()
         metrics = self.metrics
         metrics.in_flight += 1
+        self._count += 1
+        own = b"%s-%d" % (self._prefix, self._count)
+        request_id = request_id_of(scope["headers"], self._options.behind_proxy, own)
+        send = _with_headers(send, request_id)
         name, status = "none", _GONE
         try:
             name, run = self._find(scope)
@@ -212,12 +229,33 @@ class FrontDoor:
         except DisconnectedError:
             pass
         except TidelogError as exc:
-            status = await self._fail(send, exc)
+            status = await self._fail(send, exc, request_id)
         except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
-            status = await self._fail(send, InternalError(f"{type(exc).__name__}: {exc}"))
+            bug = InternalError(f"{type(exc).__name__}: {exc}")
+            status = await self._fail(send, bug, request_id)
         finally:
             metrics.in_flight -= 1
-            metrics.answered(name, status, self._now_s() - began_s)
+            took_s = self._now_s() - began_s
+            metrics.answered(name, status, took_s)
+            if self._access is not None:
+                self._note(scope, name, status, took_s, request_id)
+
+    def _note(self, scope: Scope, name: str, status: int, took_s: float, request_id: bytes) -> None:
+        """Put a request into the access log."""
+        admission: Admission | None = scope.get(ADMISSION)
+        token = None if admission is None or admission.token is None else admission.token.id
+        fields = dict(scope["headers"]) if self._options.behind_proxy else {}
+        if self._access is not None:
+            self._access.note(
+                id=request_id.decode(),
+                client=self.gate.address(scope, fields),
+                token=token,
+                method=scope["method"],
+                path=scope["path"],
+                operation=name,
+                status=status,
+                ms=round(took_s * 1000, 3),
+            )
 
     def _find(self, scope: Scope) -> tuple[str, Run]:
         """What a request asks for.
@@ -229,6 +267,8 @@ class FrontDoor:
                 f"request: its URL and headers have more than {limits.HEAD_BYTES_MAX} bytes, or "
                 f"more than {limits.HEADERS_MAX} headers: send less"
             )
+        if scope["http_version"] == "1.1" and not any(n == b"host" for n, _ in scope["headers"]):
+            raise InvalidError("request: HTTP/1.1 without a Host header: give one")
         check_path(scope)
         path: str = scope["path"]
         is_pixel = path.startswith("/track") and path.endswith(".gif")
@@ -261,9 +301,13 @@ class FrontDoor:
         topic = scope["path"][len("/topics/") : -len("/events")]
         if "/" in topic:
             raise NotFoundError(f"path `{scope['path'][:80]}`: not found: see /openapi.json")
-        admission = await self.gate.admit(scope, headers, "append", topic)
+        admission = scope[ADMISSION] = await self.gate.admit(scope, headers, "append", topic)
         with self._bodies.place(admission.client) as place:
             body = await place.read(receive, headers)
+            if is_encoded(headers):
+                bytes_max = self._options.body_bytes_max
+                body = await self._threads.run(inflate, headers, body, bytes_max)
+                place.charge(len(body))
             positions = await self._ingest.append(topic, headers, body, place.charge)
             self.metrics.events_in += len(positions)
             self.metrics.bytes_in += len(body)
@@ -308,6 +352,7 @@ class FrontDoor:
             may_choose = False
         else:
             admission = await self.gate.admit(scope, headers, "pixel", topic, in_query)
+            scope[ADMISSION] = admission
             may_choose = admission.allows("append", topic)
             if in_query is not None and not by_header and admission.token is not None:
                 may_choose = False
@@ -358,10 +403,10 @@ class FrontDoor:
         await response(scope, receive, send)
         return response.status_code
 
-    async def _fail(self, send: Send, error: TidelogError) -> int:
+    async def _fail(self, send: Send, error: TidelogError, request_id: bytes) -> int:
         status = status_of(error)
         if status >= 500:
-            self._complaints.hear(error)
+            self._complaints.hear(error, request_id.decode())
         return await answer_error(send, error)
 
     async def _show_metrics(self, request: Request) -> Response:
@@ -387,6 +432,21 @@ class FrontDoor:
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.context.settings.buffer_bytes
         return [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
+
+
+def _with_headers(send: Send, request_id: bytes) -> Send:
+    """Give each answer its request's id, and forbid browsers to guess types and embed answers."""
+
+    async def send_more(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            names = {name for name, _ in headers}
+            headers += [pair for pair in _EVERY_ANSWER if pair[0] not in names]
+            headers.append((b"x-request-id", request_id))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_more
 
 
 def _warm_up() -> None:

@@ -23,6 +23,7 @@ class ServeOptions:
     rate: float = 0.0  # requests a second of one client; 0: as many as it likes
     body_bytes_max: int = 8 << 20
     behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
+    access_log: str | None = None  # a file, or `-` for standard error
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 65_536:

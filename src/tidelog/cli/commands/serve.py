@@ -55,6 +55,11 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     help="Believe X-Forwarded-For: rates count the address that the proxy names, and pixels "
     "keep it. Only where nobody but the proxy can reach the port.",
 )
+@click.option(
+    "--access-log",
+    metavar="FILE",
+    help="Append a JSON line for each request to this file; - for standard error.",
+)
 @json_option
 @click.pass_obj
 def serve(home_text: str | None, output: Output, /, **given: Any) -> None:

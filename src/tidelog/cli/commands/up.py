@@ -48,6 +48,11 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
     type=click.Path(dir_okay=False, resolve_path=True),
     help="Keep the scribe's Prometheus text in this file.",
 )
+@click.option("--behind-proxy", is_flag=True, help="As of `tidelog serve`.")
+@click.option("--rate", type=float, metavar="N", help="As of `tidelog serve`.")
+@click.option("--public-pixel", multiple=True, metavar="T", help="As of `tidelog serve`.")
+@click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
+@click.option("--access-log", metavar="FILE", help="As of `tidelog serve`.")
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:
@@ -94,7 +99,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
 def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
     master = ["--master", given["master"]] if given["master"] else []
     programs = [
-        ("serve", ["serve", "--host", given["host"], "--port", str(port)]),
+        ("serve", ["serve", "--host", given["host"], "--port", str(port), *_of_server(given)]),
         ("follow", ["follow", *master]),
     ]
     figures = ["--metrics-file", given["metrics_file"]] if given["metrics_file"] else []
@@ -103,6 +108,17 @@ def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
     if given["demo"]:
         programs.append(("sample traffic", ["sample-traffic"]))
     return programs
+
+
+def _of_server(given: dict[str, Any]) -> list[str]:
+    """The options that are passed on to the server as they are."""
+    passed = ["--behind-proxy"] if given["behind_proxy"] else []
+    for topic in given["public_pixel"]:
+        passed += ["--public-pixel", topic]
+    for name in ("rate", "body_max", "access_log"):
+        if given[name] is not None:
+            passed += [f"--{name.replace('_', '-')}", str(given[name])]
+    return passed
 
 
 def _demo_home(home_text: str | None, output: Output) -> str:

@@ -24,6 +24,7 @@ from tidelog.model.playback import TimeRange, whole_range
 from tidelog.server.api.by_offset import check_parameters, limit_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.bodies import Bodies
+from tidelog.server.http.encodings import inflate, is_encoded
 from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.headers import headers_of
 from tidelog.server.http.metrics import Metrics
@@ -85,6 +86,9 @@ class ByIdHandlers:
         with self._bodies.place(request.scope[ADMISSION].client) as place:
             value = await place.read(request.receive, headers)
             bytes_max = self._home.context.settings.event_bytes_max
+            if is_encoded(headers):
+                value = await self._threads.run(inflate, headers, value, bytes_max)
+                place.charge(len(value))
             if len(value) > bytes_max:
                 raise TooLargeError(
                     f"body: has {len(value)} bytes, a value at most {bytes_max}",

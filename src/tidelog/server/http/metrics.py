@@ -140,7 +140,7 @@ class Complaints:
         self._said_s = float("-inf")
         self._unsaid = 0
 
-    def hear(self, error: TidelogError) -> None:
+    def hear(self, error: TidelogError, request_id: str = "") -> None:
         """Print an error, or count it where one was printed just now."""
         now_s = self._clock.monotonic_s()
         if now_s - self._said_s < _GAP_S:
@@ -148,5 +148,6 @@ class Complaints:
             return
         more = f" (and {self._unsaid} more before)" if self._unsaid else ""
         line = " ".join(error.message.split())
+        line += f" (request {request_id})" if request_id else ""
         print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
         self._said_s, self._unsaid = now_s, 0

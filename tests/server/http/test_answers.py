@@ -1,0 +1,142 @@
+"""What every answer has, what the access log has of it, and bodies that were compressed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from tests.support.serving import Served, ask, error, serving, status
+from tidelog import InvalidError
+from tidelog.cli.commands.up import _of_server
+from tidelog.cli.main import cli
+from tidelog.coordination.tokens import create_token
+
+PATHS = (
+    "/topics",
+    "/topics/none",
+    "/nowhere",
+    "/track/t.gif",
+    "/healthz",
+    "/",
+    "/console/static/x",
+)
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+def test_every_answer_has_an_id_and_forbids_guesses(served: Served) -> None:
+    ids = set()
+    for path in PATHS:
+        answer = served.client.get(path)
+        ids.add(answer.headers["x-request-id"])
+        assert answer.headers["x-content-type-options"] == "nosniff", path
+        wanted = "cross-origin" if path.startswith("/track") else "same-origin"
+        assert answer.headers["cross-origin-resource-policy"] == wanted, path
+    assert len(ids) == len(PATHS)
+    forged = served.client.get("/topics", headers={"x-request-id": "mine"})
+    assert forged.headers["x-request-id"] != "mine", "only a proxy may choose"
+
+
+def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    texts: list[str] = []
+
+    def first(home: object) -> None:
+        texts.extend(create_token(home.context, [scope])[1] for scope in ("read", "pixel"))  # type: ignore[attr-defined]
+
+    with serving(tmp_path, first=first, behind_proxy=True, access_log=str(log)) as served:
+        read, pixel = texts
+        headers = {"authorization": f"Bearer {read}", "x-forwarded-for": "1.1.1.1, 9.9.9.9"}
+        served.client.get("/topics", headers={**headers, "x-request-id": "from-proxy-1"})
+        served.client.get(f"/track/t.gif?token={pixel}&a=1")
+        served.client.get("/topics/%1b%5b2J%0a")
+        served.client.get("/topics", headers={"x-request-id": "bad id!"})
+    text = log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert read not in text
+    assert pixel not in text
+    assert "\x1b" not in text
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["status"] for row in rows] == [200, 200, 401, 401]
+    assert rows[0]["id"] == "from-proxy-1"
+    assert rows[0]["client"] == "9.9.9.9"
+    assert rows[0]["token"] == read.split("_")[1]
+    assert rows[1]["operation"] == "track"
+    assert rows[3]["id"] != "bad id!"
+    assert all(row["ms"] >= 0 for row in rows)
+
+
+def test_an_access_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InvalidError, match="access log"),
+        serving(tmp_path, access_log=str(tmp_path / "none" / "x.log")),
+    ):
+        pass
+
+
+def test_compressed_bodies_are_inflated_up_to_the_bound(tmp_path: Path) -> None:
+    with serving(tmp_path, body_bytes_max=200_000) as served:
+        post = served.client.post
+        for name, packed in (("gzip", gzip.compress), ("GZIP", gzip.compress), ("zstd", zstd)):
+            typed = {"content-encoding": name, "content-type": "application/json"}
+            body = packed(b'{"value":"hello"}')
+            assert post("/topics/t/events", content=body, headers=typed).status_code == 201
+            bomb = post("/topics/t/events", content=packed(b"x" * 50_000_000), headers=typed)
+            assert (bomb.status_code, error(bomb)["kind"]) == (413, "too_large")
+            for broken in (body[:-9], b"plain", b""):
+                answer = post("/topics/t/events", content=broken, headers=typed)
+                assert answer.status_code == 400, (name, broken)
+        two = gzip.compress(b'{"val') + gzip.compress(b'ue":"hello"}')
+        typed = {"content-encoding": "gzip", "content-type": "application/json"}
+        assert post("/topics/t/events", content=two, headers=typed).status_code == 201
+        for name in ("br", "deflate", "gzip, gzip", "x"):
+            answer = post("/topics/t/events", content=b"x", headers={"content-encoding": name})
+            assert answer.status_code == 415, name
+        assert served.values() == [b"hello"] * 4
+        served.home.append("t", [tidelog_event()])
+        put = served.client.put
+        packed = gzip.compress(b"new")
+        changed = put("/topics/t/ids/1", content=packed, headers={"content-encoding": "gzip"})
+        assert changed.status_code == 200
+        assert served.home.get("t", "1").value == b"new"
+
+
+def tidelog_event() -> object:
+    from tidelog import Event
+
+    return Event(b"old", id="1")
+
+
+def test_http_1_1_needs_one_host(served: Served) -> None:
+    assert status(ask(served.address, b"GET /topics HTTP/1.1\r\n\r\n")) == 400
+    two = b"GET /topics HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n"
+    assert status(ask(served.address, two)) == 400
+    assert status(ask(served.address, b"GET /topics HTTP/1.0\r\n\r\n")) == 200
+
+
+def test_up_passes_the_options_of_the_server_on() -> None:
+    given = {
+        "behind_proxy": True,
+        "public_pixel": ("a", "b"),
+        "rate": 5.0,
+        "body_max": 100,
+        "access_log": "-",
+    }
+    passed = _of_server(given)
+    assert passed == [
+        *("--behind-proxy", "--public-pixel", "a", "--public-pixel", "b"),
+        *("--rate", "5.0", "--body-max", "100", "--access-log", "-"),
+    ]
+    shown = CliRunner().invoke(cli, ["up", "--help"]).output
+    assert all(option in shown for option in passed if option.startswith("--"))
