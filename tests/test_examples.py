@@ -41,7 +41,8 @@ def public_members() -> Iterator[tuple[str, object]]:
 WITH_EXAMPLES = [
     *(tidelog.Home, tidelog.Producer, tidelog.SendFuture, tidelog.Consumer, tidelog.Consumers),
     *(tidelog.ConsumerHandle, tidelog.Archives, tidelog.ArchiveHandle, tidelog.ArchiveTables),
-    *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Share, tidelog.Fate),
+    *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Tokens),
+    *(tidelog.Share, tidelog.Fate),
 ]
 """What people work with; other types are what calls take and return."""
 

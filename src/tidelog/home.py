@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 import pyarrow as pa
 
 from tidelog.api.consumers import Consumers
+from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
@@ -34,6 +35,7 @@ from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import Start
 from tidelog.log.notify.notifier import Notifier
 from tidelog.log.notify.targets import check_target, open_target
+from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.readers import Past, check_all_read
@@ -143,6 +145,15 @@ class Home(JournalCalls, UpkeepCalls):
         from tidelog.api.pumps import Pumps
 
         return Pumps(self.context)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The tokens of the server: create, rotate, revoke and list them.
+
+        >>> home.tokens.list()
+        []
+        """
+        return Tokens(self.context)
 
     # Topics.
 
@@ -290,6 +301,22 @@ class Home(JournalCalls, UpkeepCalls):
         lookup = self._lookups.of(self.topic(topic))
         # All are checked before the first is stored: they go partition by partition.
         return append_absent(self.context, lookup, producer.checked(events), producer.append)
+
+    def append_once(self, topic: str, key: str, events: Sequence[Event]) -> Positions:
+        """Store events unless an earlier call with this key has; returns their positions.
+
+        For callers that retry after a lost reply. Raises ``AlreadyExistsError`` if the key was used
+        for other events, and ``PartialAppendError`` if only some are stored: a retry with the same
+        key stores the rest.
+
+        >>> first = home.append_once("orders", "request-7", [tidelog.Event(b"one more")])
+        >>> again = home.append_once("orders", "request-7", [tidelog.Event(b"one more")])
+        >>> first[0] == again[0]
+        True
+        """
+        found = self.topic(topic)
+        self._notifier.watch(found)
+        return append_once(self.context, found, key, events)
 
     def _append_own(self, topic: str, events: list[Event]) -> Positions:
         """Store what Tidelog itself writes to a topic, with the room that its additions have."""

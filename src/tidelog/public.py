@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tidelog.api.archive_tables import ArchiveTables
-from tidelog.api.archive_view import ArchivedFile
+from tidelog.api.archive_view import CommittedFile
 from tidelog.api.archives import ArchiveHandle, Archives, BackfillOptions, DeadLetterOptions
 from tidelog.api.consumers import ConsumerHandle, Consumers
 from tidelog.api.playbacks import Playbacks, PlayOptions
 from tidelog.api.pumps import PumpFields, PumpHandle, PumpRunOptions, Pumps
 from tidelog.api.runs import RunOptions, RunResult
+from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import CompileOptions, EraseOptions
 from tidelog.archive.dead_letters import ReplayResult
 from tidelog.archive.finalize import FinalizeResult, FolderNotice
@@ -46,6 +47,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import Pin, PlaybackState
 from tidelog.model.positions import Positions
+from tidelog.model.token import Grant, Token
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.pump_status import PumpPartition, PumpStatus
@@ -65,11 +67,11 @@ __all__ = [
     "ArchiveStatus",
     "ArchiveTables",
     "ArchiveVerifyReport",
-    "ArchivedFile",
     "Archives",
     "AuditRecord",
     "BackfillOptions",
     "BeforeTime",
+    "CommittedFile",
     "CompileOptions",
     "CompilePolicy",
     "CompileReport",
@@ -89,6 +91,7 @@ __all__ = [
     "FindResult",
     "FolderNotice",
     "FormatOptions",
+    "Grant",
     "HandlerOptions",
     "HandlerSettings",
     "JournalEntry",
@@ -128,6 +131,8 @@ __all__ = [
     "SupervisedPart",
     "SweepReport",
     "ToOffsets",
+    "Token",
+    "Tokens",
     "Topic",
     "Trace",
     "TrimResult",

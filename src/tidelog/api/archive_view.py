@@ -23,11 +23,11 @@ from tidelog.journal.audit import AuditRecord, read_audit
 from tidelog.model.archive import Archive
 from tidelog.pipeline.endpoints import store_at
 
-__all__ = ["ArchiveView", "ArchivedFile"]
+__all__ = ["ArchiveView", "CommittedFile"]
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedFile:
+class CommittedFile:
     """A file of an archive that counts."""
 
     kind: str  # data, dead, …
@@ -132,14 +132,14 @@ class ArchiveView:
         """
         return restore_limit(self.info.making(generation))
 
-    def files(self) -> Iterator[ArchivedFile]:
+    def files(self) -> Iterator[CommittedFile]:
         """Yield the files that count, with their events, offsets and checksums.
 
         >>> [(file.kind, file.events) for file in home.archives.get("daily").files()]
         [('data', 3)]
         """
         for manifest, file in committed_files(self._context, self.reload()):
-            yield ArchivedFile(
+            yield CommittedFile(
                 kind=file.kind,
                 path=file.target,
                 partition=manifest.partition,

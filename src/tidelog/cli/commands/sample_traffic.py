@@ -14,17 +14,12 @@ import threading
 import click
 import msgspec
 
-from tidelog.archive.archive import create_archive
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, json_option
-from tidelog.codec.fields import FieldPaths
 from tidelog.errors import AlreadyExistsError
 from tidelog.home import Home, open_home
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event, to_iso
-from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.pump import PumpOptions, open_pump
 
 __all__ = ["DEMO_TOPICS", "prepare", "sample_traffic"]
 
@@ -42,20 +37,10 @@ def prepare(home: Home) -> None:
         with contextlib.suppress(AlreadyExistsError):
             home.create_topic(name, partitions)
     with contextlib.suppress(AlreadyExistsError):
-        wanted = Archive(
-            name="clicks-daily",
-            incarnation=home.context.ids.new(),
-            source="topic:clicks",
-            kind="partition",
-            store=home.store.url,
-            root="archives/clicks-daily",
-            created_ms=home.context.clock.now_ms(),
-            makings={1: ArchiveFormat(parser="iso8601:at")},
-            max_age_ms=5_000,
+        home.archives.create(
+            "clicks-daily", source="topic:clicks", parser="iso8601:at", max_age="5s"
         )
-        create_archive(home.context, wanted)
-    wanted_pump = PumpOptions("topic:clicks", "clicks-by-user", "by-user", FieldPaths(key="user"))
-    open_pump(home.context, wanted_pump, LocalWorkers())
+    home.pumps.create("by-user", source="topic:clicks", topic="clicks-by-user", key_field="user")
 
 
 @click.command("sample-traffic", hidden=True)

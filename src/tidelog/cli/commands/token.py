@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from tidelog.cli.output import Output, json_option
-from tidelog.coordination.tokens import create_token, list_tokens, revoke_token, rotate_token
 from tidelog.home import open_home
 from tidelog.model.event import to_iso
-from tidelog.model.times import duration_ms
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
 
 __all__ = ["token"]
@@ -78,13 +76,10 @@ def create(
     """
     grants = [Grant(scope, topics) for scope in SCOPES if (topics := given[scope]) is not None]
     with open_home(home_text) as home:
-        expires_ms = None
-        if expires is not None:
-            expires_ms = home.context.clock.now_ms() + duration_ms(expires)
-        made, text = create_token(home.context, grants, label, expires_ms)
+        made, text = home.tokens.create(grants, label=label, expires=expires)
         output.record({**_row(made, output), "token": text})
         output.say("Keep the token: it cannot be shown again.")
-        if len(list_tokens(home.context)) == 1:
+        if len(home.tokens.list()) == 1:
             output.say("It is the first: running servers ask for a token from now on.")
 
 
@@ -100,7 +95,7 @@ def list_(home_text: str | None, output: Output) -> None:
       tidelog token list --json
     """
     with open_home(home_text) as home:
-        rows = [_row(each, output) for each in list_tokens(home.context)]
+        rows = [_row(each, output) for each in home.tokens.list()]
         output.records(("id", "scopes", "label", "created", "expires"), rows)
 
 
@@ -120,7 +115,7 @@ def rotate(home_text: str | None, output: Output, token_id: str, overlap: str) -
       tidelog token rotate 3f1c0a5b9e77 --overlap 10m
     """
     with open_home(home_text) as home:
-        made, text = rotate_token(home.context, token_id, duration_ms(overlap))
+        made, text = home.tokens.rotate(token_id, overlap)
         output.record({**_row(made, output), "token": text})
         output.say(f"Keep the token: it cannot be shown again. `{token_id}` expires in {overlap}.")
 
@@ -137,11 +132,11 @@ def revoke(home_text: str | None, output: Output, token_id: str) -> None:
       tidelog token revoke 3f1c0a5b9e77
     """
     with open_home(home_text) as home:
-        gone = revoke_token(home.context, token_id)
+        gone = home.tokens.revoke(token_id)
         output.say(f"Revoked token `{gone.id}`.")
         if output.as_json:
             output.record({"id": gone.id, "revoked": True})
-        if not list_tokens(home.context):
+        if not home.tokens.list():
             output.say("It was the last: servers refuse all requests until you create another one.")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tidelog.coordination.tokens import create_token, list_tokens, revoke_token
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.model.times import duration_ms
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, check_token_id
 from tidelog.server.console.request import Answer, Shown, Visit
 
@@ -16,7 +14,7 @@ class TokenPages:
     """What is shown of tokens. Never their text, but once, to who made them."""
 
     def __init__(self, home: Home) -> None:
-        self._context = home.context
+        self._tokens = home.tokens
 
     def tokens(self, visit: Visit) -> Answer:
         """``GET /console/tokens``"""
@@ -28,18 +26,17 @@ class TokenPages:
         grants = [Grant(scope, topics) for scope in SCOPES if visit.form.get(scope)]
         if not grants:
             raise InvalidError("token: may do nothing: choose one scope or more")
-        lasts = visit.text("expires")
-        expires_ms = visit.now_ms + duration_ms(lasts) if lasts else None
-        token, text = create_token(self._context, grants, visit.text("label"), expires_ms)
+        expires = visit.text("expires") or None
+        token, text = self._tokens.create(grants, label=visit.text("label"), expires=expires)
         return self._show(visit, text=text, made=token)
 
     def revoke(self, visit: Visit) -> Answer:
         """``POST /console/tokens/revoke``: asks first, and with ``sure`` does it"""
         token_id = visit.text("id")
         check_token_id(token_id)
-        tokens = {token.id: token for token in list_tokens(self._context)}
+        tokens = {token.id: token for token in self._tokens.list()}
         if token_id not in tokens or visit.form.get("sure"):
-            token = revoke_token(self._context, token_id)
+            token = self._tokens.revoke(token_id)
             return self._show(visit, revoked=token)
         own = visit.session.token
         values = {
@@ -51,7 +48,7 @@ class TokenPages:
 
     def _show(self, visit: Visit, **more: object) -> Answer:
         values = {
-            "tokens": list_tokens(self._context),
+            "tokens": self._tokens.list(),
             "own": visit.session.token,
             "is_open": visit.session.token is None,
             "scopes": SCOPES,
