@@ -1,6 +1,7 @@
-"""Bytes to events and back: Arrow from end to end.
+"""Converts events to bytes and back, with Arrow from end to end.
 
-``events`` turns events into Arrow batches in the event columns and back, ``segment`` packs batches
-of several partitions into one object and checks what it reads. It promises that what was packed
-comes out, or ``CorruptError``. It must not know stores, catalogs or offsets.
+``event_batch`` turns events into Arrow batches and back. ``segment`` packs batches of several
+partitions into one object, and ``journal_file`` is a compiled run. ``formats`` and ``parsers``
+serve archives. What was packed comes out again, or ``CorruptError`` is raised. This room must not
+know stores, catalogs or offsets.
 """

@@ -1,8 +1,8 @@
-"""A digest of events that does not depend on their order, nor on how they were cut into tables.
+"""A digest of events that does not depend on their order, nor on how they are split into tables.
 
-DuckDB hashes each event, and the hashes are added up. It distinguishes a batch that was computed
-again from one that holds other events; it does not withstand an attacker. Another version of DuckDB
-may hash differently: digests of different versions are not compared, only the counts are.
+DuckDB hashes each event, and the hashes are added up. The digest distinguishes a batch that was
+computed again from one with other events; it does not withstand an attacker. Another version of
+DuckDB may hash differently: digests of different versions are not compared, only the counts are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Contents(Persisted, frozen=True):
         return Contents(self.events + other.events, f"{total:016x}", self.by or other.by)
 
     def differs(self, other: Contents) -> bool:
-        """Whether these are certainly other events."""
+        """Returns whether these are certainly other events."""
         if self.events != other.events:
             return True
         return self.by == other.by and self.digest != other.digest
@@ -60,7 +60,7 @@ def contents_of(table: pa.Table) -> Contents:
 
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """One for each process; a task has one core."""
+    """Returns one connection for each process; a task has one core."""
     import duckdb  # noqa: PLC0415
 
     return duckdb.connect(":memory:", config={"threads": 1})

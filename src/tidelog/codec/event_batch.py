@@ -1,8 +1,8 @@
 """Events as Arrow batches, and batches as events.
 
 The event columns have the same names everywhere. A batch in *stored* columns has what a segment
-holds; the position (topic, partition, offset) comes from the catalog and is put in front when a
-batch is given to somebody.
+contains. The position (topic, partition, offset) comes from the catalog, and is added in front when
+a batch is returned to a caller.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STORED_SCHEMA = pa.schema(
     ]
 )
 
-OWN_HEADERS = ("tidelog-", "tidelog.")  # how the names of headers begin that Tidelog adds
+OWN_HEADERS = ("tidelog-", "tidelog.")  # prefixes of headers that Tidelog adds
 EVENT_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -79,9 +79,9 @@ EVENT_SCHEMA = pa.schema(
 
 
 def batch_of(columns: Sequence[Sequence[Any] | None]) -> pa.RecordBatch:
-    """A stored batch from columns of Python values, in the order of ``STORED_SCHEMA``.
+    """Returns a stored batch from columns of Python values, in the order of ``STORED_SCHEMA``.
 
-    A column without any value may be None; the first, the times, may not.
+    A column without any value may be None, except the first, the times.
     """
     rows = len(columns[0] or ())
     arrays = [
@@ -92,7 +92,7 @@ def batch_of(columns: Sequence[Sequence[Any] | None]) -> pa.RecordBatch:
 
 
 def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
-    """Events as a table in stored columns. ``InvalidError`` for values of wrong types."""
+    """Returns events as a table in stored columns. Raises ``InvalidError`` for wrong types."""
     for kind in set(map(type, events)):
         if not issubclass(kind, Event):
             raise InvalidError(f"append: got {kind.__name__}: give Event objects or an Arrow table")
@@ -117,11 +117,11 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
 
 
 def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool = False) -> None:
-    """Refuse events in stored columns that may not be stored: the rules of ``check_event``.
+    """Raises ``InvalidError`` for events in stored columns that break the rules of ``check_event``.
 
-    ``own`` is for events to which Tidelog itself has added headers or fields: that has room on top
-    of the limits for events from outside. ``InvalidError`` is about the first event that is
-    refused, and has its ``row``.
+    ``own`` is for events to which Tidelog itself has added headers or fields: these have extra room
+    on top of the limits for events from outside. The error is about the first bad event, and has
+    its ``row``.
     """
     try:
         _check(table, bytes_max, own)
@@ -138,7 +138,7 @@ def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool 
 def refused_events(
     table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool = False
 ) -> dict[int, str]:
-    """Return why events in stored columns may not be stored, by row; ``check_events`` for all."""
+    """Returns why events in stored columns may not be stored, by row."""
     found: dict[int, str] = {}
     parts = [(0, table.num_rows)]
     while parts:
@@ -155,7 +155,7 @@ def refused_events(
 
 
 def _first_refused(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> int:
-    """The row of the first event that :func:`_check` refuses, where it refuses one."""
+    """Returns the row of the first event that :func:`_check` refuses; there must be one."""
     low, high = 0, table.num_rows  # rows before low are fine; one before high is not
     while high - low > 1:
         middle = (low + high) // 2
@@ -186,9 +186,9 @@ def _check(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> None:
 
 
 def problem_of_text(table: pa.Table | pa.RecordBatch) -> str | None:
-    """What is wrong with the text of events in stored columns; None where all of it is UTF-8.
+    """Returns what is wrong with the text of events in stored columns; None if all of it is UTF-8.
 
-    Arrow itself takes any bytes as text, and finds out when they are decoded.
+    Arrow itself accepts any bytes as text, and fails when they are decoded.
     """
     texts = [("id", table.column("id")), ("type", table.column("type"))]
     headers = table.column("headers")
@@ -204,7 +204,7 @@ def problem_of_text(table: pa.Table | pa.RecordBatch) -> str | None:
 
 
 def bad_text(batch: pa.RecordBatch) -> CorruptError:
-    """Returns the error of a batch in event columns that has text which is not UTF-8."""
+    """Returns the error for a batch in event columns with text that is not UTF-8."""
     rows = range(batch.num_rows)
     row = next((each for each in rows if problem_of_text(batch.slice(each, 1))), 0)
     topic, partition, offset = (
@@ -219,26 +219,26 @@ def bad_text(batch: pa.RecordBatch) -> CorruptError:
 
 
 def event_sizes(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """How many bytes each event in stored columns has, as ``check_event`` counts."""
+    """Returns the size of each event in stored columns, as ``check_event`` counts it."""
     fields = _field_lengths(table, limits.HEADERS_MAX + limits.OWN_HEADERS_MAX)
     found: npt.NDArray[np.int64] = sum(fields, _lengths(table.column("value")))
     return found
 
 
 def bytes_without_value(row: pa.RecordBatch) -> int:
-    """How many bytes an event in stored columns has beside its value, as ``check_event`` counts."""
+    """Returns the size of an event in stored columns without its value."""
     most = limits.HEADERS_MAX + limits.OWN_HEADERS_MAX
     return sum(int(each[0]) for each in _field_lengths(row, most))
 
 
 def has_additions(row: pa.RecordBatch) -> bool:
-    """Whether an event in stored columns has headers that Tidelog itself adds, as a dead letter."""
+    """Returns whether an event in stored columns has headers of Tidelog, as a dead letter has."""
     headers = row.column("headers")[0].as_py() or ()
     return any(header["name"].startswith(OWN_HEADERS) for header in headers)
 
 
 def check_times(column: pa.Array | pa.ChunkedArray) -> None:
-    """Refuse times outside of the years 1970 to 9999. ``InvalidError``."""
+    """Raises ``InvalidError`` for times outside of the years 1970 to 9999."""
     if len(column) == 0:
         return
     bounds = pc.min_max(column.cast(pa.int64())).as_py()
@@ -250,9 +250,9 @@ def check_times(column: pa.Array | pa.ChunkedArray) -> None:
 
 
 def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
-    """A user's table in stored columns: missing ones are null, times default to now.
+    """Returns a user's table in stored columns: missing ones are null, times default to now.
 
-    ``InvalidError`` for unknown columns, wrong types and times out of range.
+    Raises ``InvalidError`` for unknown columns, wrong types and times out of range.
     """
     stored = stored_columns(table, now_ms)
     check_times(stored.column("timestamp"))
@@ -260,10 +260,10 @@ def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
 
 
 def stored_columns(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
-    """As ``stored_batch``, for sources: no row is judged, so that a bad one stops no other.
+    """Returns the same for sources, without checking rows, so that a bad one does not stop others.
 
-    Times may be out of range, and text need not be UTF-8: ``sinks.acceptance`` looks at each row.
-    ``InvalidError`` for unknown columns and wrong types, and for values that no column can hold.
+    Times may be out of range, and text need not be UTF-8: the sink checks each row. Raises
+    ``InvalidError`` for unknown columns, wrong types, and values that no column can hold.
     """
     known = set(STORED_SCHEMA.names) | {"topic", "partition", "offset"}
     for name in table.schema.names:
@@ -281,7 +281,7 @@ def stored_columns(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
 
 
 def whole_ms(column: Any) -> Any:
-    """Return numbers, dates or times as an event's times: whole milliseconds UTC.
+    """Returns numbers, dates or times as an event's times: whole milliseconds UTC.
 
     Finer digits are cut off, toward the past, so no time moves to the next day. A time that is too
     far for milliseconds becomes the nearest one, which is outside of the allowed years too.
@@ -308,7 +308,7 @@ def whole_ms(column: Any) -> Any:
 def with_position(
     batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
 ) -> pa.RecordBatch:
-    """The batch in event columns; its rows stand at these offsets, or from one on."""
+    """Returns the batch in event columns; ``offsets`` are its offsets, or the first one."""
     rows = batch.num_rows
     if isinstance(offsets, int):
         offsets = np.arange(offsets, offsets + rows, dtype=np.int64)
@@ -325,7 +325,7 @@ def with_position(
 def events_of(
     batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
 ) -> Iterator[Event]:
-    """The events of a stored batch, which stand at these offsets, or from one on.
+    """Yields the events of a stored batch; ``offsets`` are their offsets, or the first one.
 
     Raises ``CorruptError`` for text that is not UTF-8, with its partition and offset.
     """
@@ -357,7 +357,7 @@ def _events(
 
 
 def batch_bytes(batch: pa.RecordBatch | pa.Table) -> int:
-    """How many bytes a batch refers to, and so its size before compression."""
+    """Returns how many bytes a batch refers to, which is its size before compression."""
     return int(batch.nbytes)
 
 
@@ -366,9 +366,9 @@ def one_batch(
 ) -> pa.RecordBatch:
     """Returns all rows as one batch; ``schema`` is that of an empty result.
 
-    Raises ``InternalError`` when they do not fit into one batch: an Arrow array of bytes holds
-    less than 2 GiB, and ``combine_chunks`` then leaves several chunks. Callers bound what they
-    join, see :func:`joined_batches`.
+    Raises ``InternalError`` if they do not fit into one batch: an Arrow array of bytes holds less
+    than 2 GiB, and ``combine_chunks`` then leaves several chunks. Callers limit what they join, see
+    :func:`joined_batches`.
     """
     if not isinstance(batches, pa.Table):
         given = list(batches)
@@ -414,7 +414,7 @@ def joined_batches(
 def _field_lengths(
     table: pa.Table | pa.RecordBatch, headers_max: int
 ) -> list[npt.NDArray[np.int64]]:
-    """How many bytes each event has in its key, id, type and headers."""
+    """Returns the sizes of each event's key, id, type and headers."""
     lengths = [_lengths(table.column(name)) for name in ("key", "id", "type")]
     headers = table.column("headers")
     if headers.null_count == len(headers):
@@ -428,7 +428,7 @@ def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 def _header_lengths(column: pa.Array | pa.ChunkedArray, headers_max: int) -> npt.NDArray[np.int64]:
-    """How many bytes the headers of each event have. ``InvalidError`` for those of no name."""
+    """Returns the size of each event's headers. Raises ``InvalidError`` for a missing name."""
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
     check_header_count(int(counts.max()), headers_max)
     rows = np.repeat(np.arange(len(column)), counts)
@@ -443,9 +443,9 @@ def _header_lengths(column: pa.Array | pa.ChunkedArray, headers_max: int) -> npt
 
 
 def _plain(name: str, values: list[Any], kind: type) -> list[Any]:
-    """Values of a column, all of one plain type. ``InvalidError`` for those of other types.
+    """Returns values of a column as one plain type. Raises ``InvalidError`` for other types.
 
-    What is a kind of text or bytes, as members of a ``StrEnum`` and NumPy's are, becomes plain.
+    Converts subtypes of text or bytes, such as members of a ``StrEnum`` and NumPy's.
     """
     others = set(map(type, values)) - {kind, type(None)}
     for other in others:
@@ -476,7 +476,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _binary_array(values: Sequence[Any]) -> pa.Array:
-    """Joined at once, where none is missing: what Arrow itself does value by value."""
+    """Returns an array, joined at once if no value is missing: Arrow would go value by value."""
     if None in values:
         return pa.array(values, pa.binary())
     ends = np.zeros(len(values) + 1, np.int64)
@@ -513,12 +513,12 @@ def _column(table: pa.Table | pa.RecordBatch, field: pa.Field, now_ms: int) -> A
 
 
 def _cast(column: Any, kind: pa.DataType) -> Any:
-    """A column as another type; bytes that are to be text are checked later, row by row."""
+    """Returns a column as another type; bytes that become text are checked later, row by row."""
     return column.cast(options=pc.CastOptions(target_type=kind, allow_invalid_utf8=True))
 
 
 def _zoned(column: Any) -> Any:
-    """A timestamp column without a zone is refused: nobody could tell what it means."""
+    """Raises for a timestamp column without a zone, which would be ambiguous."""
     if pa.types.is_timestamp(column.type) and column.type.tz is None:
         raise InvalidError("table: column `timestamp` has no time zone: give UTC times")
     return column

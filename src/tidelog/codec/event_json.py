@@ -1,21 +1,20 @@
-"""Events as JSON, both ways: what ``consume --json`` prints, ``produce --format events`` takes.
+"""Events as JSON, both ways: ``consume --json`` prints it, ``produce --format events`` reads it.
 
 One event is one object on one line::
 
     {"topic": "orders", "partition": 0, "offset": 41, "timestamp": "2026-11-15T10:00:00.000Z",
      "id": null, "key": "customer-7", "value": "...", "type": null, "headers": [["name", "value"]]}
 
-Bytes (key, value, and the values of headers) are text where they are valid UTF-8, and else
-``{"base64": "..."}``. A value of null is a tombstone. Read back, only ``value`` must be there;
-``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter has its
-``error`` beside that. Rows of any other columns become objects with the same bytes and times.
+Bytes (key, value, and the values of headers) are text if they are valid UTF-8, and otherwise
+``{"base64": "..."}``. A value of null is a tombstone. Only ``value`` is required when read back;
+``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter also has
+its ``error``. Rows of any other columns become objects with the same bytes and times.
 
-Lists of ids, one in each line, for commands and forms that erase: every id has exactly one line.
-
-Any text is a legal id, one with line ends too, so a list of plain lines cannot name every id. A
-line is an id as it is, or, where it begins with ``"``, a JSON string. Nothing is cut off or folded:
-a blank belongs to its id. What could mean two ids is refused: a line that ends with a carriage
-return (an id, or a file with CRLF line ends), and a list that begins with a byte order mark.
+It also reads lists of ids, one per line, for commands and forms that erase. Any text is a valid id,
+even with line breaks, so a list of plain lines cannot contain every id. A line is the id itself,
+or, if it begins with ``"``, a JSON string. Nothing is stripped or folded: a space belongs to its
+id. What is ambiguous is refused: a line that ends with a carriage return (part of the id, or a file
+with CRLF line ends?), and a list that begins with a byte order mark.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class _BuriedValue(_PrintedEvent, gc=False):
 
 
 class _StoredEvent(_PrintedEvent, gc=False):
-    """A line of a file, which knows where its event stood."""
+    """A line of a file, which has its event's position."""
 
     topic: str
     partition: int
@@ -98,12 +97,15 @@ _given = msgspec.json.Decoder(_Given)
 
 
 def event_lines(events: Iterable[Event]) -> bytes:
-    """Each event as a JSON object on a line of its own."""
+    """Returns each event as a JSON object on its own line."""
     return _encoder.encode_lines(map(_printed, events))
 
 
 def batch_lines(batch: pa.RecordBatch) -> bytes:
-    """The same for a batch in event columns, with or without ``error``. ``CorruptError``."""
+    """Returns the same for a batch in event columns, with or without ``error``.
+
+    ``CorruptError``.
+    """
     try:
         return _batch_lines(batch)
     except UnicodeDecodeError as exc:
@@ -122,7 +124,7 @@ def _batch_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def row_lines(batch: pa.RecordBatch) -> bytes:
-    """Rows of whatever columns there are, a JSON object for each; events as events."""
+    """Returns rows of any columns, a JSON object for each; events as events."""
     names = set(batch.schema.names) - {"error"}
     if names == set(EVENT_SCHEMA.names):
         return batch_lines(batch)
@@ -130,7 +132,7 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def event_of_line(line: bytes) -> Event:
-    """The event that a line describes, without its position. ``InvalidError``."""
+    """Returns the event of a line, without its position. Raises ``InvalidError``."""
     check_json_depth(line)
     try:
         given = _given.decode(line)
@@ -159,7 +161,7 @@ def json_problem(line: bytes, error: Exception) -> str:
 
 
 def batch_of_lines(data: bytes) -> pa.RecordBatch:
-    """The events of whole lines, with their positions. ``msgspec``'s errors for other text."""
+    """Returns the events of whole lines, with positions. Raises ``msgspec``'s errors."""
     lines = _stored.decode_lines(data)
     columns: dict[str, list[Any]] = {
         name: [getattr(line, name) for line in lines] for name in EVENT_SCHEMA.names
@@ -194,7 +196,7 @@ def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, _Text | None
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has a form for, with bytes as in events."""
+    """Returns a value that JSON can represent, with bytes as in events."""
     if isinstance(value, bytes):
         return _text_of(value)
     if isinstance(value, dict):
@@ -205,7 +207,7 @@ def _plain(value: Any) -> Any:
 
 
 def _time_text(count: int, kind: pa.DataType) -> str | int:
-    """A time as in events, to the digits that it has; its number where the calendar has no text."""
+    """Returns a time as in events, with its own precision; a number if it is off the calendar."""
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
     if pa.types.is_date32(kind):
         units, seconds, rest = 1, count * 86_400, 0
@@ -246,7 +248,7 @@ def _iso(time_ms: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _second(seconds: int) -> str:
-    """The part of a time that many events share."""
+    """Returns the part of a time that many events share."""
     return to_iso(seconds * 1000)[:-4]
 
 
@@ -255,7 +257,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def ids_of_lines(text: str, what: str) -> list[str]:
-    """Return the ids of lines that end with a newline; empty lines have none. ``InvalidError``."""
+    """Returns the ids of lines that end with a newline; skips empty ones. ``InvalidError``."""
     if text.startswith(_BYTE_ORDER_MARK):
         raise InvalidError(
             f"{what}: begins with a byte order mark: save it without one, or write an id that "
@@ -274,11 +276,11 @@ def ids_of_lines(text: str, what: str) -> list[str]:
 
 
 def text_of_line(line: str, what: str) -> str:
-    """Return the id, or key, that a line means. ``InvalidError``."""
+    """Returns the id, or key, of a line. Raises ``InvalidError``."""
     if not line.startswith(_QUOTE):
         return line
     try:
-        if not line.endswith(_QUOTE):  # nor blanks after it, which JSON would allow
+        if not line.endswith(_QUOTE):  # refuses spaces after it, which JSON would allow
             raise ValueError("has no end")
         found = json.loads(line)
         found.encode()
@@ -291,7 +293,7 @@ def text_of_line(line: str, what: str) -> str:
 
 
 def id_line(text: str) -> str:
-    """Return the line that means an id, or key: as it is where pages and editors keep it so."""
+    """Returns the line for an id, or key: the id itself if pages and editors preserve it."""
     if text.isprintable() and not text.startswith(_QUOTE):
         return text
     return json.dumps(text)

@@ -1,10 +1,10 @@
-"""Key, id, type and time of events from fields of their JSON values, column by column.
+"""Extracts key, id, type and time of events from fields of their JSON values, column by column.
 
-Every command that extracts fields uses this module, so a path and a value mean the same to all of
-them. A field is named as parsers name it: ``user.id``, or a JSON pointer (``/user.id``) where the
-name itself has a dot. A time is ISO 8601 text, or a number since 1970 whose size tells its unit.
+Every command that extracts fields uses this module, so a path and a value mean the same everywhere.
+A field is named as in parsers: ``user.id``, or a JSON pointer (``/user.id``) if the name itself has
+a dot. A time is ISO 8601 text, or a number since 1970 whose size determines its unit.
 
-A pump keeps an event whose field cannot be extracted as it is, and a header says why
+If a field cannot be extracted, a pump keeps the event as it is, with a header that says why
 (:class:`FieldTaker`). ``produce`` stops at such a line (:class:`JsonLines`).
 """
 
@@ -31,7 +31,7 @@ from tidelog.model.event import Event
 
 __all__ = ["UNTAKEN_HEADER", "FieldPaths", "FieldTaker", "JsonLines"]
 
-UNTAKEN_HEADER = "tidelog.untaken"  # of an event: which field could not be taken, and why
+UNTAKEN_HEADER = "tidelog.untaken"  # names the field that could not be extracted, and why
 
 _REASON_MAX = 1_000  # characters of that header
 _REASON_ROOM = 5_000  # bytes, for that header
@@ -42,7 +42,7 @@ _HEADERS = EVENT_SCHEMA.field("headers").type
 
 @dataclass(frozen=True, slots=True)
 class FieldPaths:
-    """Where an event's own fields are in its JSON; empty for those that stay as they come."""
+    """Where an event's own fields are in its JSON; empty for those that do not change."""
 
     key: str = ""
     id: str = ""
@@ -50,12 +50,12 @@ class FieldPaths:
     time: str = ""
 
     def given(self) -> bool:
-        """Whether any is."""
+        """Returns whether any path is given."""
         return any(getattr(self, field.name) for field in fields(self))
 
 
 class _Fields:
-    """The columns that some paths give. Belongs to one thread."""
+    """Extracts the columns of some paths. Belongs to one thread."""
 
     def __init__(self, paths: FieldPaths) -> None:
         engine = Engine()
@@ -69,7 +69,7 @@ class _Fields:
             self._moment = moment_reader(self._fields["time"].what, engine)
 
     def find(self, batch: pa.RecordBatch) -> dict[str, ParsedValues]:
-        """Each event column that a path gives: for every row a value or an error text."""
+        """Returns each event column that a path gives: for every row a value or an error text."""
         columns: dict[str, ParsedValues] = {}
         for name, field in self._fields.items():
             found = field.pick(batch)
@@ -92,17 +92,17 @@ class _Fields:
 
 
 class FieldTaker:
-    """Takes fields out of batches in event columns. Belongs to one thread."""
+    """Extracts fields from batches in event columns. Belongs to one thread."""
 
     def __init__(self, paths: FieldPaths, bytes_max: int = limits.EVENT_BYTES_CEILING) -> None:
         self._fields = _Fields(paths)
         self._bytes_max = bytes_max
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the fields that were found.
+        """Returns the batch with the fields that were found.
 
-        Fields and the header have the room of Tidelog's own additions on top of ``bytes_max``. An
-        event that would get larger stays as it is, and its header says so.
+        Fields and the header may use the room of Tidelog's own additions on top of ``bytes_max``.
+        An event that would become larger stays as it is, and its header says so.
         """
         columns = {name: batch.column(name) for name in batch.schema.names}
         found = self._fitting(batch, self._fields.find(batch))
@@ -158,7 +158,7 @@ class JsonLines:
         ]
 
     def _errors(self, batch: pa.RecordBatch, lines: Sequence[bytes]) -> list[str | None]:
-        """For each line why it is not a JSON object; None where it is one."""
+        """Returns for each line why it is not a JSON object; None if it is one."""
         texts = texts_of(batch, repair=False)
         kind = self._engine.column("coalesce(try(json_type(v)), '') = 'OBJECT'", texts.values)
         kind = pc.and_(kind, pc.invert(is_lenient_json(texts.values)))
@@ -186,7 +186,7 @@ def _checked_ids(found: ParsedValues) -> ParsedValues:
 
 
 def _with_reasons(headers: pa.Array, untaken: list[pa.Array]) -> pa.Array:
-    """One more header for the events of which something could not be taken."""
+    """Returns headers with one more for events with a field that could not be extracted."""
     reasons = [pc.fill_null(errors, "") for errors in untaken]
     if not any(pc.any(pc.not_equal(each, "")).as_py() for each in reasons):
         return headers

@@ -1,8 +1,8 @@
-"""Which ids a run may hold: an index of four bytes for each, beside the run in its object.
+"""The id index of a run: four bytes for each id, stored beside the run in its object.
 
-An id is hashed to 64 bits, of which the upper half is kept, sorted, block by block: a block is a
-row group of a journal, or the whole of a segment's piece. A lookup that finds an id's half in a
-block reads that block's ids to be certain; one in some thousands of such looks is for nothing.
+An id is hashed to 64 bits, of which the upper half is kept, sorted, block by block. A block is a
+row group of a journal, or a whole piece of a segment. A lookup that finds an id's half in a block
+reads that block's ids to be certain; one in some thousands of these reads is a false positive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class IdIndex:
 
 
 def hash_ids(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """The hashes of a text column's values; those that are null are left out."""
+    """Returns the hashes of a text column's values, without nulls."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     hashes = [_hash_chunk(chunk.drop_null()) for chunk in chunks]
     return np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
 
 
 def encode_index(blocks: Sequence[pa.Array | pa.ChunkedArray]) -> bytes:
-    """The index of some blocks, given as their id columns; empty where no event has an id."""
+    """Returns the index of blocks, given as id columns; empty if no event has an id."""
     halves = [np.sort((hash_ids(ids) >> np.uint64(32)).astype(_U32)) for ids in blocks]
     if not any(len(each) for each in halves):
         return b""
@@ -51,7 +51,7 @@ def encode_index(blocks: Sequence[pa.Array | pa.ChunkedArray]) -> bytes:
 
 
 def decode_index(data: bytes, what: str) -> IdIndex:
-    """An index as it was encoded. ``CorruptError``."""
+    """Decodes an index. Raises ``CorruptError``."""
     body = data[:-4]
     if (
         len(data) < 12
@@ -68,7 +68,7 @@ def decode_index(data: bytes, what: str) -> IdIndex:
 
 
 def _hash_chunk(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """Ids of one length at a time, as rows of 8-byte words."""
+    """Returns hashes; handles ids of one length at a time, as rows of 8-byte words."""
     hashes = np.zeros(len(column), np.uint64)
     if not len(column):
         return hashes

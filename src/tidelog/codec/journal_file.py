@@ -1,10 +1,10 @@
 """A journal: a compiled run, as one Parquet object that any engine reads.
 
-It holds the events of a stretch of offsets in their order, each with its offset, in row groups that
-are small enough to be fetched alone. Pages have checksums; the footer's stands in the journal's
-row. Between the last row group and the footer lie the list of its sources and the id index, which
-other readers skip. A recovery needs the sources: a segment and the journals that were made of it
-hold the same events.
+It contains the events of a range of offsets in order, each with its offset, in row groups that are
+small enough to be fetched alone. Pages have checksums; the footer's is in the journal's row.
+Between the last row group and the footer are the list of its sources and the id index, which other
+readers skip. A recovery needs the sources: a segment and the journals that were built from it
+contain the same events.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ JOURNAL_SCHEMA = pa.schema([pa.field("offset", pa.int64(), nullable=False), *STO
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 4 << 20  # before compression; what a lookup of one event decodes
 _MAGIC = b"PAR1"
-_SOURCES = b"tidelog.sources"  # metadata: where they are, their size in memory, their crc32c
+_SOURCES = b"tidelog.sources"  # metadata: their range, their size in memory, their crc32c
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 Fetch = Callable[[int, int], bytes]
-"""The bytes of the object from one place to another."""
+"""Returns the bytes of the object from one position to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedJournal:
-    """Bytes to store, and what its row says of them."""
+    """Bytes to store, and what its row says about them."""
 
     data: bytes
     crc: int  # crc32c of all of them
-    first_ms: int  # least and greatest event time; 0 where there is no event
+    first_ms: int  # earliest and latest event time; 0 without events
     last_ms: int
     raw_bytes: int
     ids_start: int
@@ -64,7 +64,7 @@ class EncodedJournal:
     journal: Journal
 
     def run(self, base: int, count: int, key: str, committed_ms: int) -> Run:
-        """Its row, for the offsets that it stands for."""
+        """Returns its row, for the offsets that it covers."""
         return Run(
             base=base,
             count=count,
@@ -84,7 +84,7 @@ class EncodedJournal:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group: which offsets and times it holds, and where."""
+    """A row group: its offsets, its times, and its range of bytes."""
 
     number: int
     first: int  # offset
@@ -99,9 +99,9 @@ class RowGroup:
 def encode_journal(
     tables: Iterable[pa.Table], applied: int, sources: Callable[[], Sequence[JournalOrigin]] = tuple
 ) -> EncodedJournal:
-    """Pack tables in journal columns, whose offsets rise; amendments are applied already.
+    """Packs tables in journal columns with ascending offsets; amendments are already applied.
 
-    ``sources`` is called when all tables were read.
+    Calls ``sources`` after all tables were read.
     """
     sink = pa.BufferOutputStream()
     writer = pq.ParquetWriter(
@@ -147,9 +147,9 @@ def encode_journal(
 
 
 def read_sources(fetch: Fetch, size: int, what: str) -> list[JournalOrigin]:
-    """The sources of a journal of this size, in order; none where it has no list.
+    """Returns the sources of a journal of this size, in order; empty if it has no list.
 
-    ``CorruptError``; what ``fetch`` raises comes through.
+    Raises ``CorruptError``, and what ``fetch`` raises.
     """
     try:
         footer = size - 8 - int.from_bytes(fetch(size - 8, size)[:4], "little")
@@ -167,9 +167,9 @@ def read_sources(fetch: Fetch, size: int, what: str) -> list[JournalOrigin]:
 
 
 class JournalFile:
-    """A journal that is read piece by piece, each checked. ``CorruptError`` for what is not right.
+    """Reads a journal piece by piece, and checks each. Raises ``CorruptError``.
 
-    What ``fetch`` raises comes through.
+    Passes on what ``fetch`` raises.
     """
 
     def __init__(self, fetch: Fetch, run: Run, what: str) -> None:
@@ -193,13 +193,13 @@ class JournalFile:
         self.groups = tuple(self._group(number) for number in range(self._meta.num_row_groups))
 
     def groups_of(self, start: int, end: int) -> Sequence[RowGroup]:
-        """The row groups that hold offsets of ``[start, end)``."""
+        """Returns the row groups that hold offsets of ``[start, end)``."""
         first = bisect_left(self.groups, start, key=lambda group: group.last)
         last = bisect_left(self.groups, end, key=lambda group: group.first)
         return self.groups[first:last]
 
     def read(self, group: RowGroup, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The events of a row group in journal columns, or only some columns of them."""
+        """Returns the events of a row group in journal columns, or only some columns of them."""
         names = list(columns or JOURNAL_SCHEMA.names)
         file = pa.PythonFile(_Parts(self._size, self._parts(group, names)), mode="r")
         try:
@@ -213,14 +213,14 @@ class JournalFile:
         return one_batch(table.select(schema.names).cast(schema))
 
     def _parts(self, group: RowGroup, names: Sequence[str]) -> list[tuple[int, bytes]]:
-        """The bytes that are needed: all of the group, or the columns one by one."""
+        """Returns the bytes that are needed: the whole group, or the columns one by one."""
         if len(names) > len(JOURNAL_SCHEMA.names) // 2:
             return [(group.byte_start, self._fetch(group.byte_start, group.byte_end))]
         ranges = [each for name, *each in self._columns(group.number) if name in names]
         return [(start, self._fetch(start, end)) for start, end in ranges]
 
     def _columns(self, number: int) -> Iterator[tuple[str, int, int]]:
-        """Of each column chunk: its name, and where it is."""
+        """Yields the name and range of each column chunk."""
         rows = self._meta.row_group(number)
         for index in range(rows.num_columns):
             chunk = rows.column(index)
@@ -257,7 +257,7 @@ class JournalFile:
 
 
 class _Parts(io.RawIOBase):
-    """A file of which some parts are here; to read elsewhere is an error."""
+    """A file of which only some parts are here; reading elsewhere is an error."""
 
     def __init__(self, size: int, parts: Sequence[tuple[int, bytes]]) -> None:
         self._size = size
@@ -292,7 +292,7 @@ class _Parts(io.RawIOBase):
 
 
 def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yields tables of the size of a row group, cut by the sizes of rows; one row may be larger."""
+    """Yields tables of the size of a row group, by the sizes of rows; one row may be larger."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for table in tables:

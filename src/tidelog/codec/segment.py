@@ -1,10 +1,10 @@
-"""A segment: one Arrow IPC file that holds the batches of several partitions, one after another.
+"""A segment: one Arrow IPC file with the batches of several partitions, one after another.
 
-Any Arrow reader can open it. A run's row names the byte range of its partition and its crc32c, so a
-reader fetches and checks that range alone. Offsets are not in it: they are given out at commit.
-Behind a partition whose events have ids stands an empty batch that carries their index. Between the
-end of the batches and Arrow's footer, where Arrow readers do not look, is what the appender knew of
-each partition when it uploaded the segment, so that a segment which no row names can show that the
+Any Arrow reader can open it. A run's row has the byte range of its partition and its crc32c, so a
+reader fetches and checks only that range. Offsets are not in it: they are assigned at commit. A
+partition whose events have ids is followed by an empty batch that carries their index. Between the
+end of the batches and Arrow's footer, where Arrow readers do not look, is what the appender knew
+about each partition when it uploaded the segment. So a segment that no row names can prove that the
 catalog has lost commits.
 """
 
@@ -41,12 +41,12 @@ __all__ = [
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
 _FIRST_BATCH = _MAGIC_BYTES + len(_SCHEMA)
-SCHEMA_RANGE = (_MAGIC_BYTES, _FIRST_BATCH)  # what makes an Arrow stream of a piece, in front of it
+SCHEMA_RANGE = (_MAGIC_BYTES, _FIRST_BATCH)  # in front of a piece, it makes an Arrow stream
 _ZSTD = pa.Codec("zstd", compression_level=1)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
 _SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)
-_SMALL_BYTES = 256 << 10  # less is compressed sooner than shared out to threads
-_THREADS_BYTES = 1 << 20  # a piece that is smaller is decoded sooner by one thread
+_SMALL_BYTES = 256 << 10  # smaller ones are compressed faster without threads
+_THREADS_BYTES = 1 << 20  # a smaller piece is decoded faster by one thread
 _NO_EVENTS = pa.record_batch(
     [pa.nulls(0, field.type) for field in STORED_SCHEMA], schema=STORED_SCHEMA
 )
@@ -57,7 +57,7 @@ _KNOWN = struct.Struct("<II")  # size and crc32c of the JSON before it
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Bytes to store, and what is where in them."""
+    """Bytes to store, and the range of each piece."""
 
     data: bytes
     pieces: tuple[Piece, ...]
@@ -66,9 +66,10 @@ class Segment:
 def encode_segment(
     parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderView]
 ) -> Segment:
-    """Pack the events of each partition; every part has at least one.
+    """Packs the events of each partition; every part has at least one.
 
-    ``known`` is what the appender knows of each partition: it proves lost commits (``log.losses``).
+    ``known`` is what the appender knows about each partition: it can prove lost commits
+    (``log.maintenance.losses``).
     """
     if any(partition not in known for partition, _ in parts):
         raise InternalError("a segment was to hold a partition of which its appender knows nothing")
@@ -76,10 +77,10 @@ def encode_segment(
 
 
 def encode_staged(parts: Sequence[tuple[int, pa.Table]], writer: str = "") -> Segment:
-    """The same for a segment that others commit, or send elsewhere: nothing is known yet.
+    """Packs a segment that others commit, or send elsewhere, so nothing is known yet.
 
-    What is committed of it a driver puts down in a witness (``log.witnesses``). ``writer`` is the
-    producer that will commit it, if its row is kept for good.
+    A driver records in a witness what is committed of it (``log.producer.staged``). ``writer`` is
+    the producer that will commit it, if its row is kept for good.
     """
     return _encode(parts, {partition: AppenderView(writer=writer) for partition, _ in parts})
 
@@ -128,9 +129,9 @@ def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderV
 def read_piece(
     data: bytes, crc: int, count: int, what: str, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of one partition's byte range; its checksum is compared before this returns.
+    """Yields the batches of one partition's byte range; checks its checksum before it returns.
 
-    With ``columns`` only these are decoded and given, in the order of the stored columns.
+    With ``columns``, only these are decoded and returned, in the order of the stored columns.
     """
     found = crc32c.crc32c(data)
     if found != crc:
@@ -151,7 +152,7 @@ def _batches(
     )
     rows = 0
     try:
-        # Behind a schema the messages of a piece are an Arrow stream.
+        # With a schema in front, the messages of a piece are an Arrow stream.
         for batch in pa.ipc.open_stream(pa.BufferReader(_SCHEMA + data), options=options):
             rows += batch.num_rows
             yield batch
@@ -162,7 +163,7 @@ def _batches(
 
 
 def read_index(data: bytes, what: str) -> IdIndex:
-    """The id index that stands behind a piece. ``CorruptError``."""
+    """Decodes the id index behind a piece. Raises ``CorruptError``."""
     try:
         stream = pa.ipc.open_stream(pa.BufferReader(_SCHEMA + data))
         found = stream.read_next_batch_with_custom_metadata().custom_metadata
@@ -173,7 +174,7 @@ def read_index(data: bytes, what: str) -> IdIndex:
 
 
 def read_known(tail: bytes, what: str) -> list[AppenderView]:
-    """What an appender knew, from the last bytes of a segment. ``CorruptError``."""
+    """Returns what an appender knew, from the end of a segment. Raises ``CorruptError``."""
     try:
         footer = len(tail) - _END.size - _END.unpack_from(tail, len(tail) - _END.size)[0]
         size, crc = _KNOWN.unpack_from(tail, footer - _KNOWN.size)
@@ -188,7 +189,7 @@ def read_known(tail: bytes, what: str) -> list[AppenderView]:
 def _encode_known(
     parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderView]
 ) -> bytes:
-    """A block of a multiple of 8 bytes; it ends with the size and the crc32c of its JSON."""
+    """Returns a block of a multiple of 8 bytes; it ends with size and crc32c of its JSON."""
     text = msgspec.json.encode(
         [
             msgspec.structs.replace(known[partition], partition=partition, count=table.num_rows)

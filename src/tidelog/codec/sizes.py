@@ -1,6 +1,6 @@
-"""Cuts batches by the sizes of their rows, never by a mean: one large row may be among small ones.
+"""Splits batches by the sizes of their rows, never by an average, since one row may be very large.
 
-The same batch is always cut at the same rows.
+The same batch is always split at the same rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["fitting_rows", "row_sizes", "runs", "slices"]
 
 
 def row_sizes(batch: pa.RecordBatch | pa.Table) -> Any:
-    """Returns about how many bytes each row has, never too few of bytes and text."""
+    """Returns the approximate size of each row; never too low for bytes and text."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -28,7 +28,7 @@ def row_sizes(batch: pa.RecordBatch | pa.Table) -> Any:
 
 
 def runs(sizes: Any, bytes_max: int, rows_max: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yields rows ``[start, end)`` of at most ``bytes_max`` together, one row at least."""
+    """Yields rows ``[start, end)`` of at most ``bytes_max`` together, at least one row."""
     ends = np.cumsum(sizes, dtype=np.int64)
     start, count = 0, len(ends)
     while start < count:
@@ -43,7 +43,7 @@ def runs(sizes: Any, bytes_max: int, rows_max: int | None = None) -> Iterator[tu
 def slices(
     batch: pa.RecordBatch, bytes_max: int, rows_max: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the batch in pieces of at most ``bytes_max``, except single rows; without a copy."""
+    """Yields the batch in slices of at most ``bytes_max``, except single rows; without a copy."""
     if batch.nbytes <= bytes_max and (rows_max is None or batch.num_rows <= rows_max):
         if batch.num_rows:
             yield batch
@@ -53,7 +53,7 @@ def slices(
 
 
 def fitting_rows(batch: pa.RecordBatch | pa.Table, bytes_max: int) -> int:
-    """Returns how many of the first rows have at most ``bytes_max`` together, one at least."""
+    """Returns how many of the first rows have at most ``bytes_max`` together, at least one."""
     if batch.nbytes <= bytes_max:
         return int(batch.num_rows)
     ends = np.cumsum(row_sizes(batch), dtype=np.int64)

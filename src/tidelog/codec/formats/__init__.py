@@ -2,14 +2,14 @@
 """File formats of archives: event batches to files, and files back to the same events.
 
 Every format keeps topic, partition, offset, timestamp, id, key, value, type and headers: in
-columns, or, where the data file holds values alone, in a sidecar beside it. It promises that what
-was written comes back exactly, or ``CorruptError``. It must not know where files stand, how they
-are named, nor when one ends: the pipeline says so.
+columns, or, if the data file holds only values, in a sidecar beside it. What was written comes back
+exactly, or ``CorruptError`` is raised. This room must not know where files are, how they are named,
+nor when one ends: the pipeline decides that.
 
-``base`` has the interface and the settings; ``parquet`` (to copy from), ``orc`` and ``avro``, which
-share ``columnar``, ``jsonlines``, ``delimited`` and ``sequence`` are the formats; ``schema`` and
-``typed`` turn JSON values into typed columns. Other packages may add a format by the entry point
-group ``tidelog.formats``.
+``base`` has the interface and the settings. The formats are ``parquet`` (to copy from), ``orc`` and
+``avro``, which share ``typed``; ``jsonlines``, ``text_lines`` and ``sequence``. ``schema`` and
+``typed`` turn JSON values into typed columns. Other packages can add a format through the entry
+point group ``tidelog.formats``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FORMATS = ("parquet", "orc", "avro", "jsonlines", "delimited", "sequence")
 def open_format(
     name: str, codec: str | None = None, settings: FormatSettings | None = None
 ) -> Format:
-    """The format of that name; its own codec unless one is given.
+    """Returns the format of that name, with its default codec unless one is given.
 
-    ``InvalidError`` for an unknown name, a codec that the format does not have, a setting that it
-    has no use for, or a malformed schema.
+    Raises ``InvalidError`` for an unknown name, a codec that the format does not have, a setting
+    that it does not use, or a malformed schema.
     """
     chosen = settings if settings is not None else FormatSettings()
     opens = _opener(name)

@@ -1,7 +1,7 @@
 """Avro container files of records named ``tidelog.Event``: the event columns, or typed ones.
 
 ``timestamp`` is a long with the logical type timestamp-millis. Batches are encoded column by column
-(``avro_encoding``), since record by record is twenty times slower; reading back needs fastavro.
+(``avro_container``), since record by record is twenty times slower; reading back needs fastavro.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class AvroFormat(ColumnarFormat):
 
     @classmethod
     def opened(cls, codec: str | None, settings: FormatSettings) -> Self:
-        """The format with its settings checked, also that Avro takes the names of a schema."""
+        """Returns the format; checks its settings, and that Avro allows the names of a schema."""
         made = super().opened(codec, settings)
         avro_schema(made.columns.schema)
         return made
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file, block by block."""
+        """Yields the events of a file, block by block."""
         check_installed()
         return super().read(data, sidecar)
 
@@ -73,7 +73,7 @@ class AvroFormat(ColumnarFormat):
                 yield pa.record_batch(arrays, schema=EVENT_SCHEMA)
 
     def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a file in its own columns, with the types of this format's schema."""
+        """Yields the rows of a file in its own columns, with the types of this format's schema."""
         schema = self.columns.schema
         what = file_name(self.name, data)
         with decoding(what):
@@ -83,7 +83,7 @@ class AvroFormat(ColumnarFormat):
                 yield pa.RecordBatch.from_pylist(records, schema=schema)
 
     def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write a file of rows that :meth:`read_columns` returned."""
+        """Writes a file of rows that :meth:`read_columns` returned."""
         blocks = _Blocks(sink, self.columns.schema, self.codec)
         for batch in batches:
             blocks.append(batch)
@@ -102,7 +102,7 @@ class _Blocks:
 
     @property
     def bytes_written(self) -> int:
-        """What has been written, and the little that waits."""
+        """Returns what has been written, and the little that waits."""
         return self._sink.count + self._pending.bytes
 
     @property
@@ -128,7 +128,7 @@ class _Blocks:
                 self._sink.write(self._sync)
 
     def _begin(self, first: pa.Buffer) -> None:
-        """The header, whose sync marker comes from the first events."""
+        """Writes the header, whose sync marker comes from the first events."""
         if self._sync:
             return
         self._sync = sync_marker(first) if first.size else bytes(16)

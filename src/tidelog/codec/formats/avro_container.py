@@ -1,12 +1,10 @@
-"""Reads Avro container files of any schema and codec: the one reader of them that we have.
+"""Avro container files: reads them with any schema and codec, and encodes Arrow columns as records.
 
 fastavro decodes records, but its own reader of files lacks the codecs that need other packages
-(snappy, zstandard), though Arrow brings these. So blocks are unpacked here.
+(snappy, zstandard), although Arrow has these. So blocks are unpacked here.
 
-Arrow columns as Avro records, column by column, and the Avro schema that describes them.
-
-Every column becomes an array of its encoded cells, and a record is its cells joined. So the cost
-is a few passes over each column and no Python object for each event.
+For writing, every column becomes an array of its encoded cells, and a record is its cells joined.
+So the cost is a few passes over each column, and no Python object for each event.
 """
 
 from __future__ import annotations
@@ -45,18 +43,18 @@ except ImportError:  # pragma: no cover
 
 
 MAGIC = b"Obj\x01"
-_BLOCK_BYTES_MAX = 1 << 30  # a longer one is nonsense
+_BLOCK_BYTES_MAX = 1 << 30  # a longer one is invalid
 _parse_json = msgspec.json.Decoder().decode
 
 
 def check_installed() -> None:
-    """Raise ``InvalidError`` where fastavro is missing."""
+    """Raises ``InvalidError`` if fastavro is missing."""
     if fastavro is None:
         raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'")
 
 
 class AvroContainer:
-    """An open file: its schema and codec, and its records. ``ValueError`` for bad bytes."""
+    """An open file: its schema and codec, and its records. Raises ``ValueError`` for bad bytes."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         check_installed()
@@ -68,7 +66,7 @@ class AvroContainer:
 
     @property
     def fields(self) -> list[str]:
-        """The names of a record's fields; none where the file is of something else."""
+        """Returns the names of a record's fields; empty if the file does not hold records."""
         found = self.schema.get("fields", ()) if isinstance(self.schema, dict) else ()
         return [field["name"] for field in found]
 
@@ -100,7 +98,7 @@ class AvroContainer:
 
 
 def _without_times(schema: Any) -> Any:
-    """Times as numbers: faster to read, and exact."""
+    """Returns a schema with times as numbers: faster to read, and exact."""
     if isinstance(schema, list):
         return [_without_times(each) for each in schema]
     if isinstance(schema, dict):
@@ -120,7 +118,7 @@ def _read_header(file: pa.NativeFile) -> dict[str, bytes]:
     while count := _read_long(file):
         if count < 0:
             count = -count
-            _read_long(file)  # the bytes of this part of the map
+            _read_long(file)  # the size of this part of the map
         for _ in range(count):
             name = _read_bytes(file).decode()
             words[name] = _read_bytes(file)
@@ -135,7 +133,7 @@ def _read_bytes(file: pa.NativeFile) -> bytes:
 
 
 def _read_long(file: pa.NativeFile, first: bytes = b"") -> int:
-    """A number in zigzag digits of seven bits, the lowest first."""
+    """Returns a zigzag number in groups of seven bits, the lowest first."""
     number, shift = 0, 0
     digit = first or exactly(file, 1)
     while digit[0] & 0x80:
@@ -184,7 +182,7 @@ def _unpack(data: bytes, codec: str) -> bytes:
 
 
 def _snappy_size(data: bytes) -> int:
-    """How long a block will be: it begins with that, in digits of seven bits."""
+    """Returns the uncompressed length of a block, which begins with it."""
     size = 0
     for index, digit in enumerate(data[:5]):
         size |= (digit & 0x7F) << (7 * index)
@@ -212,17 +210,17 @@ _PLAIN: dict[pa.DataType, Any] = {
 
 
 def avro_schema(schema: pa.Schema) -> dict[str, Any]:
-    """The record ``tidelog.Event``. ``InvalidError`` for names that Avro does not take."""
+    """Returns the record ``tidelog.Event``. Raises ``InvalidError`` for names Avro refuses."""
     return _record("Event", schema)
 
 
 def encode_records(batch: pa.RecordBatch) -> pa.Array:
-    """Each row's record, without nulls."""
+    """Returns each row's record, without nulls."""
     return _joined(batch.columns, batch.schema)
 
 
 def zigzag(number: int) -> bytes:
-    """A whole number as Avro has it: digits of seven bits, the lowest first."""
+    """Returns an integer as Avro encodes it: groups of seven bits, the lowest first."""
     rest = (number << 1) ^ (number >> 63)
     digits = bytearray()
     while rest > 0x7F:
@@ -270,7 +268,7 @@ def _type(path: str, field: pa.Field) -> Any:
 
 
 def _cells(array: pa.Array, nullable: bool) -> pa.Array:
-    """The encoded cells of a column: a union with null where it may be null."""
+    """Returns the encoded cells of a column; a union with null if it may be null."""
     if len(array) == 0 or (nullable and array.null_count == len(array)):
         return _constant(b"\x00", len(array))
     cells = _values(array)
@@ -283,7 +281,7 @@ def _cells(array: pa.Array, nullable: bool) -> pa.Array:
 
 
 def _values(array: pa.Array) -> pa.Array:
-    """The encoded cells where they are not null, and anything at all where they are."""
+    """Returns the encoded cells where they are not null, and anything where they are."""
     kind = array.type
     if pa.types.is_struct(kind):
         return _joined([array.field(index) for index in range(kind.num_fields)], kind)
@@ -319,13 +317,13 @@ def _joined(columns: Iterable[pa.Array], fields: Iterable[pa.Field]) -> pa.Array
 
 
 def _inside(array: pa.Array, *columns: pa.Array) -> list[pa.Array]:
-    """The items of a list array that lie between its first and last offset."""
+    """Returns the items of a list array between its first and last offset."""
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     return [column.slice(start, end - start) for column in columns]
 
 
 def _repeated(array: pa.Array, items: pa.Array) -> pa.Array:
-    """Lists: the count and the items, if there are any, and a zero."""
+    """Returns encoded lists: the count and the items, if there are any, and a zero."""
     offsets = array.offsets.to_numpy()
     offsets = offsets - offsets[0]
     ends = np.concatenate([[0], np.cumsum(pc.binary_length(items).to_numpy(), dtype=np.int64)])
@@ -340,7 +338,7 @@ def _sized(values: pa.Array) -> pa.Array:
 
 
 def _zigzags(numbers: Any) -> pa.Array:
-    """Many numbers at once: ten digits for each, and then only those that count."""
+    """Encodes many numbers at once: ten groups for each, and then only those that count."""
     wide = numbers.astype(np.int64)
     rest = ((wide << 1) ^ (wide >> 63)).view(np.uint64)
     digits = np.zeros((len(wide), 10), np.uint8)
@@ -362,7 +360,7 @@ def _constant(cell: bytes, count: int) -> pa.Array:
 
 
 def _decimal(value: Any) -> bytes:
-    """The digits of a decimal as a whole number, in two's complement, the highest byte first."""
+    """Returns the digits of a decimal as an integer, in two's complement, big-endian."""
     if value is None:
         return b""
     sign, digits, _ = value.as_tuple()

@@ -1,8 +1,8 @@
-"""What a file format is: a writer that takes batches of events, a reader that gives them back.
+"""The interface of a file format: a writer for batches of events, and a reader that returns them.
 
 A file comes back as the same events, column by column: null is not empty, headers keep their order
-and may repeat a name. A format whose data file has no room for all columns writes a *sidecar*
-beside it, whose name begins with ``_``, as nothing does that is data.
+and may repeat a name. If a format's data file has no room for all columns, it writes a *sidecar*
+beside it, whose name begins with ``_``, unlike any data.
 """
 
 from __future__ import annotations
@@ -48,101 +48,104 @@ class ByteSink(Protocol):
 
 
 class FileWriter(Protocol):
-    """Writes one file, and its sidecar where the format has one. Holds a bounded amount.
+    """Writes one file, and its sidecar if the format has one. Uses limited memory.
 
-    A file whose writer raised is to be thrown away. Errors of the sinks come through as they are.
+    Discard a file whose writer raised. Errors of the sinks pass unchanged.
     """
 
     @property
     def bytes_written(self) -> int:
-        """About how large the data file is by now, with what is not yet flushed; exact at last."""
+        """Returns about how large the data file is, with what is not flushed; exact at the end."""
         ...
 
     @property
     def bytes_held(self) -> int:
-        """About how many bytes of events are in memory, since the sinks do not have them yet."""
+        """Returns about how many bytes of events are in memory and not in the sinks yet."""
         ...
 
     @property
     def rows(self) -> int:
-        """How many events the file holds."""
+        """Returns how many events the file has."""
         ...
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Add the events of a batch in event columns; ``InvalidError`` for other columns.
+        """Adds the events of a batch in event columns. Raises ``InvalidError`` for other columns.
 
-        Gives back the rows that the file's schema does not take, in event columns and ``error``, or
-        None when all were taken. They are not in the file.
+        Returns the rows that the file's schema refuses, in event columns and ``error``, or None if
+        it accepted all. They are not in the file.
         """
         ...
 
     def flush(self) -> None:
-        """Give the sinks what can be given by now; it may be worse compressed than a larger part.
+        """Gives the sinks what is possible now; it may compress worse than a larger part.
 
-        The events are as they would be without it. ``bytes_held`` tells what is left.
+        The events do not change. ``bytes_held`` returns what is left.
         """
         ...
 
     def close(self) -> None:
-        """Finish the file. The sinks stay open: who opened them closes them. Once is enough."""
+        """Finishes the file. The sinks stay open: the caller closes them. Call it once."""
         ...
 
 
 class Format(Protocol):
-    """How events stand in a file. Plain settings, which pickle."""
+    """How events are stored in a file. Plain settings, which pickle."""
 
     @property
     def name(self) -> str:
-        """The name by which it is opened."""
+        """Returns the name by which it is opened."""
         ...
 
     @property
     def codec(self) -> str:
-        """How it compresses, or ``none``."""
+        """Returns how it compresses, or ``none``."""
         ...
 
     @property
     def extension(self) -> str:
-        """How names of data files end, with the dot; may be empty."""
+        """Returns the suffix of data files, with the dot; may be empty."""
         ...
 
     def sidecar_name(self, name: str) -> str | None:
-        """What the sidecar of a data file is called; None where the data file holds everything."""
+        """Returns the name of a data file's sidecar; None if it has none."""
         ...
 
     def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
-        """Begin a file. ``InvalidError`` unless the sidecar is given exactly where one is due."""
+        """Starts a file.
+
+        Raises ``InvalidError`` unless the sidecar is given exactly when needed.
+        """
         ...
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file in order, in event columns, a bounded amount at a time.
+        """Yields the events of a file in order, in event columns, with limited memory.
 
-        ``CorruptError`` when the bytes are not those of one whole file of this format,
-        ``InvalidError`` for files that do not hold the events' values, ``NotFoundError`` for a
-        path where nothing is, ``UnavailableError`` when the device fails.
+        Raises ``CorruptError`` if the bytes are not those of one whole file of this format,
+        ``InvalidError`` for files without the events' values, ``NotFoundError`` for a path without
+        a file, and ``UnavailableError`` if the device fails.
         """
         ...
 
 
 @runtime_checkable
 class OwnColumns(Protocol):
-    """A format that reads and writes rows in its own columns, where no events can be restored."""
+    """A format that reads and writes rows in its own columns, if events cannot be restored."""
 
     def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a file in its own columns, with the types of its schema."""
+        """Yields the rows of a file in its own columns, with the types of its schema."""
         ...
 
     def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write a file of rows that :meth:`read_columns` returned."""
+        """Writes a file of rows that :meth:`read_columns` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FormatSettings:
-    """What may be chosen about a format; None leaves it as the format has it."""
+    """The settings of a format; None means the format's default."""
 
     mode: str | None = None  # of jsonlines: a line is the `value`, or the whole event (`events`)
-    delimiter: str | None = None  # of delimited: what stands after each value
+    delimiter: str | None = None  # of delimited: what follows each value
     key: str | None = None  # of sequence: the record's key is the `offset`, or `msgpack`
     compression: str | None = None  # of sequence: compress by `block`, or each `record` by itself
     schema: str | None = None  # of parquet, orc, avro: typed columns, as DDL or JSON Schema
@@ -151,7 +154,7 @@ class FormatSettings:
 
 
 def settings_of(values: Mapping[str, Any]) -> FormatSettings:
-    """Settings by name. ``InvalidError`` for an unknown name or a value of the wrong type."""
+    """Returns settings by name. Raises ``InvalidError`` for an unknown name or a wrong type."""
     known = [field.name for field in fields(FormatSettings)]
     for name, value in values.items():
         if name not in known:
@@ -168,7 +171,7 @@ def settings_of(values: Mapping[str, Any]) -> FormatSettings:
 
 
 def check_settings(format: str, settings: FormatSettings, *taken: str) -> None:
-    """Refuse settings that a format has no use for."""
+    """Raises ``InvalidError`` for settings that a format does not use."""
     for field in fields(settings):
         if field.name not in taken and getattr(settings, field.name) is not None:
             takes = f"it takes {', '.join(taken)}" if taken else "it takes none"
@@ -176,7 +179,7 @@ def check_settings(format: str, settings: FormatSettings, *taken: str) -> None:
 
 
 def choose_setting(format: str, name: str, given: str | None, *known: str) -> str:
-    """One of the known words, the first by default."""
+    """Returns one of the known words, by default the first."""
     if given is not None and given not in known:
         raise InvalidError(
             f"format `{format}`: {name} `{given}` is unknown{nearest(given, known)}: "
@@ -186,7 +189,7 @@ def choose_setting(format: str, name: str, given: str | None, *known: str) -> st
 
 
 def choose_codec(format: str, codec: str | None, *known: str) -> str:
-    """One of the codecs that a format has, the first by default, or when none is named."""
+    """Returns one of the codecs that a format has, by default the first."""
     if codec and codec not in known:
         raise InvalidError(
             f"format `{format}`: has no codec `{codec}`{nearest(codec, known)}: "
@@ -196,7 +199,7 @@ def choose_codec(format: str, codec: str | None, *known: str) -> str:
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
-    """Refuse what is not in event columns."""
+    """Raises ``InvalidError`` for a batch that is not in event columns."""
     if not batch.schema.equals(EVENT_SCHEMA):
         raise InvalidError(
             f"batch: has the columns {', '.join(batch.schema.names)}: give the event columns "
@@ -205,13 +208,13 @@ def check_batch(batch: pa.RecordBatch) -> None:
 
 
 def check_no_sidecar(format: str, sidecar: ByteSink | Data | None) -> None:
-    """Refuse a sidecar where the data file holds everything."""
+    """Raises ``InvalidError`` for a sidecar if the data file holds everything."""
     if sidecar is not None:
         raise InvalidError(f"format `{format}`: has no sidecar: give the data file alone")
 
 
 def file_name(format: str, data: Data) -> str:
-    """How messages name a file."""
+    """Returns a file's name for messages."""
     if isinstance(data, str | os.PathLike):
         return f"{format} file `{os.fspath(data)}`"
     return f"{format} file"

@@ -1,4 +1,4 @@
-"""Batches on their way into a file and out of it: cut to size, put in columns, given back."""
+"""Batches on their way into a file and back: split by size, put into columns, and returned."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ PIECE_BYTES = 16 << 20  # of values handled at a time, far below the 2 GiB of an
 
 
 class FileColumns(Protocol):
-    """Which columns a file has, and how a batch gets into them."""
+    """The columns of a file, and how a batch gets into them."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the file."""
+        """Returns the columns of the file."""
         ...
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What each event column is called in the file; one that is missing is not kept."""
+        """Returns the name of each event column in the file; a missing one is not stored."""
         ...
 
     def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """The rows that fit, in the file's columns, and the misfits in theirs."""
+        """Returns the rows that fit, in the file's columns, and the misfits in event columns."""
         ...
 
 
@@ -60,16 +60,16 @@ class PlainColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """The event columns."""
+        """Returns the event columns."""
         return EVENT_SCHEMA
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Each by its own name."""
+        """Returns each column under its own name."""
         return {name: name for name in EVENT_SCHEMA.names}
 
     def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """The batch as it is."""
+        """Returns the batch as it is."""
         return batch, None
 
 
@@ -100,16 +100,16 @@ class ColumnWriter:
 
     @property
     def bytes_written(self) -> int:
-        """About the file's size by now."""
+        """Returns about the file's size by now."""
         return self._encoder.bytes_written
 
     @property
     def bytes_held(self) -> int:
-        """What the encoder has collected."""
+        """Returns what the encoder has collected."""
         return self._encoder.bytes_held
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Add what fits; the misfits come back."""
+        """Adds what fits; returns the misfits."""
         check_batch(batch)
         fitted, misfits = self._columns.fit(batch)
         if fitted.num_rows:
@@ -118,25 +118,25 @@ class ColumnWriter:
         return misfits
 
     def flush(self) -> None:
-        """Write what is collected."""
+        """Writes what is collected."""
         self._encoder.flush()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finishes the file."""
         if not self._closed:
             self._closed = True
             self._encoder.finish()
 
 
 def estimate(count: int, flushed_bytes: int, pending_bytes: int, codec: str) -> int:
-    """About how large a file is whose writer has given out ``count`` bytes and holds some more."""
+    """Returns about the size of a file that has ``count`` bytes written and some pending."""
     if flushed_bytes:
         return count + pending_bytes * count // flushed_bytes
     return count + (pending_bytes if codec == "none" else pending_bytes // 2)
 
 
 class PendingBatches:
-    """Batches that wait until they are worth a block, a row group or whatever a format writes."""
+    """Batches that wait until they are enough for a block, a row group or similar."""
 
     def __init__(self, schema: pa.Schema, bytes_max: int, rows_max: int) -> None:
         self._schema = schema
@@ -146,18 +146,18 @@ class PendingBatches:
         self.bytes = self.rows = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether the limit holds with so many bytes more; what is empty has room for any."""
+        """Returns whether this many more bytes fit within the limit; always if it is empty."""
         return not self.rows or self.bytes + size <= self._bytes_max
 
     def add(self, batch: pa.RecordBatch, held_bytes: int | None = None) -> bool:
-        """Whether it is time to take them; ``held_bytes`` stay in memory with this batch."""
+        """Adds a batch that keeps ``held_bytes`` in memory; returns whether it is time to take."""
         self._batches.append(batch)
         self.rows += batch.num_rows
         self.bytes += batch.nbytes if held_bytes is None else held_bytes
         return self.bytes >= self._bytes_max or self.rows >= self._rows_max
 
     def take(self) -> pa.Table:
-        """All that waited, in order."""
+        """Returns all that waited, in order."""
         table = pa.Table.from_batches(self._batches, self._schema)
         self._batches, self.bytes, self.rows = [], 0, 0
         return table
@@ -166,7 +166,7 @@ class PendingBatches:
 def events_of_table(
     table: pa.Table | pa.RecordBatch, names: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """A file's columns as batches in event columns."""
+    """Yields a file's columns as batches in event columns."""
     missing = [name for name in names.values() if name not in table.schema.names]
     if missing:
         raise CorruptError(
@@ -184,7 +184,7 @@ def events_of_table(
 
 
 def check_restorable(format: str, columns: FileColumns) -> None:
-    """Refuse to read events out of files that do not have their values."""
+    """Raises ``InvalidError`` for files that do not have the events' values."""
     if "value" not in columns.names:
         raise InvalidError(
             f"format `{format}`: its schema keeps typed columns without the raw value, so events "
@@ -193,13 +193,13 @@ def check_restorable(format: str, columns: FileColumns) -> None:
 
 
 def binary_array(offsets: Any, data: Any) -> pa.Array:
-    """Bytes cut at offsets, which begin at 0, without a copy of the bytes."""
+    """Returns bytes split at offsets, which begin at 0, without a copy."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def binary_data(array: pa.Array) -> pa.Buffer:
-    """The bytes of all rows, one after another; null rows have none."""
+    """Returns the bytes of all rows, one after another; null rows have none."""
     if len(array) == 0:
         return pa.py_buffer(b"")
     offsets = _offsets(array)
@@ -208,13 +208,13 @@ def binary_data(array: pa.Array) -> pa.Buffer:
 
 
 def without_heads(array: pa.Array, size: int) -> pa.Array:
-    """Each row without its first bytes; the kernel must be told where the longest ends."""
+    """Returns each row without its first bytes; the kernel needs the end of the longest."""
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     return pc.binary_slice(array, size, max(longest, size))
 
 
 def sync_marker(*first: Any) -> bytes:
-    """Sixteen bytes that depend on the first encoded events: the same events, the same file."""
+    """Returns 16 bytes that depend on the first encoded events: same events, same file."""
     digest = hashlib.sha256()
     for part in first:
         digest.update(part)

@@ -1,9 +1,9 @@
-"""Hadoop's SequenceFile, version 6, both ways and without Hadoop: records of a key and a value.
+"""Hadoop's SequenceFile, version 6, read and written without Hadoop: records of a key and a value.
 
 A file is a header and then either records (plain, or each value compressed) or blocks of many
-records whose keys and values are compressed together. Before every block, and about every 100 KB
-between records, stands the file's sync marker, by which Hadoop splits a file. Keys and values are
-``LongWritable`` or ``BytesWritable``, the values always the latter.
+records whose keys and values are compressed together. The file's sync marker, by which Hadoop
+splits a file, comes before every block, and about every 100 KB between records. Keys are
+``LongWritable`` or ``BytesWritable``; values are always ``BytesWritable``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _CODECS = {
 }
 _WINDOW_BITS = {"zlib": 15, "gzip": 31}
 _MAGIC = b"SEQ\x06"
-_ESCAPE = struct.pack(">i", -1)  # where a record's length would be: a sync marker follows
+_ESCAPE = struct.pack(">i", -1)  # in place of a record's length: a sync marker follows
 _SYNC_BYTES = 16
 _SYNC_EVERY_BYTES = 100_000
-_BLOCK_BYTES = 1_000_000  # of keys and values before compression, as Hadoop has it
-_RECORD_BYTES_MAX = 1 << 30  # a longer record is nonsense
+_BLOCK_BYTES = 1_000_000  # of keys and values before compression, as in Hadoop
+_RECORD_BYTES_MAX = 1 << 30  # a longer record is invalid
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceHeader:
-    """What stands before the records."""
+    """What comes before the records."""
 
     key_class: str
     codec: str  # zlib, gzip or none
@@ -57,7 +57,7 @@ class SequenceHeader:
     sync: bytes
 
     def encode(self) -> bytes:
-        """The header's bytes; its list of further words is empty."""
+        """Returns the header's bytes; its metadata is empty."""
         compressed = self.codec != "none"
         parts = [_MAGIC, _text(self.key_class), _text(BYTES)]
         parts.append(bytes([compressed, compressed and self.by_block]))
@@ -67,7 +67,7 @@ class SequenceHeader:
 
 
 class SequenceWriter:
-    """Writes records; blocks and sync markers come by themselves."""
+    """Writes records, with blocks and sync markers."""
 
     def __init__(self, sink: CountedSink, header: SequenceHeader) -> None:
         self._sink = sink
@@ -76,7 +76,7 @@ class SequenceWriter:
         sink.write(header.encode())
 
     def write(self, keys: pa.Array, values: pa.Array) -> None:
-        """Add records of keys and values in their writable form, none of them null."""
+        """Adds records of keys and values in their writable form, none of them null."""
         header = self._header
         by_block = header.codec != "none" and header.by_block
         sizes = pc.add(pc.binary_length(keys), pc.binary_length(values)).to_numpy()
@@ -112,14 +112,14 @@ class SequenceWriter:
 
 
 class SequenceReader:
-    """Reads records from a file's start to its end. Bad bytes raise what ``decoding`` expects."""
+    """Reads records from start to end. Bad bytes raise what ``decoding`` expects."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = file
         self.header = self._read_header()
 
     def records(self) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """Keys and values, both as their writables' bytes, some at a time."""
+        """Yields keys and values, both as their writables' bytes, some at a time."""
         if self.header.codec != "none" and self.header.by_block:
             return self._blocks()
         return self._single_records()
@@ -187,20 +187,20 @@ class SequenceReader:
 
 
 def long_writables(numbers: pa.Array) -> pa.Array:
-    """Whole numbers as eight bytes each, the highest first."""
+    """Returns integers as eight bytes each, big-endian."""
     data = numbers.to_numpy().astype(">i8").tobytes()
     return binary_array(np.arange(len(numbers) + 1) * 8, data)
 
 
 def bytes_writables(values: pa.Array) -> pa.Array:
-    """Bytes with their length before them."""
+    """Returns bytes with their length in front."""
     lengths = pc.binary_length(values).to_numpy().astype(">i4").tobytes()
     heads = binary_array(np.arange(len(values) + 1) * 4, lengths)
     return pc.binary_join_element_wise(heads, values, b"")
 
 
 def _parse_records(window: bytes, sync: bytes) -> tuple[list[bytes], list[bytes], int]:
-    """The whole records of a window, and where the first that is cut off begins."""
+    """Returns the whole records of a window, and where the first incomplete one begins."""
     keys: list[bytes] = []
     values: list[bytes] = []
     unpack = struct.Struct(">ii").unpack_from
@@ -239,11 +239,11 @@ def _text(text: str) -> bytes:
 
 
 def _vint(number: int) -> bytes:
-    """A number that is not negative, as Hadoop's WritableUtils has it."""
+    """Returns a number that is not negative, as in Hadoop's WritableUtils."""
     if number <= 127:
         return bytes([number])
     digits = number.to_bytes((number.bit_length() + 7) // 8, "big")
-    return bytes([0x90 - len(digits)]) + digits  # minus 112 minus the count of digits
+    return bytes([0x90 - len(digits)]) + digits  # -112 minus the number of bytes
 
 
 def _vints(numbers: Any) -> bytes:
@@ -252,7 +252,7 @@ def _vints(numbers: Any) -> bytes:
 
 
 def _vint_rest(first: int) -> int:
-    """How many bytes follow the first one."""
+    """Returns how many bytes follow the first one."""
     signed = first - 256 if first > 127 else first
     if signed >= -112:
         return 0

@@ -2,17 +2,13 @@
 
 In mode ``value`` line *n* is event *n*, and every line is JSON, whatever the value was:
 
-* a value that is JSON on one line stands as it is, byte for byte;
+* a value that is JSON on one line stays as it is, byte for byte;
 * JSON over several lines gets spaces for its line breaks, which means the same;
-* text that is no JSON becomes a JSON string, other bytes ``{"base64": "..."}``, null ``null``.
+* text that is not JSON becomes a JSON string, other bytes ``{"base64": "..."}``, null ``null``.
 
-The sidecar keeps the value itself where the line differs from it, so that all comes back exactly.
-In mode ``events`` a line is what ``tidelog consume --json`` prints, and there is no sidecar; an
-empty list of headers comes back as none.
-
-Whole events as JSON, one on each line, as ``tidelog consume --json`` prints them.
-
-Nothing else is needed to read the events back.
+The sidecar keeps the value itself if the line differs from it, so that everything comes back
+exactly. In mode ``events`` a line is what ``tidelog consume --json`` prints, and there is no
+sidecar: nothing else is needed to read the events. An empty list of headers comes back as none.
 """
 
 from __future__ import annotations
@@ -56,13 +52,13 @@ __all__ = [
     "read_event_lines",
 ]
 
-_BREAKS = (0x0A, 0x0D)  # Hadoop's line reader takes a carriage return for the end of a line
+_BREAKS = (0x0A, 0x0D)  # Hadoop's line reader ends a line at a carriage return
 _decode = msgspec.json.Decoder(msgspec.Raw).decode  # checks, and builds nothing
 _NOT_JSON = msgspec.DecodeError
 
 
 def open_jsonlines(codec: str | None, settings: FormatSettings) -> JsonLinesFormat:
-    """The format with its settings checked."""
+    """Returns the format; checks its settings."""
     check_settings("jsonlines", settings, "mode")
     codec = choose_codec("jsonlines", codec, "gzip", "zstd", "none")
     return JsonLinesFormat(
@@ -80,15 +76,15 @@ class JsonLinesFormat:
 
     @property
     def extension(self) -> str:
-        """``.jsonl`` and the codec's."""
+        """Returns ``.jsonl`` and the codec's suffix."""
         return f".jsonl{EXTENSIONS[self.codec]}"
 
     def sidecar_name(self, name: str) -> str | None:
-        """Beside the data file; whole events need none."""
+        """Returns a name beside the data file; whole events need none."""
         return sidecar_name(name) if self.mode == "value" else None
 
     def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
-        """Begin a file, and its sidecar in mode ``value``."""
+        """Starts a file, and its sidecar in mode ``value``."""
         if self.mode == "events":
             check_no_sidecar("jsonlines` in mode `events", sidecar)
             return EventLineWriter(sink, self.codec)
@@ -96,7 +92,7 @@ class JsonLinesFormat:
         return LineWriter(sink, beside, self.codec, b"\n", json_records)
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file."""
+        """Yields the events of a file."""
         if self.mode == "events":
             check_no_sidecar("jsonlines` in mode `events", sidecar)
             return read_event_lines(self.name, data, self.codec)
@@ -105,7 +101,7 @@ class JsonLinesFormat:
 
 
 def json_records(values: pa.Array) -> ShapedRecords:
-    """Each value as JSON on one line, and those kept whose line is another."""
+    """Returns each value as JSON on one line, and the values that differ from their line."""
     filled = pc.fill_null(values, b"")
     texts: list[bytes] = filled.to_pylist()
     wrong = _not_json(texts)
@@ -162,7 +158,7 @@ def _is_utf8(values: pa.Array) -> bool:
 
 
 def is_text(value: bytes) -> bool:
-    """Whether bytes are UTF-8, so that JSON can hold them as they are."""
+    """Returns whether bytes are UTF-8, so that JSON can contain them as they are."""
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -184,33 +180,33 @@ class EventLineWriter:
 
     @property
     def bytes_written(self) -> int:
-        """What the compressor has given out."""
+        """Returns how much the compressor has written."""
         return self._counted.count
 
     @property
     def bytes_held(self) -> int:
-        """Nothing but the compressor's window."""
+        """Returns 0: only the compressor's window is in memory."""
         return 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Every event has a line: nothing is a misfit."""
+        """Writes a line for every event; there are no misfits."""
         check_batch(batch)
         for piece in slices(batch, PIECE_BYTES):
             self._text.write(batch_lines(piece))
             self.rows += piece.num_rows
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Does nothing, since nothing is held."""
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finishes the file."""
         if not self._closed:
             self._closed = True
             self._text.close()
 
 
 def read_event_lines(format: str, data: Data, codec: str) -> Iterator[pa.RecordBatch]:
-    """The events of a file; the last line must be a whole one."""
+    """Yields the events of a file; the last line must be complete."""
     with decoding(file_name(format, data)):
         text = open_text(data, codec)
         rest = b""

@@ -1,19 +1,17 @@
 """ORC: the event columns, or typed ones, in stripes.
 
-ORC's C++ reader gives times in nanoseconds, which end in the year 2262. It fails on a batch with a
-later one. So the milliseconds of events are in a column ``timestamp_ms`` of their own as well:
-people use ``timestamp``, and readers here the number. In typed columns such a time is a misfit.
-A checksum is hidden at the end of the file (``orc_tail``), and how large rows are.
+ORC's C++ reader returns times in nanoseconds, which end in the year 2262, and fails on a batch with
+a later one. So a column ``timestamp_ms`` also has the milliseconds of events: people use
+``timestamp``, and our readers the number. In typed columns such a time is a misfit.
 
-Two numbers inside an ORC file, where other readers do not mind them.
+ORC has no checksum, and its C++ reader crashes on bad bytes. And a stripe is split by its size
+after compression, so one may hold more than an Arrow array can. So a crc32c over the whole file and
+the size of its largest row are put into the last part, the PostScript, as extra protobuf fields,
+which other readers skip. The PostScript ends with the field ``magic``; one byte follows, the length
+of both.
 
-ORC has no checksum, and its C++ reader does not fail on bad bytes but crashes; and a stripe is cut
-by its size after compression, so that one may hold more than an Arrow array can. So a crc32c over
-the whole file and the size of its largest row are put into the last part, the PostScript, as
-protobuf fields of their own, which readers pass over. The PostScript ends with the field
-``magic``; one byte comes after it, the length of both.
-
-The C++ writer does not survive a sink that raises either, so errors of the sink wait here.
+The C++ writer does not survive a sink that raises either, so errors of the sink are kept until
+later (:class:`TailSink`).
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class OrcFormat(ColumnarFormat):
                 yield from events_of_table(batch, names)
 
     def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of a file in its own columns, with the types of this format's schema."""
+        """Yields the rows of a file in its own columns, with the types of this format's schema."""
         schema = self.columns.schema
         source, what = open_data(data), file_name(self.name, data)
         with decoding(what):
@@ -87,7 +85,7 @@ class OrcFormat(ColumnarFormat):
                 yield pa.record_batch(columns, schema=schema)
 
     def write_columns(self, sink: ByteSink, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write a file of rows that :meth:`read_columns` returned."""
+        """Writes a file of rows that :meth:`read_columns` returned."""
         stripes = _Stripes(sink, self.columns, self.codec)
         for batch in batches:
             if batch.num_rows:
@@ -96,7 +94,7 @@ class OrcFormat(ColumnarFormat):
 
 
 def read_all_columns(source: pa.NativeFile, rows: int) -> Iterator[pa.RecordBatch]:
-    """All columns of a file, ``rows`` at a time; the times of events come from their numbers."""
+    """Yields all columns of a file, ``rows`` at a time; event times come from their numbers."""
     fragment = OrcFileFormat().make_fragment(source)
     schema = fragment.physical_schema
     time, number = _time_and_number(schema)
@@ -112,7 +110,7 @@ def read_all_columns(source: pa.NativeFile, rows: int) -> Iterator[pa.RecordBatc
 
 
 def _rows_at_once(source: pa.NativeFile) -> int:
-    """Checks the whole file. Returns how many rows are read at a time."""
+    """Checks the whole file. Returns how many rows to read at a time."""
     rows = READ_BYTES_MAX // max(check_tail(source), 1)
     return min(max(rows, 1), BATCH_EVENTS_MAX)
 
@@ -128,7 +126,7 @@ def _batches(fragment: Any, names: list[str], rows: int) -> Iterator[pa.RecordBa
 
 
 def _time_and_number(schema: pa.Schema) -> tuple[str, str]:
-    """The column of an event's time and that of its number, if the file is one of ours."""
+    """Returns the columns of an event's time and its number, if the file is one of ours."""
     time, number = (
         f"{PREFIX}{name}" if f"{PREFIX}{name}" in schema.names else name
         for name in ("timestamp", "timestamp_ms")
@@ -151,7 +149,8 @@ class _Stripes:
             self._tail,
             compression="uncompressed" if codec == "none" else codec,
             stripe_size=STRIPE_BYTES,
-            compression_strategy="compression" if codec == "lz4" else "speed",  # else lz4 does none
+            # Otherwise lz4 does not compress.
+            compression_strategy="compression" if codec == "lz4" else "speed",
         )
         self._codec = codec
         self._given_bytes = self._flushed_bytes = 0
@@ -159,12 +158,12 @@ class _Stripes:
 
     @property
     def bytes_written(self) -> int:
-        """What is written, and what ORC collects at the rate of what was written so far."""
+        """Returns what is written, plus what ORC has collected, at the ratio so far."""
         return estimate(self._sink.count, self._flushed_bytes, self.bytes_held, self._codec)
 
     @property
     def bytes_held(self) -> int:
-        """What ORC collects into a stripe, which it alone decides to end."""
+        """Returns what ORC has collected for a stripe, which it alone decides to end."""
         return self._given_bytes - self._flushed_bytes
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -182,7 +181,7 @@ class _Stripes:
     def flush(self) -> None: ...
 
     def finish(self) -> None:
-        if not self._rows:  # a file without rows must know its columns all the same
+        if not self._rows:  # a file without rows must still have its columns
             self._writer.write(self._schema.empty_table())
         self._writer.close()
         self._tail.finish()
@@ -206,19 +205,19 @@ _END_BYTES = _OWN_BYTES + len(_MAGIC) + 1
 
 
 class TailSink:
-    """Holds the last bytes back until the file is finished, and then puts the checksum in."""
+    """Holds the last bytes back until the file is finished, and then inserts the checksum."""
 
     closed = False
 
     def __init__(self, sink: CountedSink) -> None:
         self._sink = sink
         self._held = b""
-        self.largest = 0  # bytes of a row, as whoever writes the rows knows them
+        self.largest = 0  # bytes of a row, set by the writer of the rows
         self._failure: Exception | None = None
         self._checksum = 0
 
     def write(self, data: Any, /) -> int:
-        """Everything but the last bytes goes on; never raises."""
+        """Passes on everything except the last bytes; never raises."""
         if self._failure is None:
             whole = self._held + bytes(data)
             try:
@@ -229,12 +228,12 @@ class TailSink:
         return len(data)
 
     def check(self) -> None:
-        """Raise what the sink raised."""
+        """Raises what the sink raised."""
         if self._failure is not None:
             raise self._failure
 
     def finish(self) -> None:
-        """The last bytes, with the checksum in them."""
+        """Writes the last bytes, with the checksum in them."""
         self.check()
         body, end = self._held[: -len(_MAGIC) - 1], self._held[-len(_MAGIC) - 1 :]
         length = end[-1] + _OWN_BYTES
@@ -265,9 +264,9 @@ class TailSink:
 
 
 def check_tail(file: pa.NativeFile) -> int:
-    """Read the whole file once; the size of its largest row.
+    """Reads the whole file once; returns the size of its largest row.
 
-    ``ValueError`` or ``EOFError`` unless every byte is as it was written.
+    Raises ``ValueError`` or ``EOFError`` unless every byte is as it was written.
     """
     left = file.size() - _END_BYTES
     if left <= 0:

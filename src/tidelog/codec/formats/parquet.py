@@ -1,8 +1,8 @@
 """Parquet: the event columns, or typed ones, in row groups with statistics and page checksums.
 
-Any Parquet reader takes it; ``timestamp`` is in milliseconds UTC. Only columns with few different
-values get a dictionary, and positions and times are stored as differences: that is faster and
-smaller than the defaults for events that hardly repeat.
+Any Parquet reader can read it; ``timestamp`` is in milliseconds UTC. Only columns with few
+different values get a dictionary, and positions and times are stored as differences. That is faster
+and smaller than the defaults for events that rarely repeat.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tidelog.codec.sizes import slices
 
 __all__ = ["ParquetFormat", "RowGroups", "TableReader", "last_value"]
 
-ROW_GROUP_BYTES = 128 << 20  # before compression; what a writer holds at most
+ROW_GROUP_BYTES = 128 << 20  # before compression; the limit of a writer's memory
 ROW_GROUP_ROWS = 131_072  # so that the file grows by steps of a few tens of MiB
 _LEVELS = {"zstd": 1, "gzip": 3}
-_REPEATED = ("topic", "partition", "type")  # a dictionary is worth its time
+_REPEATED = ("topic", "partition", "type")  # worth a dictionary
 _RISING = ("offset", "timestamp")
 _SEARCHED = ("topic", "partition", "offset", "timestamp")
 
@@ -49,7 +49,7 @@ class ParquetFormat(ColumnarFormat):
 
 
 class RowGroups:
-    """Collects batches into row groups and writes these; also what a sidecar is written with."""
+    """Collects batches into row groups and writes them; sidecars use it too."""
 
     def __init__(
         self, sink: ByteSink, schema: pa.Schema, codec: str, names: Mapping[str, str]
@@ -62,17 +62,17 @@ class RowGroups:
 
     @property
     def bytes_written(self) -> int:
-        """What is written, and what is pending at the rate of what was written so far."""
+        """Returns what is written, plus what is pending, at the ratio so far."""
         return estimate(self._sink.count, self._flushed_bytes, self._pending.bytes, self._codec)
 
     @property
     def bytes_held(self) -> int:
-        """What the next row group has by now."""
+        """Returns the size of the next row group by now."""
         return self._pending.bytes
 
     def append(self, batch: pa.RecordBatch, held_bytes: int | None = None) -> None:
-        """Add a batch; ``held_bytes`` says what stays in memory with it, if more than itself."""
-        whole = batch.nbytes  # takes a while to tell
+        """Adds a batch; ``held_bytes`` stay in memory with it, if more than itself."""
+        whole = batch.nbytes  # slow to compute
         for piece in [batch] if whole <= ROW_GROUP_BYTES else slices(batch, ROW_GROUP_BYTES):
             size = whole if piece is batch else piece.nbytes
             if not self._pending.has_room(size):
@@ -81,14 +81,14 @@ class RowGroups:
                 self.flush()
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Write what is left and the footer, with words of one's own in it."""
+        """Writes what is left and the footer, with extra metadata in it."""
         self.flush()
         if metadata:
             self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
 
     def flush(self) -> None:
-        """End the row group."""
+        """Ends the row group."""
         if self._pending.rows:
             self._flushed_bytes += self._pending.bytes
             rows = self._pending.rows
@@ -96,7 +96,7 @@ class RowGroups:
 
 
 def last_value(data: Data, what: str, column: str) -> int | None:
-    """The greatest value of a column of whole numbers, from the footer; None if it has none."""
+    """Returns the greatest value of an integer column, from the footer; None if it has none."""
     with decoding(what):
         meta = pq.ParquetFile(open_data(data)).metadata
         names = [meta.schema.column(number).path for number in range(meta.num_columns)]
@@ -112,7 +112,7 @@ def last_value(data: Data, what: str, column: str) -> int | None:
 
 
 class TableReader:
-    """Reads a Parquet file row group by row group. ``CorruptError`` for bad bytes."""
+    """Reads a Parquet file row group by row group. Raises ``CorruptError`` for bad bytes."""
 
     def __init__(self, data: Data, what: str) -> None:
         self._what = what
@@ -122,7 +122,7 @@ class TableReader:
             self.metadata: dict[bytes, bytes] = self._file.metadata.metadata or {}
 
     def tables(self, names: Iterable[str]) -> Iterator[pa.Table]:
-        """One table at least, with those of the named columns that are there."""
+        """Yields at least one table, with those of the named columns that exist."""
         with decoding(self._what):
             known = [name for name in names if name in self._file.schema_arrow.names]
             if self._file.num_row_groups == 0:
@@ -151,7 +151,7 @@ def _options(schema: pa.Schema, codec: str, names: Mapping[str, str]) -> dict[st
 
 
 def _leaves(field: pa.Field, path: str = "") -> Iterator[tuple[str, pa.DataType]]:
-    """The columns in which Parquet stores a field, by their paths."""
+    """Yields the columns in which Parquet stores a field, by their paths."""
     here = f"{path}{field.name}"
     kind = field.type
     if pa.types.is_struct(kind):

@@ -1,16 +1,16 @@
-"""A file's own columns, as they stand: for people who look into it, and where no event comes back.
+"""Reads a file's own columns as they are: for people who inspect it, and if no event can be
+restored.
 
-Files with typed columns and without the raw value hold no events that could be restored, but rows
-all the same; so do sidecars. Only formats with columns have them: Parquet, ORC and Avro.
+Files with typed columns and without the raw value have no events that could be restored, but they
+have rows; so do sidecars. Only formats with columns have them: Parquet, ORC and Avro.
 
-Rows of any columns as Python values, with times as numbers until the caller says otherwise.
+:func:`plain_rows` returns rows as Python values, with times as numbers until the caller converts
+them. ``to_pylist`` makes ``datetime`` objects, which end with the year 9999, and pandas objects for
+nanoseconds. So it fails on times that a column can hold, and one such time must not stop the
+reading of the rest. Columns that a schema made, or that others wrote, must be read with
+:func:`plain_rows`.
 
-``to_pylist`` makes ``datetime`` objects, which end with the year 9999, and for nanoseconds objects
-of pandas. So it fails on times that a column can hold. Files of others have such times, and one
-must not stop the reading of the rest. Columns that a schema made, or that others wrote, are read
-with :func:`plain_rows` alone.
-
-How many rows a file has, by its footer alone: without reading the rest.
+:func:`count_rows` reads only a file's footer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROWS = 10_000  # decoded at a time
 
 
 def read_rows(format: str, data: Data) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, in its own columns. Errors as for ``Format.read``."""
+    """Yields the rows of a file, in its own columns. Raises as ``Format.read``."""
     if format not in ROW_FORMATS:
         raise InvalidError(
             f"format `{format}`: its files have no columns: those of {', '.join(ROW_FORMATS)} have"
@@ -71,11 +71,11 @@ def _avro(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
 
 
 TimeOf = Callable[[int, pa.DataType], Any]
-"""What to put for a time, which is a count of its type's units since 1970."""
+"""Returns the value for a time, which is a count of its type's units since 1970."""
 
 
 def plain_rows(batch: pa.RecordBatch, time_of: TimeOf) -> list[dict[str, Any]]:
-    """The rows of a batch; dates and timestamps at any depth are what ``time_of`` returns."""
+    """Returns the rows of a batch; ``time_of`` converts dates and timestamps at any depth."""
     columns = [_values(column, time_of) for column in batch.columns]
     return [
         dict(zip(batch.schema.names, cells, strict=True)) for cells in zip(*columns, strict=True)
@@ -91,7 +91,7 @@ def _values(array: pa.Array, time_of: TimeOf) -> list[Any]:
 
 
 def _numeric(kind: pa.DataType) -> pa.DataType:
-    """The same type with numbers for times, and without dictionaries."""
+    """Returns the same type with numbers for times, and without dictionaries."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
@@ -132,7 +132,7 @@ FOOTED = ("orc", "parquet")  # formats whose footer has the count
 
 
 def count_rows(form: str, data: BinaryIO, what: str) -> int:
-    """Returns how many rows a file of such a format has. ``CorruptError`` for bad bytes."""
+    """Returns how many rows a file of such a format has. Raises ``CorruptError``."""
     with decoding(what):
         if form == "orc":
             return int(orc.ORCFile(data).nrows)

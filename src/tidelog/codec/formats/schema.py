@@ -1,9 +1,9 @@
 """The schema of typed columns: from DDL as Spark writes it, or from JSON Schema.
 
 DDL is ``id bigint NOT NULL, at timestamp, user struct<name: string, age: int>, tags array<int>``;
-names with other signs stand in backticks. Of a JSON Schema only what makes columns is used: types,
-``format`` of date-time and date, ``contentEncoding`` of base64, ``required`` and references
-within the document; limits on values are not checked.
+names with other characters are in backticks. Of a JSON Schema, only what makes columns is used:
+types, ``format`` of date-time and date, ``contentEncoding`` of base64, ``required`` and references
+within the document. Limits on values are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.model.depth import check_json_depth
 
 __all__ = ["PREFIX", "parse_schema"]
 
-PREFIX = "_tidelog_"  # of event columns whose names the schema takes for itself
+PREFIX = "_tidelog_"  # of event columns whose names the schema uses itself
 SCHEMA_BYTES_MAX = 1 << 20
 DEPTH_MAX = (
     20  # of structs, arrays and maps in each other; a schema that refers to itself ends here
@@ -58,7 +58,7 @@ _JSON_TYPES = {
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The columns that a text describes. ``InvalidError`` in one line if it does not."""
+    """Returns the columns that a text describes. Raises ``InvalidError`` in one line."""
     if len(text) > SCHEMA_BYTES_MAX:
         raise _wrong(f"has {len(text)} characters", f"give {SCHEMA_BYTES_MAX} at most")
     is_json = text.lstrip().startswith("{")
@@ -83,7 +83,7 @@ def _count(field: pa.Field) -> int:
 
 
 def _checked(fields: Iterable[pa.Field]) -> list[pa.Field]:
-    """Fields with different names, also for engines that do not tell a from A."""
+    """Returns fields with different names, also for engines that ignore case."""
     found: dict[str, pa.Field] = {}
     for field in fields:
         if not field.name:
@@ -225,7 +225,7 @@ class _JsonSchema:
         self._document = document
 
     def type_of(self, part: Any, path: str, depth: int) -> tuple[pa.DataType, bool]:
-        """The type of a part, and whether it may be null."""
+        """Returns the type of a part, and whether it may be null."""
         if depth > DEPTH_MAX:
             raise _wrong(f"{path} is nested too deeply", f"{DEPTH_MAX} levels at most")
         if not isinstance(part, dict):

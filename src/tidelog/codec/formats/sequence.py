@@ -1,8 +1,8 @@
-"""Hadoop SequenceFiles with Secor's records: the key tells the offset, the value is the value.
+"""Hadoop SequenceFiles with Secor's records: the key has the offset, the value is the value.
 
-The key is the offset in eight bytes (``LongWritable``), or a MessagePack map (``BytesWritable``):
-1 the offset, 3 the timestamp in milliseconds, 2 the event's key where it has one. A null value is
-an empty record. What Secor's records have no room for is in the sidecar.
+The key is the offset in eight bytes (``LongWritable``), or a MessagePack map (``BytesWritable``): 1
+the offset, 3 the timestamp in milliseconds, 2 the event's key if it has one. A null value is an
+empty record. What does not fit into Secor's records is in the sidecar.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def open_sequence(codec: str | None, settings: FormatSettings) -> SequenceFormat:
-    """The format with its settings checked."""
+    """Returns the format; checks its settings."""
     check_settings("sequence", settings, "key", "compression")
     codec = choose_codec("sequence", codec, "zlib", "gzip", "none")
     key = choose_setting("sequence", "key", settings.key, "offset", "msgpack")
@@ -83,20 +83,20 @@ class SequenceFormat:
 
     @property
     def key_class(self) -> str:
-        """What Hadoop calls the class of the keys."""
+        """Returns Hadoop's name for the class of the keys."""
         return LONG if self.key == "offset" else BYTES
 
     def sidecar_name(self, name: str) -> str | None:
-        """Beside the data file."""
+        """Returns a name beside the data file."""
         return sidecar_name(name)
 
     def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
-        """Begin a file and its sidecar."""
+        """Starts a file and its sidecar."""
         beside: ByteSink = check_sidecar(self.name, sidecar)
         return _SequenceWriter(self, sink, beside)
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of both files."""
+        """Yields the events of both files."""
         beside: Data = check_sidecar(self.name, sidecar)
         return self._read(data, beside)
 
@@ -123,7 +123,7 @@ class SequenceFormat:
             rows_of.check_end(len(records.take(1)[0]))
 
     def keys_of(self, batch: pa.RecordBatch) -> pa.Array:
-        """The keys of events, in writable form."""
+        """Returns the keys of events, in writable form."""
         if self.key == "offset":
             return long_writables(batch.column("offset"))
         packed = [
@@ -141,7 +141,7 @@ class SequenceFormat:
 
 
 class _SequenceWriter:
-    """Writes records to the one sink and what they do not hold to the other."""
+    """Writes records to one sink and the rest to the other."""
 
     def __init__(self, format: SequenceFormat, sink: ByteSink, sidecar: ByteSink) -> None:
         self._pending = PendingBatches(EVENT_SCHEMA, _WAIT_BYTES, BATCH_EVENTS_MAX)
@@ -154,28 +154,28 @@ class _SequenceWriter:
 
     @property
     def bytes_written(self) -> int:
-        """What has been written, and the little that waits."""
+        """Returns what has been written, and the little that waits."""
         return self._counted.count + self._pending.bytes
 
     @property
     def bytes_held(self) -> int:
-        """The little that waits, and what the sidecar has collected."""
+        """Returns the little that waits, and what the sidecar has collected."""
         return self._pending.bytes + self._sidecar.bytes_held
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Every event has a record: nothing is a misfit."""
+        """Writes a record for every event; there are no misfits."""
         check_batch(batch)
         self.rows += batch.num_rows
         if self._pending.add(batch):
             self._write_pending()
 
     def flush(self) -> None:
-        """Write both."""
+        """Writes both."""
         self._write_pending()
         self._sidecar.flush()
 
     def close(self) -> None:
-        """Finish both files."""
+        """Finishes both files."""
         if not self._closed:
             self._closed = True
             self._write_pending()
@@ -193,7 +193,7 @@ class _SequenceWriter:
                 self._sidecar.append(piece, binary_data(values), lengths)
 
     def _begun(self, *first: pa.Buffer) -> SequenceWriter:
-        """The sync marker in the header comes from the first events."""
+        """Returns the writer; the sync marker in its header comes from the first events."""
         if self._writer is None:
             own = self._format
             sync = sync_marker(*first) if first else bytes(16)
@@ -203,14 +203,14 @@ class _SequenceWriter:
 
 
 class _Records:
-    """Records that come in one size of portion and are wanted in another."""
+    """Records that come in portions of one size and are needed in another."""
 
     def __init__(self, portions: Iterator[tuple[pa.Array, pa.Array]]) -> None:
         self._portions = portions
         self._left: list[tuple[pa.Array, pa.Array]] = []
 
     def take(self, count: int) -> tuple[pa.Array, pa.Array]:
-        """So many records, or fewer at the end."""
+        """Returns ``count`` records, or fewer at the end."""
         taken: list[tuple[pa.Array, pa.Array]] = []
         while count:
             if self._left:

@@ -1,9 +1,9 @@
-"""The sidecar: a Parquet file beside a data file that has no room for all of an event.
+"""The sidecar: a Parquet file beside a data file that has no room for a whole event.
 
-It has one row for each record of the data file, in the same order: every event column but the
-value, and ``length``, the bytes of the record in the data file. ``value`` is there only where the
-record is not the value byte for byte, and ``is_null`` where there is no value at all. A checksum
-over all records stands in its footer, so that two files that do not belong together are noticed.
+It has one row for each record of the data file, in the same order: every event column except the
+value, and ``length``, the bytes of the record in the data file. ``value`` is there only if the
+record is not the value byte for byte, and ``is_null`` if there is no value at all. Its footer has a
+checksum over all records, so that two files that do not belong together are noticed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CODEC = "zstd"
 
 
 def sidecar_name(name: str) -> str:
-    """What the sidecar of a data file is called: beside it, and not data to anybody."""
+    """Returns the name of a data file's sidecar: beside it, and ignored as data."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}_{base}.meta.parquet"
 
 
 def check_sidecar(format: str, sidecar: ByteSink | Data | None) -> Any:
-    """The sidecar, which must be given."""
+    """Returns the sidecar, which must be given."""
     if sidecar is None:
         raise InvalidError(
             f"format `{format}`: keeps topic, offset, time, key and headers in a sidecar: give it "
@@ -64,13 +64,13 @@ class SidecarWriter:
 
     @property
     def bytes_held(self) -> int:
-        """Rows that wait, and the records that they keep in memory."""
+        """Returns the rows that wait, and the records that they keep in memory."""
         return self._groups.bytes_held
 
     def append(
         self, batch: pa.RecordBatch, records: Any, lengths: Any, kept: pa.Array | None = None
     ) -> None:
-        """The rows of a batch, whose records are these bytes in the data file."""
+        """Adds the rows of a batch, whose records are these bytes in the data file."""
         self._checksum = crc32c.crc32c(records, self._checksum)
         value = batch.column("value")
         columns = [
@@ -83,16 +83,16 @@ class SidecarWriter:
         self._groups.append(rows, held_bytes=batch.nbytes + rows.nbytes)
 
     def flush(self) -> None:
-        """Write what has been collected."""
+        """Writes what has been collected."""
         self._groups.flush()
 
     def finish(self) -> None:
-        """Write the rest, and the checksum over all records."""
+        """Writes the rest, and the checksum over all records."""
         self._groups.finish({_CHECKSUM: f"{self._checksum:08x}"})
 
 
 class Sidecar:
-    """Reads a sidecar, and puts its rows and the records of the data file together."""
+    """Reads a sidecar, and joins its rows with the records of the data file."""
 
     def __init__(self, data: Data, what: str) -> None:
         self._name = f"sidecar of {what}" if isinstance(data, bytes) else file_name("sidecar", data)
@@ -101,7 +101,7 @@ class Sidecar:
         self._found = 0
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Its rows, a bounded number of them and of their records' bytes at a time."""
+        """Yields its rows, a limited number of them and of their records' bytes at a time."""
         for table in self._reader.tables(SIDECAR_SCHEMA.names):
             if not table.schema.equals(SIDECAR_SCHEMA):
                 raise CorruptError(
@@ -116,9 +116,9 @@ class Sidecar:
                     yield batch.slice(start, end - start)
 
     def join(self, rows: pa.RecordBatch, records: pa.Array, raw: Any) -> pa.RecordBatch:
-        """Events: of each row, the value that is its record, or that it keeps itself.
+        """Returns events: each row's value is its record, or the value that the row has itself.
 
-        ``raw`` is what the checksum covers: the bytes of the records as they stand.
+        ``raw`` is what the checksum covers: the stored bytes of the records.
         """
         if len(records) != rows.num_rows:
             raise CorruptError(
@@ -135,7 +135,7 @@ class Sidecar:
         return pa.record_batch([columns[name] for name in EVENT_SCHEMA.names], schema=EVENT_SCHEMA)
 
     def check_end(self, rest: Any) -> None:
-        """All records have been joined: nothing may be left, and the checksum must be right."""
+        """Raises unless all records have been joined, and the checksum is right."""
         if rest:
             raise CorruptError(f"{self._what}: goes on after the end of its sidecar: keep both")
         expected = self._reader.metadata.get(_CHECKSUM.encode(), b"").decode()

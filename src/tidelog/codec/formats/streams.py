@@ -1,6 +1,6 @@
-"""Bytes out and in: sinks that count, text streams that compress, and errors told apart.
+"""Byte streams: sinks that count, text streams that compress, and errors of decoders.
 
-A sink belongs to who opened it: whatever is closed here, it stays open.
+The caller owns its sinks: whatever is closed here, they stay open.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
     "text_sink",
 ]
 
-READ_BYTES = 4 << 20  # read at a time where a file is read from start to end
-ZLIB_LEVEL = 3  # twice as fast as 6, and its files are a twentieth larger
+READ_BYTES = 4 << 20  # per read, for a file that is read from start to end
+ZLIB_LEVEL = 3  # twice as fast as 6, and its files are 5% larger
 
-_DEVICE = re.compile(r"\[errno \d+\]", re.IGNORECASE)  # ORC keeps an error's text alone
+_DEVICE = re.compile(r"\[errno \d+\]", re.IGNORECASE)  # ORC keeps only an error's text
 _BAD_BYTES = (
     pa.ArrowException,
     OSError,
@@ -43,7 +43,7 @@ _BAD_BYTES = (
     TypeError,
     LookupError,
     ArithmeticError,
-    MemoryError,  # of a length that is nonsense
+    MemoryError,  # of an invalid length
     RecursionError,
     struct.error,
     zlib.error,
@@ -53,9 +53,9 @@ _BAD_BYTES = (
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns any error of a decoder over bad bytes into ``CorruptError``, also ``InvalidError``.
+    """Turns any error of a decoder on bad bytes into ``CorruptError``, even ``InvalidError``.
 
-    What a store says of an object, such as missing rights, is not an error of a decoder.
+    A store's error about an object, such as missing rights, is not an error of a decoder.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def decoding(what: str) -> Iterator[None]:
 
 
 def open_data(data: Data) -> pa.NativeFile:
-    """Bytes, a path or an open file, as one kind of file. ``NotFoundError`` for a path to none."""
+    """Returns bytes, a path or an open file as one kind of file. Raises ``NotFoundError``."""
     if isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
         return pa.BufferReader(data)
     if isinstance(data, str | os.PathLike):
@@ -90,7 +90,7 @@ def open_data(data: Data) -> pa.NativeFile:
 
 
 def exactly(stream: pa.NativeFile, size: int) -> bytes:
-    """So many bytes, or ``EOFError``."""
+    """Returns exactly this many bytes. Raises ``EOFError``."""
     if not 0 <= size < 1 << 31:
         raise ValueError(f"a part of it has {size} bytes")
     data: bytes = stream.read(size)
@@ -109,12 +109,12 @@ class CountedSink:
         self.count = 0
 
     def write(self, data: Any, /) -> int:
-        """Everything, also where the sink takes a part at a time."""
+        """Writes everything, even if the sink accepts a part at a time."""
         left = memoryview(data).cast("B")
         size = left.nbytes
         while left:
             taken = self._sink.write(left)
-            if taken is None:  # an Arrow stream takes all, and says nothing
+            if taken is None:  # an Arrow stream accepts all, and returns nothing
                 break
             left = left[taken:]
         self.count += size
@@ -143,7 +143,7 @@ class TextSink(Protocol):
 
 
 def text_sink(sink: CountedSink, codec: str) -> TextSink:
-    """What compresses text on its way: as ``gzip``, as one ``zstd`` frame, or not (``none``)."""
+    """Returns a sink that compresses text: as ``gzip``, as one ``zstd`` frame, or ``none``."""
     if codec == "gzip":
         return _GzipSink(sink)
     if codec == "zstd":
@@ -153,7 +153,7 @@ def text_sink(sink: CountedSink, codec: str) -> TextSink:
 
 
 def open_text(data: Data, codec: str) -> pa.NativeFile:
-    """The text of a file, to be read from start to end."""
+    """Returns the text of a file, to be read from start to end."""
     file = open_data(data)
     if codec == "none":
         return file

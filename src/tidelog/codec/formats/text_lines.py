@@ -1,12 +1,11 @@
-"""Records of text, one after another with a delimiter between them, and a sidecar beside them.
+"""Records of text with a delimiter between them, and a sidecar beside them.
 
-What a record looks like is the format's business: it gives a *shape*, which makes records of
-values. Lengths stand in the sidecar, so a value may hold the delimiter and still comes back whole.
+The format decides what a record looks like: its *shape* makes records of values. Lengths are in the
+sidecar, so a value may contain the delimiter and still comes back whole.
 
-Delimited text: each value followed by a delimiter, a line break unless another is chosen.
-
-Values stand as they are, so readers of the text alone must know that none holds the delimiter; a
-null value is an empty record. Everything else is in the sidecar, by which all comes back exactly.
+Delimited text is each value followed by a delimiter, by default a line break. Values are written as
+they are, so readers of the text alone must know that none contains the delimiter. A null value is
+an empty record. Everything else is in the sidecar, so that everything comes back exactly.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ Shape = Callable[[pa.Array], ShapedRecords]
 
 
 def plain(values: pa.Array) -> ShapedRecords:
-    """A value is its own record, and a null an empty one."""
+    """Returns each value as its own record, and a null as an empty one."""
     return ShapedRecords(pc.fill_null(values, b""))
 
 
 class LineWriter:
-    """Writes records to the one sink and what they do not hold to the other."""
+    """Writes records to one sink and the rest to the other."""
 
     def __init__(
         self, sink: ByteSink, sidecar: ByteSink, codec: str, delimiter: bytes, shape: Shape
@@ -82,16 +81,16 @@ class LineWriter:
 
     @property
     def bytes_written(self) -> int:
-        """What the compressor has given out."""
+        """Returns how much the compressor has written."""
         return self._counted.count
 
     @property
     def bytes_held(self) -> int:
-        """What the sidecar has collected."""
+        """Returns what the sidecar has collected."""
         return self._sidecar.bytes_held
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Every value has a record: nothing is a misfit."""
+        """Writes a record for every value; there are no misfits."""
         check_batch(batch)
         for piece in slices(batch, PIECE_BYTES):
             shaped = self._shape(piece.column("value"))
@@ -103,11 +102,11 @@ class LineWriter:
             self.rows += piece.num_rows
 
     def flush(self) -> None:
-        """Write what the sidecar has collected."""
+        """Writes what the sidecar has collected."""
         self._sidecar.flush()
 
     def close(self) -> None:
-        """Finish both files."""
+        """Finishes both files."""
         if not self._closed:
             self._closed = True
             self._text.close()
@@ -117,7 +116,7 @@ class LineWriter:
 def read_lines(
     format: str, data: Data, sidecar: Data, codec: str, delimiter: bytes
 ) -> Iterator[pa.RecordBatch]:
-    """The events of a data file and its sidecar."""
+    """Yields the events of a data file and its sidecar."""
     what = file_name(format, data)
     rows_of = Sidecar(sidecar, what)
     with decoding(what):
@@ -140,7 +139,7 @@ DELIMITER_BYTES_MAX = 16  # a delimiter is a mark, not a text; empty means none
 
 
 def open_delimited(codec: str | None, settings: FormatSettings) -> DelimitedFormat:
-    """The format with its settings checked."""
+    """Returns the format; checks its settings."""
     check_settings("delimited", settings, "delimiter")
     codec = choose_codec("delimited", codec, "gzip", "zstd", "none")
     text = "\n" if settings.delimiter is None else settings.delimiter
@@ -166,20 +165,20 @@ class DelimitedFormat:
 
     @property
     def extension(self) -> str:
-        """The codec's alone, as Secor has it."""
+        """Returns only the codec's suffix, as in Secor."""
         return EXTENSIONS[self.codec]
 
     def sidecar_name(self, name: str) -> str | None:
-        """Beside the data file."""
+        """Returns a name beside the data file."""
         return sidecar_name(name)
 
     def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
-        """Begin a file and its sidecar."""
+        """Starts a file and its sidecar."""
         beside: ByteSink = check_sidecar(self.name, sidecar)
         return LineWriter(sink, beside, self.codec, self.delimiter, plain)
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of both files."""
+        """Yields the events of both files."""
         beside: Data = check_sidecar(self.name, sidecar)
         return read_lines(self.name, data, beside, self.codec, self.delimiter)
 

@@ -1,31 +1,31 @@
-"""Typed columns: JSON values taken apart by a schema, and the rows that do not fit it.
+"""Typed columns: JSON values split into columns by a schema, and the rows that do not fit it.
 
-The event columns stand first, the schema's after them; an event column whose name the schema uses
-too gets the prefix ``_tidelog_``. A field that is missing is null, one that the schema does not
-name is left out (``strict``: a misfit), and of a name that stands twice the last counts.
+The event columns come first, then the schema's. If the schema also uses an event column's name, the
+event column gets the prefix ``_tidelog_``. A missing field is null, a field that the schema does
+not name is left out (``strict``: a misfit), and of a repeated name the last counts.
 
 A value that a type cannot hold is a misfit. Each type has its rule:
 
 - Integers are exact: ``"5"``, 1.5 and 1.0 are misfits.
 - ``float`` and ``double`` hold the nearest number of the type (IEEE 754), also of whole numbers:
   16777217 in a ``float`` becomes 16777216. A number beyond the largest one is a misfit.
-- ``decimal`` takes a number, or one as text of a sign, ASCII digits, a point and an exponent. It is
+- ``decimal`` accepts a number, or text of a sign, ASCII digits, a point and an exponent. It is
   exact: one with more digits than the type has is a misfit.
-- ``timestamp`` takes ISO 8601 text (UTC unless it says otherwise), or a number whose size tells its
-  unit, as in Secor. It lies in the years 0001 to 9999 of UTC, which Python and Spark can hold too.
-  Digits after the microseconds are cut off, toward the past, so no time moves to the next day.
-- ``binary`` takes base64 text.
+- ``timestamp`` accepts ISO 8601 text (UTC by default), or a number whose size determines its unit,
+  as in Secor. It is in the years 0001 to 9999 of UTC, which Python and Spark can hold too. Digits
+  after the microseconds are cut off, toward the past, so no time moves to the next day.
+- ``binary`` accepts base64 text.
 
-What the writer of a format takes, its readers take: a format whose readers hold fewer times gives
-its own range, and a time outside is a misfit.
+Whatever a format's writer accepts, its readers accept. If a format's readers hold fewer times, the
+format has its own range, and a time outside is a misfit.
 
-The raw value is kept beside the columns, unless ``keep_value`` is False: without it fields that the
-schema does not name are lost, and the events of such a file cannot be restored.
+The raw value is kept beside the columns, unless ``keep_value`` is False. Without it, fields that
+the schema does not name are lost, and the events of such a file cannot be restored.
 
-Each value is decoded by itself (msgspec): DuckDB's and Arrow's bulk readers are up to twice as
-fast, but they bend types, and tell of a misfit no more than that there is one.
+Each value is decoded by itself (msgspec). DuckDB's and Arrow's bulk readers are up to twice as
+fast, but they coerce types, and do not say what is wrong with a misfit.
 
-What formats have in common that keep everything in columns: settings, columns, no sidecar.
+:class:`ColumnarFormat` is what formats share that keep everything in columns.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _EXPECTED = {_Micros: "an ISO 8601 time or a number", _Exact: "a number or one a
 
 
 def open_columns(format: str, settings: FormatSettings, times: range = YEARS) -> FileColumns:
-    """The event columns, or with a schema typed ones, whose times lie in ``times``."""
+    """Returns the event columns, or with a schema typed ones, whose times are in ``times``."""
     if settings.schema is not None:
         fields = parse_schema(settings.schema)
         return TypedColumns(fields, settings.keep_value is not False, bool(settings.strict), times)
@@ -143,7 +143,7 @@ class TypedColumns:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What the event columns are called, so that none is taken for the schema's."""
+        """Returns the names of the event columns, which differ from the schema's."""
         taken = {name.lower() for name in self.fields.names}
         return {
             name: f"{PREFIX}{name}" if name in taken else name
@@ -153,12 +153,12 @@ class TypedColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """Event columns, then the schema's."""
+        """Returns event columns, then the schema's."""
         own = [EVENT_SCHEMA.field(name).with_name(shown) for name, shown in self.names.items()]
         return pa.schema([*own, *self.fields])
 
     def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """The rows whose values the schema takes, and those that it does not, with the reason."""
+        """Returns the rows whose values fit the schema, and the others with the reason."""
         reasons: dict[int, str] = {}
         decode = _decoder(self.fields, self.strict, self.times)
         rows = _decode(batch.column("value").to_pylist(), decode, reasons)
@@ -182,7 +182,7 @@ class TypedColumns:
 def _decode(
     values: Sequence[bytes | None], decode: Callable[[bytes], Any], reasons: dict[int, str]
 ) -> dict[int, Any]:
-    """Each value as a struct, by the number of its row; the others' reasons."""
+    """Returns each value as a struct, by row number; adds the reasons for the others."""
     rows: dict[int, Any] = {}
     for index, value in enumerate(values):
         if value is None:
@@ -197,7 +197,7 @@ def _decode(
 
 
 def _build(rows: dict[int, Any], fields: pa.Schema, reasons: dict[int, str]) -> list[pa.Array]:
-    """The columns; rows that have no place in them are found out and left out."""
+    """Returns the columns; finds and leaves out rows that do not fit into them."""
     try:
         return _columns(list(rows.values()), fields)
     except _NOT_BUILT:
@@ -206,7 +206,7 @@ def _build(rows: dict[int, Any], fields: pa.Schema, reasons: dict[int, str]) -> 
 
 
 def _unfit(rows: list[tuple[int, Any]], fields: pa.Schema) -> Iterator[tuple[int, str]]:
-    """The rows that cannot be built, by halving: few are, and the rest goes in large steps."""
+    """Yields the rows that cannot be built, by bisection: few are, so most go in large steps."""
     try:
         _columns([row for _, row in rows], fields)
     except _NOT_BUILT as exc:
@@ -225,7 +225,7 @@ def _decoder(fields: pa.Schema, strict: bool, times: range) -> Callable[[bytes],
 
 
 def _struct(name: str, fields: Sequence[pa.Field], strict: bool) -> type[msgspec.Struct]:
-    """A class for objects with these fields, which it calls f0, f1 and so on."""
+    """Returns a class for objects with these fields, which it calls f0, f1 and so on."""
     members: list[Any] = []
     for index, field in enumerate(fields):
         kind = _python_type(field.type, strict)
@@ -259,12 +259,12 @@ def _python_type(kind: pa.DataType, strict: bool) -> Any:
     inner = _python_type(field.type, strict)
     if field.nullable:
         inner = inner | None
-    mapping, sequence = cast(Any, dict), cast(Any, list)  # types that are made as they are found
+    mapping, sequence = cast(Any, dict), cast(Any, list)  # types that are created dynamically
     return mapping[str, inner] if pa.types.is_map(kind) else sequence[inner]
 
 
 def _columns(rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Arrays of the fields of structs, of which some may be null."""
+    """Returns arrays of the fields of structs, of which some may be null."""
     count = len(fields)
     names = [f"f{index}" for index in range(count)]
     if not rows:
@@ -306,7 +306,7 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _offsets(values: Sequence[Any]) -> pa.Array:
-    """Where each list begins, and the last ends; null says that the list is."""
+    """Returns where each list begins, and the last ends; null for a list that is null."""
     lengths = [len(value) if value else 0 for value in values]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     nothing = np.array([*(value is None for value in values), False])
@@ -314,7 +314,7 @@ def _offsets(values: Sequence[Any]) -> pa.Array:
 
 
 def _decimal(value: decimal.Decimal | None, kind: pa.DataType) -> decimal.Decimal | None:
-    """The same number with as many digits as the type has."""
+    """Returns the same number with as many digits as the type has."""
     if value is None:
         return None
     traps = [decimal.Inexact, decimal.InvalidOperation]
@@ -327,7 +327,7 @@ def _decimal(value: decimal.Decimal | None, kind: pa.DataType) -> decimal.Decima
 
 
 def _fraction(text: str) -> decimal.Decimal:
-    """A number with a fraction or an exponent, exactly."""
+    """Returns a number with a fraction or an exponent, exactly."""
     try:
         return decimal.Decimal(text)
     except decimal.DecimalException as exc:
@@ -335,7 +335,7 @@ def _fraction(text: str) -> decimal.Decimal:
 
 
 def _converted(times: range, kind: type, value: Any) -> Any:
-    """What JSON has for a type of our own: text, or a number as it is written there."""
+    """Converts JSON to a type of our own: from text, or from a number as it is written."""
     if type(value) not in _GIVEN:
         raise ValueError(f"Expected {_EXPECTED[kind]}, got `{_json_name(value)}`")
     return _Micros(_micros(value, times)) if kind is _Micros else _Exact(_exact(value))
@@ -355,7 +355,7 @@ def _exact(value: str | int | decimal.Decimal) -> int | decimal.Decimal:
 
 
 def _micros(value: str | int | decimal.Decimal, times: range) -> int:
-    """Microseconds since 1970, in the range that a file can hold; finer digits are cut off."""
+    """Returns microseconds since 1970, in the range of the file; cuts off finer digits."""
     if isinstance(value, str):
         micros = _micros_of_text(value)
     elif -_NUMBERS_END < value < _NUMBERS_END:
@@ -401,41 +401,41 @@ def _year(micros: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat(ABC):
-    """Files with everything in columns; a format says how batches become bytes and come back."""
+    """Files with everything in columns; subclasses convert batches to bytes and back."""
 
     codec: str
     columns: FileColumns
     name: ClassVar[str]
     extension: ClassVar[str]
-    codecs: ClassVar[tuple[str, ...]]  # the first is taken where none is named
+    codecs: ClassVar[tuple[str, ...]]  # the first is the default
     times: ClassVar[range] = YEARS  # of typed columns, in microseconds since 1970, as it is read
 
     @classmethod
     def opened(cls, codec: str | None, settings: FormatSettings) -> Self:
-        """The format with its settings checked."""
+        """Returns the format; checks its settings."""
         check_settings(cls.name, settings, "schema", "keep_value", "strict")
         chosen = choose_codec(cls.name, codec, *cls.codecs)
         return cls(chosen, open_columns(cls.name, settings, cls.times))
 
     def sidecar_name(self, name: str) -> str | None:
-        """None: everything is in the file."""
+        """Returns None: everything is in the file."""
         return None
 
     def writer(self, sink: ByteSink, sidecar: ByteSink | None = None) -> FileWriter:
-        """Begin a file."""
+        """Starts a file."""
         check_no_sidecar(self.name, sidecar)
         return ColumnWriter(self.columns, self._encoder(sink))
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file, one part of it after another."""
+        """Yields the events of a file, one part after another."""
         check_no_sidecar(self.name, sidecar)
         check_restorable(self.name, self.columns)
         return self._read(data)
 
     @abstractmethod
     def _encoder(self, sink: ByteSink) -> Encoder:
-        """What turns batches in the file's columns into bytes."""
+        """Returns what turns batches in the file's columns into bytes."""
 
     @abstractmethod
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
-        """The events of a file."""
+        """Yields the events of a file."""

@@ -1,13 +1,14 @@
 # ruff: noqa: PLC0415 - one lazy import for each kind
-"""Parsers: in which folder of an archive each event belongs, told from what is in it.
+"""Parsers: determine from an event's contents the folder of an archive that it belongs in.
 
-A parser takes whole Arrow batches and promises that every event gets either a path or the reason
-why it has none, that no path leads out of the archive's folder, and that a time is never guessed.
-It must not know archives, files or where events come from.
+A parser works on whole Arrow batches. Every event gets either a path or the reason why it has none,
+no path leads out of the archive's folder, and a time is never guessed. This room must not know
+archives, files or where events come from.
 
-``base`` has the interface, ``json`` is the one to copy from, ``dated`` makes names of times. A
-parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``. Other packages may add
-a kind by the entry point group ``tidelog.parsers``; ``module:Class`` opens a class of one's own.
+``base`` has the interface, ``json`` is the one to copy from, ``time_folders`` makes names of times.
+A parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``. Other packages can
+add a kind through the entry point group ``tidelog.parsers``; ``module:Class`` opens a class of your
+own.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ PARSER_KINDS = (
 
 
 def open_parser(text: str, settings: LayoutSettings) -> Parser:
-    """The parser that a name such as ``json:meta.at`` opens.
+    """Returns the parser of a name such as ``json:meta.at``.
 
-    ``InvalidError`` in one line for an unknown kind, a bad argument, a missing file, a pattern that
-    does not compile, and for what needs a package that is not installed.
+    Raises ``InvalidError`` in one line for an unknown kind, a bad argument, a missing file, a
+    pattern that does not compile, and a package that is not installed.
     """
     kind, _, argument = text.partition(":")
     spec = Spec(text, kind, argument)
@@ -74,7 +75,7 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
 
 
 def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
-    """``split:FIELD|PARSER``: folders by the field's value, and in them as the parser has it."""
+    """Opens ``split:FIELD|PARSER``: folders by the field's value, then by the inner parser."""
     from tidelog.codec.parsers.columns import SplitParser
     from tidelog.codec.parsers.duckdb import Engine
     from tidelog.codec.parsers.json import JsonField

@@ -1,13 +1,12 @@
 """Times in a field of an Avro record: numbers, text, or Avro's own times and dates.
 
-A value is either the record alone, whose schema a file tells, or *framed* as schema registries have
-it: a zero byte and the schema's id in four bytes stand before it.
+A value is either the bare record, whose schema is in a file, or *framed* as in schema registries: a
+zero byte and the schema's id in four bytes come before it. Schemas come from a file, a folder of
+files, or a schema registry.
 
-Where Avro schemas come from: a file, a folder of files, or a schema registry.
-
-Two shapes of schema are refused, as a few hostile bytes of such a value would end the process:
-one that refers to itself (fastavro follows it until the stack is full), and arrays of items that
-take no bytes (it makes as many as the value says).
+Two shapes of schema are refused, since a few hostile bytes would crash the process: one that refers
+to itself (fastavro recurses until the stack is full), and arrays of items that take no bytes (it
+makes as many as the value says).
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _OPTIONS = ("schema", "schemas", "registry", "framed")
 
 
 def open_avro(spec: Spec) -> TimeParser:
-    """``avro:FIELD?`` with one of the following.
+    """Opens ``avro:FIELD?`` with one of the following.
 
-    ``schema=FILE``: the schema of all values; with ``&framed=yes`` they are framed, ids unread.
-    ``schemas=FOLDER``: framed; the schema with id 7 is in ``7.avsc``.
-    ``registry=URL``: framed; asked for each id once.
+    ``schema=FILE``: the schema of all values; with ``&framed=yes`` they are framed, ids ignored.
+    ``schemas=FOLDER``: framed; the schema with id 7 is in ``7.avsc``. ``registry=URL``: framed;
+    requests each id once.
     """
     argument, options = spec.with_options(_OPTIONS)
     path = spec.path(argument)
@@ -85,7 +84,7 @@ def _decoder(
         stream.seek(frame_bytes)
         try:
             record = schemaless_reader(stream, schema, None)
-        except Exception as exc:  # on bad bytes it raises anything
+        except Exception as exc:  # raises anything on bad bytes
             problem = shown(str(exc)) or type(exc).__name__
             raise InvalidError(f"value is not Avro of its schema: {problem}") from exc
         if stream.tell() != len(value):
@@ -97,7 +96,7 @@ def _decoder(
 
 
 def _check_field(schema: Any, name: str) -> None:
-    """Refuse a field that no value of the schema can have."""
+    """Raises ``InvalidError`` for a field that no value of the schema can have."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
     if fields is None:
         raise InvalidError("the schema is not a record's: give one with fields")
@@ -113,7 +112,7 @@ _SCHEMA_BYTES_MAX = 4 << 20
 
 
 class Schemas:
-    """Schemas by their ids; each is fetched once, and what is wrong with one is remembered too."""
+    """Schemas by id; fetches each once, and remembers errors too."""
 
     def __init__(self, fetch: Callable[[int], Any]) -> None:
         self._fetch = fetch
@@ -121,10 +120,10 @@ class Schemas:
         self._unusable: dict[int, str] = {}
 
     def schema(self, number: int) -> Any:
-        """The schema with this id, as fastavro has it.
+        """Returns the schema with this id, as fastavro has it.
 
-        ``InvalidError`` when there is none or it cannot be used, ``UnavailableError`` when
-        nobody can tell now.
+        Raises ``InvalidError`` if there is none or it cannot be used, and ``UnavailableError`` if
+        it cannot be fetched now.
         """
         if number not in self._known and number not in self._unusable:
             try:
@@ -137,7 +136,7 @@ class Schemas:
 
 
 def folder_schemas(folder: str) -> Schemas:
-    """Schemas in a folder of files named ``<id>.avsc``."""
+    """Returns the schemas in a folder of files named ``<id>.avsc``."""
     if not Path(folder).is_dir():
         raise InvalidError(f"`{folder}` is not a folder: give one with files such as 7.avsc")
     _fastavro()
@@ -152,7 +151,7 @@ def folder_schemas(folder: str) -> Schemas:
 
 
 def registry_schemas(url: str) -> Schemas:
-    """Schemas of a registry that answers ``GET <url>/schemas/ids/<id>``."""
+    """Returns the schemas of a registry that answers ``GET <url>/schemas/ids/<id>``."""
     address = parse_address(url)
     if address.scheme not in ("http", "https") or not address.host or address.options:
         raise InvalidError(f"registry `{url}`: give http://host:port")
@@ -171,7 +170,7 @@ def registry_schemas(url: str) -> Schemas:
 
 
 def _answer(opener: urllib.request.OpenerDirector, url: str) -> Any:
-    """What a registry answers, or None where it has nothing there."""
+    """Returns a registry's answer; None if it has nothing there."""
     try:
         with opener.open(url, timeout=_REGISTRY_TIMEOUT_S) as reply:
             text = reply.read(_SCHEMA_BYTES_MAX)
@@ -191,7 +190,7 @@ def _answer(opener: urllib.request.OpenerDirector, url: str) -> Any:
 
 
 def read_schema(file: str) -> Any:
-    """The schema in a file; ``InvalidError`` for one that is missing or no schema."""
+    """Returns the schema in a file. Raises ``InvalidError`` if it is missing or invalid."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
@@ -207,13 +206,13 @@ def _parsed(text: str, what: str) -> Any:
         return schema
     except InvalidError:
         raise
-    except Exception as exc:  # on a bad schema it raises anything
+    except Exception as exc:  # raises anything on a bad schema
         problem = shown(str(exc)) or type(exc).__name__
         raise InvalidError(f"{what} is not an Avro schema ({problem})") from exc
 
 
 def _takes_no_bytes(kind: Any, known: dict[str, bool], above: tuple[str, ...]) -> bool:
-    """Whether values of a type are empty; ``InvalidError`` for a type that is refused."""
+    """Returns whether values of a type are empty. Raises ``InvalidError`` for a refused type."""
     if isinstance(kind, str):
         if kind in above:
             raise InvalidError(f"type `{shown(kind)}` refers to itself, which is not supported")

@@ -1,7 +1,8 @@
-"""What a parser is: for every event the folder it belongs in, or the reason why it has none.
+"""The interface of a parser: for every event the folder it belongs in, or the reason why it has
+none.
 
-A parser works on whole batches, never on single events where it can help it, and what it says of an
-event depends on that event alone: the same events cut into other batches get the same folders.
+A parser works on whole batches rather than single events. Its result for an event depends on that
+event alone: the same events in other batches get the same folders.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from tidelog.model.address import nearest
 
 __all__ = ["FieldTimes", "Layout", "ParsedValues", "Parser", "Spec", "TimeParser", "shown"]
 
-_QUOTED_MAX = 60  # characters of a bad value that its error text repeats
+_QUOTED_MAX = 60  # characters of a bad value that its error repeats
 _SHOWN_MAX = 200  # characters of a name or of a foreign message
-_NOT_SHOWN = r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]"  # would mar a line or a terminal
+_NOT_SHOWN = r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]"  # would break a line or a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """For every row of a batch either a path or an error; the other one is null.
 
-    Paths are what stands between an archive's topic and its files, such as
-    ``dt=2026-11-15/hr=10``. Their dictionary holds no text twice, so equal codes are equal folders.
+    Paths are what comes between an archive's topic and its files, such as ``dt=2026-11-15/hr=10``.
+    Their dictionary has no duplicates, so equal codes are equal folders.
     """
 
     paths: pa.DictionaryArray  # int32 codes of strings
     errors: pa.Array  # strings: why an event is a dead letter
-    times: pa.Array  # int64: the ms UTC that the path was made from; null where it was not
+    times: pa.Array  # int64: the ms UTC that the path was made from; null if none
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class ParsedValues:
     errors: pa.Array
 
     def reject(self, bad: pa.Array, reason: str, quoted: pa.Array | None = None) -> ParsedValues:
-        """Without the values of rows that are ``bad``; null is not bad, and a first error stays.
+        """Returns values without those of ``bad`` rows; null is not bad, and a first error stays.
 
-        The error text is the reason and, where ``quoted`` is given, the start of that row's text.
+        The error text is the reason and, if ``quoted`` is given, the start of that row's text.
         """
         bad = pc.and_(pc.fill_null(bad, False), pc.is_null(self.errors))
         if not pc.any(bad, min_count=0).as_py():
@@ -65,10 +66,10 @@ class Parser(Protocol):
     """Belongs to one thread; opened where it is used."""
 
     def lay_out(self, batch: pa.RecordBatch) -> Layout:
-        """Where each event of a batch in event columns belongs.
+        """Returns where each event of a batch in event columns belongs.
 
-        A bad event gets an error text, and never fails its batch. ``UnavailableError`` when
-        something that the parser must ask, such as a schema registry, cannot be reached.
+        A bad event gets an error text, and never fails its batch. Raises ``UnavailableError`` if
+        something that the parser needs, such as a schema registry, cannot be reached.
         """
         ...
 
@@ -77,7 +78,7 @@ class TimeParser(Protocol):
     """The half of a parser that finds times; names are made from them in one way for all."""
 
     def times(self, batch: pa.RecordBatch) -> ParsedValues:
-        """The time of each event of a batch: int64, ms UTC, or an error text."""
+        """Returns the time of each event of a batch: int64, ms UTC, or an error text."""
         ...
 
 
@@ -94,31 +95,31 @@ class FieldTimes:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A parser as it is named: ``kind:argument``, or ``kind:argument?option=value&…``."""
+    """A parser's name: ``kind:argument``, or ``kind:argument?option=value&…``."""
 
     text: str
     kind: str
     argument: str
 
     def refused(self, problem: str) -> InvalidError:
-        """The error for a name that opens no parser."""
+        """Returns the error for a name that opens no parser."""
         return InvalidError(f"parser `{shown(self.text)}`: {problem}", parser=self.text)
 
     def path(self, field: str) -> tuple[str, ...]:
-        """A field's name in its parts, ``meta.at`` being the field ``at`` inside ``meta``."""
+        """Returns a field's name in parts; ``meta.at`` is the field ``at`` inside ``meta``."""
         parts = tuple(field.split("."))
         if not all(parts):
             raise self.refused("a field's name is empty: give names with dots between them")
         return parts
 
     def number(self, text: str, most: int, problem: str) -> int:
-        """A whole number from 1 to ``most``; else the problem is what is wrong with it."""
+        """Returns an integer from 1 to ``most``. Raises with ``problem`` otherwise."""
         if text.isascii() and text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most:
             return int(text)
         raise self.refused(f"`{shown(text)}` is {problem}")
 
     def with_options(self, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-        """The argument without its options, and the options, all of which must be known ones."""
+        """Returns the argument without its options, and the options, which must be known."""
         argument, _, query = self.argument.partition("?")
         names = sorted(known)
         options: dict[str, str] = {}
@@ -134,7 +135,7 @@ class Spec:
 
 
 def shown(text: str) -> str:
-    """Text as one line of bounded length, for messages."""
+    """Returns text as one line of limited length, for messages."""
     plain = "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_MAX])
     return plain if len(text) <= _SHOWN_MAX else f"{plain}…"
 

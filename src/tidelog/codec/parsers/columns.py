@@ -1,8 +1,7 @@
-"""Parsers of what an event is known by, whatever its value: its own time, and its offset.
+"""Parsers of an event's time and offset, whatever its value, and folders by a field's value.
 
-A tombstone has these too, so it is no dead letter here.
-
-Folders by the value of a JSON field first, and inside them as another parser has it.
+A tombstone has a time and an offset too, so it is not a dead letter here. :class:`SplitParser`
+makes folders by the value of a JSON field first, and inside them as another parser does.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TimestampTimes:
 
 
 class OffsetParser:
-    """Folders of a fixed number of offsets: ``offset=30000`` holds those from 30000 on."""
+    """Folders of a fixed number of offsets: ``offset=30000`` has those from 30000 on."""
 
     def __init__(self, bucket: int) -> None:
         self._bucket = bucket
@@ -51,14 +50,14 @@ class OffsetParser:
 
 
 def open_timestamp(spec: Spec) -> TimeParser:
-    """``timestamp``, which takes no argument."""
+    """Opens ``timestamp``, which takes no argument."""
     if spec.argument:
         raise spec.refused("it takes no argument: give timestamp alone")
     return TimestampTimes()
 
 
 def open_offset(spec: Spec) -> Parser:
-    """``offset:10000``: ten thousand offsets to a folder."""
+    """Opens ``offset:10000``: ten thousand offsets to a folder."""
     problem = "no number of offsets: give one such as offset:10000"
     return OffsetParser(spec.number(spec.argument, _BUCKET_MAX, problem))
 
@@ -68,7 +67,7 @@ __: type[Parser] = OffsetParser
 
 
 class SplitParser:
-    """``{value of the field}/{the inner parser's path}``.
+    """Makes the path ``{value of the field}/{the inner parser's path}``.
 
     A missing, null or empty value is a dead letter, and so is an object or an array.
     """

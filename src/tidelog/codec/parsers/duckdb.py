@@ -1,6 +1,6 @@
 """DuckDB over Arrow: one expression for a whole column of text, on the caller's own core.
 
-It reads no files, loads no extension and asks no network. The column is named ``v``.
+It reads no files, loads no extension and uses no network. The column is named ``v``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidelog.errors import InternalError, InvalidError
 __all__ = ["Engine", "literal"]
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": 1,  # a task has one core; more would also mix up whose core it is
+    "threads": 1,  # a task has one core
     "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -31,7 +31,7 @@ _ARGUMENT_ERRORS = (
 
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """One for each process: opening one takes longer than parsing many events."""
+    """Returns one connection for each process: opening takes longer than parsing many events."""
     return duckdb.connect(":memory:", config=_SETTINGS)
 
 
@@ -43,9 +43,9 @@ class Engine:
         self._connection.execute("SET TimeZone = 'UTC'")  # what a time without a zone means
 
     def column(self, expression: str, texts: pa.Array) -> pa.Array:
-        """The expression's value for every row, in their order.
+        """Returns the expression's value for every row, in order.
 
-        ``InvalidError`` when DuckDB refuses the expression or some row.
+        Raises ``InvalidError`` if DuckDB refuses the expression or some row.
         """
         self._connection.register("rows_of_batch", pa.table({"v": texts}))
         try:
@@ -62,12 +62,12 @@ class Engine:
         return found
 
     def check(self, expression: str) -> None:
-        """``InvalidError`` unless the expression compiles."""
+        """Raises ``InvalidError`` unless the expression compiles."""
         self.column(expression, pa.array([""], pa.string()))
 
 
 def literal(text: str) -> str:
-    """Text as a constant inside an expression."""
+    """Returns text as a constant inside an expression."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,7 +1,7 @@
-"""Parsers of other people: by the entry point group ``tidelog.parsers``, or as ``module:Class``.
+"""Parsers of other packages: by the entry point group ``tidelog.parsers``, or as ``module:Class``.
 
 Either is called with an argument (the text after a ``|``, or after an entry point's name) and the
-layout settings, and gives a ``Parser`` or a ``TimeParser``. What it says is checked: no path of it
+layout settings, and returns a ``Parser`` or a ``TimeParser``. Its results are checked: no path
 leads out of the archive's folder, and an event on which it raises is a dead letter.
 """
 
@@ -26,13 +26,13 @@ __all__ = ["ForeignParser", "open_foreign"]
 
 
 def open_foreign(spec: Spec, settings: LayoutSettings, known: Iterable[str]) -> Parser:
-    """The parser that somebody else has written; ``InvalidError`` when nobody has."""
+    """Returns a parser of another package. Raises ``InvalidError`` if there is none."""
     made, argument = _entered(spec) or _imported(spec, known)
     try:
         parser = made(argument, settings)
     except InvalidError as exc:
         raise spec.refused(str(exc)) from exc
-    except Exception as exc:  # anybody's code
+    except Exception as exc:  # foreign code
         raise spec.refused(f"it cannot be made ({_said(exc)})") from exc
     if not callable(getattr(parser, "lay_out", None)):
         if not callable(getattr(parser, "times", None)):
@@ -42,7 +42,7 @@ def open_foreign(spec: Spec, settings: LayoutSettings, known: Iterable[str]) -> 
 
 
 class ForeignParser:
-    """Holds another's parser to what a parser promises."""
+    """Checks that a foreign parser does what a parser promises."""
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
@@ -52,7 +52,7 @@ class ForeignParser:
             return _checked(self._parser.lay_out(batch), batch.num_rows)
         except UnavailableError:
             raise
-        except Exception as exc:  # noqa: BLE001 - anybody's code; the event is kept, with the reason
+        except Exception as exc:  # noqa: BLE001 - foreign code; the event is kept, with the reason
             if batch.num_rows == 1:
                 return _nowhere(f"parser failed: {_said(exc)}")
             if batch.num_rows == 0:
@@ -64,11 +64,11 @@ class ForeignParser:
 
 
 def _entered(spec: Spec) -> tuple[Any, str] | None:
-    """What an entry point of the kind's name loads, and its argument."""
+    """Returns what an entry point of the kind's name loads, and its argument."""
     for entry in entry_points(group="tidelog.parsers", name=spec.kind):
         try:
             return entry.load(), spec.argument
-        except Exception as exc:  # anybody's code
+        except Exception as exc:  # foreign code
             raise spec.refused(
                 f"entry point `{entry.value}` cannot be loaded ({_said(exc)})"
             ) from exc
@@ -76,7 +76,7 @@ def _entered(spec: Spec) -> tuple[Any, str] | None:
 
 
 def _imported(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
-    """The class that ``module:Class|argument`` names, and its argument."""
+    """Returns the class of ``module:Class|argument``, and its argument."""
     name, _, argument = spec.argument.partition("|")
     kinds = sorted(known)
     unknown = f"unknown kind `{shown(spec.kind)}`{nearest(spec.kind, kinds)}"
@@ -85,7 +85,7 @@ def _imported(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
         raise spec.refused(f"{unknown}: {remedy}")
     try:
         module = importlib.import_module(spec.kind)
-    except Exception as exc:  # anybody's code
+    except Exception as exc:  # foreign code
         missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         if missing and f"{spec.kind}.".startswith(f"{missing}."):
             raise spec.refused(f"{unknown}: {remedy}") from exc
@@ -98,7 +98,7 @@ def _imported(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
 
 
 def _checked(layout: Layout, rows: int) -> Layout:
-    """The layout with one of path and error in every row, and no path that leads astray."""
+    """Returns the layout with a path or an error in every row, and no path that leads outside."""
     if not isinstance(layout, Layout):
         raise InvalidError(f"it gave {type(layout).__name__}, not a Layout")
     texts = layout.paths.cast(pa.string())
@@ -130,7 +130,7 @@ def _nowhere(error: str) -> Layout:
 
 
 def _joined(layouts: list[Layout]) -> Layout:
-    """Layouts one after another, with one dictionary."""
+    """Returns consecutive layouts as one, with one dictionary."""
     paths = pa.chunked_array([each.paths.cast(pa.string()) for each in layouts], pa.string())
     errors = pa.chunked_array([each.errors for each in layouts], pa.string())
     times = pa.chunked_array([each.times for each in layouts], pa.int64())

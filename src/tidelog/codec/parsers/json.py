@@ -1,16 +1,13 @@
 """Times in a field of a JSON value: epochs, ISO 8601, or dates by a pattern.
 
-The one to copy from: pick a text out of each event, then let a reader of ``times`` make a time
-of it.
+The one to copy from: pick a text out of each event, then let a reader of ``times`` make a time of
+it.
 
-A field is named with dots (``meta.at``), or by a JSON pointer where its name has dots itself
-(``/meta.at/time``). Of a name that an object has twice the last counts, as in typed columns and in
-most JSON libraries; DuckDB returns the first (``repeats``).
-
-Names that occur twice in a JSON object: the last one counts, as most JSON libraries have it.
-
-DuckDB returns the first. So texts that may have a name of a path twice, which are few, are replaced
-by texts with nothing but that path, before DuckDB picks the field.
+A field is named with dots (``meta.at``), or by a JSON pointer if its name has dots itself
+(``/meta.at/time``). If an object has a name twice, the last one counts, as in typed columns and in
+most JSON libraries. DuckDB returns the first. So :class:`Repeats` replaces texts that may have a
+name of a path twice, which are few, by texts with nothing but that path, before DuckDB picks the
+field.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _DOUBTFUL = r"^-?[0-9].*[.eE]|^0$"  # what a number may have been rounded to
 
 
 def open_json(spec: Spec) -> TimeParser:
-    """``json:FIELD``, ``iso8601:FIELD`` or ``date:FIELD|PATTERN``."""
+    """Opens ``json:FIELD``, ``iso8601:FIELD`` or ``date:FIELD|PATTERN``."""
     engine = Engine()
     if spec.kind == "date":
         name, bar, pattern = spec.argument.partition("|")
@@ -71,14 +68,14 @@ class JsonField:
         self._engine = engine
 
     def pick(self, batch: pa.RecordBatch) -> ParsedValues:
-        """The field of each event; strings without their quotes, all else as JSON writes it."""
+        """Returns the field of each event; strings without quotes, anything else as JSON."""
         found = texts_of(batch, repair=False)
         found = found.reject(is_lenient_json(found.values), "value is not JSON")
         found = ParsedValues(self._repeats.resolved(found.values), found.errors)
         picked = f"v ->> {self._pointer}"
         try:
             texts = self._engine.column(picked, found.values)
-        except InvalidError:  # some row is not JSON; which, is asked only then
+        except InvalidError:  # some row is not JSON; finds out which only now
             valid = self._engine.column("json_valid(v)", found.values)
             found = found.reject(pc.invert(valid), "value is not JSON")
             texts = self._engine.column(f"try({picked})", found.values)
@@ -86,13 +83,13 @@ class JsonField:
         return ParsedValues(texts, found.errors).reject(missing, f"{self.what} is missing or null")
 
     def nested(self, batch: pa.RecordBatch) -> pa.Array:
-        """Whether the field is an object or an array; null where there is none."""
+        """Returns whether the field is an object or an array; null if there is none."""
         return self._engine.column(
             f"try(json_type(v, {self._pointer})) IN ('OBJECT', 'ARRAY')", self._texts(batch)
         )
 
     def rounded(self, batch: pa.RecordBatch, texts: pa.Array) -> pa.Array:
-        """Whether the field, picked as ``texts``, is a number that was not kept digit by digit.
+        """Returns whether the field, picked as ``texts``, is a number that lost digits.
 
         DuckDB keeps whole numbers as they are, and rounds fractions and exponents.
         """
@@ -109,7 +106,7 @@ class JsonField:
 
 
 def is_lenient_json(values: pa.Array) -> pa.Array:
-    """Whether each text has what DuckDB takes for JSON and the standard does not.
+    """Returns whether each text has what DuckDB accepts as JSON and the standard does not.
 
     These are a comma before an end, NaN and infinities. Few texts look so; those are parsed.
     """
@@ -128,7 +125,7 @@ def _is_json(text: str) -> bool:
         json.loads(text, parse_constant=_refuse)
     except ValueError:
         return False
-    except RecursionError:  # its depth has a limit of its own
+    except RecursionError:  # its depth has its own limit
         return True
     return True
 
@@ -160,7 +157,7 @@ class Repeats:
         self._escaped = _ESCAPED_ANY if special else _ESCAPED
 
     def resolved(self, texts: pa.Array) -> pa.Array:
-        """The texts; those in which a name of the path may occur twice have the last one alone."""
+        """Returns the texts; those that may repeat a name of the path have only the last one."""
         suspects = self._suspects(texts)
         if not pc.any(suspects).as_py():
             return texts
@@ -176,10 +173,10 @@ class Repeats:
 
 
 def _picked(text: str, path: list[str]) -> str:
-    """Return the text with only the last of each name on the path; what is not JSON, unchanged.
+    """Returns the text with only the last of each name on the path; invalid JSON unchanged.
 
-    JSON always comes back reduced, so that DuckDB never sees an earlier name: to ``{}`` where the
-    path ends early, or where the text nests too deeply to be parsed.
+    JSON always comes back reduced, so that DuckDB never sees an earlier name: to ``{}`` if the path
+    ends early, or if the text nests too deeply to be parsed.
     """
     if is_deep_json(text):
         return _NO_FIELD
@@ -190,7 +187,7 @@ def _picked(text: str, path: list[str]) -> str:
 
 
 def _last(text: str, path: list[str]) -> str:
-    """Reduce valid JSON without space around it."""
+    """Reduces valid JSON without space around it."""
     if not path:
         return text
     name, *rest = path

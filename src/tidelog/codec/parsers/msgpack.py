@@ -13,7 +13,7 @@ __all__ = ["open_msgpack"]
 
 
 def open_msgpack(spec: Spec) -> TimeParser:
-    """``msgpack:FIELD``, a field inside maps being ``outer.inner``."""
+    """Opens ``msgpack:FIELD``; a field inside maps is ``outer.inner``."""
     path = spec.path(spec.argument)
     what = f"field `{shown(spec.argument)}`"
     decoder = msgspec.msgpack.Decoder()

@@ -1,9 +1,9 @@
-"""Names of partitions: made from times, and from data that may be anything.
+"""Names of partitions, made from times and from arbitrary data.
 
-Data never leads out of the archive's folder: what a path, a shell or Hive would take for more than
-a letter is written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers
-of archives skip. Different data get different names. Names of topics and source partitions, which
-other systems choose, follow the same rule.
+Data never leads out of the archive's folder: characters that are special in a path, a shell or Hive
+are written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers of archives
+skip. Different data get different names. Names of topics and source partitions, which other systems
+choose, follow the same rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HASH_DIGITS = 16
 def escaped(text: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
     """Returns a name for a piece of data, which is not empty: one short part of a path.
 
-    What is longer than the bound ends with a hash after a ``~``, which no other name has.
+    A name that would be too long ends with a hash after a ``~``, which no other name has.
     """
     last = len(text) - 1
     pieces: list[str] = []
@@ -48,13 +48,13 @@ def escaped(text: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
 
 
 def unescaped(name: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
-    """Returns the data that ``escaped`` named so; other names, and hashed ones, as they are."""
+    """Returns the data of a name that ``escaped`` returned; other and hashed names unchanged."""
     text = unquote(name, errors="replace")
     return text if text and escaped(text, bytes_max) == name else name
 
 
 def path_problem(path: str) -> str | None:
-    """Why a path must not stand in an archive, or None."""
+    """Returns why a path is not allowed in an archive, or None."""
     for name in path.split("/"):
         if not name:
             return "has an empty name"
@@ -70,7 +70,7 @@ def path_problem(path: str) -> str | None:
 
 
 def paths_of(codes: pa.Array, names: Sequence[str | None]) -> pa.DictionaryArray:
-    """Codes into names that may repeat, as codes into names that do not; a None is null."""
+    """Returns codes into unique names, from codes into names that may repeat; None is null."""
     distinct = {name: code for code, name in enumerate(dict.fromkeys(n for n in names if n))}
     moved = np.array([distinct.get(name or "", -1) for name in names] or [-1], np.int32)
     found = moved[codes.fill_null(0).to_numpy()] if len(codes) else moved[:0]

@@ -1,8 +1,8 @@
 """Times in a field of a Protocol Buffers message: numbers, text, or ``google.protobuf.Timestamp``.
 
-The message is described by a file, made by ``protoc --descriptor_set_out=FILE --include_imports``.
-A number that its message does not know to be set counts as missing when it is 0: the wire cannot
-tell the two apart, and 1970 would be a guess.
+A file describes the message, made by ``protoc --descriptor_set_out=FILE --include_imports``. A
+number without field presence counts as missing when it is 0: the wire format cannot tell the two
+apart, and 1970 would be a guess.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMESTAMP_FILE = "google/protobuf/timestamp.proto"
 
 
 def open_protobuf(spec: Spec) -> TimeParser:
-    """``protobuf:FIELD?descriptor=FILE&message=package.Name``, the field being ``outer.inner``."""
+    """Opens ``protobuf:FIELD?descriptor=FILE&message=package.Name``; FIELD is ``outer.inner``."""
     argument, options = spec.with_options(["descriptor", "message"])
     if len(options) != 2:
         raise spec.refused("needs both: give ?descriptor=FILE&message=package.Name")
@@ -39,7 +39,7 @@ def open_protobuf(spec: Spec) -> TimeParser:
 
 
 def _message(file: str, name: str) -> Any:
-    """The descriptor of a message in a set of files."""
+    """Returns the descriptor of a message in a set of files."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message, timestamp_pb2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
     try:
@@ -76,7 +76,7 @@ def _message(file: str, name: str) -> Any:
 
 
 def _in_order(files: dict[str, Any]) -> list[Any]:
-    """Files after those that they import."""
+    """Returns files after those that they import."""
     ordered: dict[str, Any] = {}
     while len(ordered) < len(files):
         waiting = [name for name in files if name not in ordered]
@@ -119,7 +119,7 @@ def _decoder(descriptor: Any, path: tuple[str, ...], what: str) -> Decode:
 
 
 def _steps(descriptor: Any, path: tuple[str, ...]) -> list[Any]:
-    """The descriptors of the fields along a path; ``InvalidError`` unless it leads to a time."""
+    """Returns the descriptors along a path. Raises ``InvalidError`` unless it leads to a time."""
     steps = []
     for name in path:
         known = {} if descriptor is None else descriptor.fields_by_name
@@ -137,6 +137,6 @@ def _steps(descriptor: Any, path: tuple[str, ...]) -> list[Any]:
 
 
 def _timely(field: Any) -> set[int]:
-    """The types that can hold a time."""
+    """Returns the types that can hold a time."""
     whole = {f"TYPE_{kind}{bits}" for kind in _WHOLE for bits in (32, 64)}
     return {getattr(field, name) for name in whole | {"TYPE_DOUBLE", "TYPE_FLOAT", "TYPE_STRING"}}

@@ -1,4 +1,4 @@
-"""How times become folders: what a user may choose, checked when it is chosen."""
+"""How times become folders: the settings of a user, checked when they are set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidelog.model.address import nearest
 __all__ = ["LayoutSettings", "layout_settings", "parts_of_events", "used_layout"]
 
 _GRANULARITIES_MS = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
-_DIRECTIVES = set("YymdHMjGVu%")  # numbers alone: the names of months depend on the machine
+_DIRECTIVES = set("YymdHMjGVu%")  # only numbers: the names of months depend on the machine
 _SAMPLE = datetime(2026, 11, 15, 10, 30, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -29,7 +29,7 @@ class LayoutSettings:
     date_format: str = "dt=%Y-%m-%d"  # names as Hive reads them; a / makes two folders
     hour_format: str = "hr=%H"
     minute_format: str = "min=%M"
-    time_zone: str = "UTC"  # whose clocks the names tell; two hours share one when they go back
+    time_zone: str = "UTC"  # the zone of the names; two hours share one when clocks go back
 
     def __post_init__(self) -> None:
         if self.granularity not in _GRANULARITIES_MS:
@@ -58,12 +58,12 @@ class LayoutSettings:
 
     @property
     def unit_ms(self) -> int:
-        """How long the finest folder lasts."""
+        """Returns how long the finest folder lasts."""
         return _GRANULARITIES_MS[self.granularity]
 
     @property
     def path_format(self) -> str:
-        """The formats that this granularity has, one folder below the other."""
+        """Returns the formats of this granularity, one folder below the other."""
         every = (self.date_format, self.hour_format, self.minute_format)
         return "/".join(every[: list(_GRANULARITIES_MS).index(self.granularity) + 1])
 
@@ -76,9 +76,10 @@ class LayoutSettings:
 
 
 def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: int) -> int:
-    """Returns how many parts of a folder's path, from its first on, are not a time or an offset.
+    """Returns how many leading parts of a folder's path are not a time or an offset.
 
-    Events have filled these. ``time_ms`` is the parser's time of an event in it; -1: none is known.
+    Values of events have filled these. ``time_ms`` is the parser's time of an event in it; -1:
+    unknown.
     """
     if not path:
         return 0
@@ -95,7 +96,7 @@ def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: i
 
 
 def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
-    """Returns the settings that were given, for the folders that a parser makes.
+    """Returns the given settings, for the folders that a parser makes.
 
     Raises ``InvalidError`` for a setting that has no effect.
     """
@@ -119,7 +120,7 @@ def used_layout(parser: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _makes_dates(parser: str) -> bool:
-    """Whether the folders of a parser, the innermost of a split, have names of times."""
+    """Returns whether a parser, or the innermost of a split, makes names of times."""
     while parser.startswith("split:"):
         parser = parser.partition("|")[2]
     return bool(parser) and parser.partition(":")[0] != "offset"

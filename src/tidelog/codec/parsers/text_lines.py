@@ -1,9 +1,8 @@
 """Times in values that are lines of text: found by a pattern, or in the n-th field.
 
-Bytes that are not UTF-8 count as U+FFFD, so that one bad letter does not cost a line. What is found
-is an epoch where it is a number, else ISO 8601.
-
-The values of events as text: UTF-8 or not, null or not.
+Bytes that are not UTF-8 count as U+FFFD, so that one bad character does not cost a line. What is
+found is an epoch if it is a number, otherwise ISO 8601. :func:`texts_of` returns the values of any
+events as text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ESCAPES = {r"\t": "\t", r"\x01": "\x01"}  # the second is Hive's own separator
 
 
 def open_regex(spec: Spec) -> TimeParser:
-    """``regex:PATTERN``: the first group of the first match. RE2's syntax, in linear time."""
+    """Opens ``regex:PATTERN``: the first group of the first match. RE2's syntax, linear time."""
     engine = Engine()
     pattern = literal(spec.argument)
     try:
@@ -63,7 +62,7 @@ def open_delimited(spec: Spec) -> TimeParser:
 
 
 class _LinePicker:
-    """Picks a text out of each line by an expression that gives nothing where there is none."""
+    """Picks a text out of each line by an expression that returns nothing if there is none."""
 
     def __init__(self, expression: str, complaint: str, engine: Engine) -> None:
         self._expression = expression
@@ -78,11 +77,11 @@ class _LinePicker:
 
 
 NULL_VALUE = "null value"  # the error text of a tombstone
-_PIECE_ROWS = 1_024  # rows that are looked at one by one around a bad one
+_PIECE_ROWS = 1_024  # rows that are checked one by one around a bad one
 
 
 def texts_of(batch: pa.RecordBatch, *, repair: bool) -> ParsedValues:
-    """Every event's value as text.
+    """Returns every event's value as text.
 
     Bytes that are not UTF-8 are an error, or with ``repair`` become U+FFFD: a log line is still
     read when one of its names is not.
@@ -98,7 +97,7 @@ def texts_of(batch: pa.RecordBatch, *, repair: bool) -> ParsedValues:
 
 
 def _piecewise(values: pa.Array, repair: bool) -> pa.Array:
-    """As a cast, which says no to all rows when one is bad; null where a row is bad."""
+    """Casts piece by piece, since a cast fails for all rows when one is bad; null for bad rows."""
     pieces = []
     for start in range(0, len(values), _PIECE_ROWS):
         piece = values.slice(start, _PIECE_ROWS)

@@ -1,7 +1,7 @@
 """Times in a field of a Thrift struct, by its id; no schema is needed.
 
-Only the struct's own fields are looked at: whatever stands before the wanted one is skipped,
-however deep it is, and nothing after it is read.
+Only the struct's own fields are read: whatever comes before the wanted one is skipped, however deep
+it is, and nothing after it is read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from tidelog.errors import InvalidError
 
 __all__ = ["open_thrift"]
 
-_DEPTH_MAX = 64  # structs, lists and maps inside each other; Thrift's own readers stop there too
+# Structs, lists and maps inside each other; Thrift's own readers have the same limit.
+_DEPTH_MAX = 64
 _SHORT, _INT, _LONG = Struct(">h"), Struct(">i"), Struct(">q")
 
 
 def open_thrift(spec: Spec) -> TimeParser:
-    """``thrift:3`` is the field with id 3, an i64 or i32; ``?protocol=compact``, else binary."""
+    """Opens ``thrift:3``: the field with id 3, an i64 or i32.
+
+    ``?protocol=compact`` selects the compact protocol; the default is binary.
+    """
     argument, options = spec.with_options(["protocol"])
     wanted = spec.number(argument, 32_767, "no field id: give a number from 1 on")
     protocol = options.get("protocol", "binary")
@@ -61,7 +65,7 @@ def _binary_field(data: bytes, wanted: int) -> int:
 
 
 def _binary_skip(data: bytes, place: int, kind: int, depth: int) -> int:
-    """Where the value that begins at ``place`` ends."""
+    """Returns where the value that begins at ``place`` ends."""
     if depth > _DEPTH_MAX:
         raise InvalidError("value is not Thrift's binary protocol: it is nested too deep")
     if kind in _SIZES:
@@ -88,7 +92,7 @@ def _binary_skip(data: bytes, place: int, kind: int, depth: int) -> int:
 
 
 def _count(data: bytes, place: int) -> int:
-    """A length; never longer than the data, as every element takes a byte at least."""
+    """Returns a length; never longer than the data, since every element takes at least a byte."""
     return _bounded(data, _unpacked(_INT, data, place))
 
 
@@ -112,7 +116,7 @@ def _compact_field(data: bytes, wanted: int) -> int:
 
 
 def _compact_head(data: bytes, place: int, head: int, last: int) -> tuple[int, int, int]:
-    """A field's type, its id and where its value begins."""
+    """Returns a field's type, its id and where its value begins."""
     if head >> 4:
         return head & 15, last + (head >> 4), place + 1
     number, place = _varint(data, place + 1)
@@ -120,7 +124,7 @@ def _compact_head(data: bytes, place: int, head: int, last: int) -> tuple[int, i
 
 
 def _compact_skip(data: bytes, place: int, kind: int, depth: int) -> int:
-    """Where the value that begins at ``place`` ends; a field's bool has no bytes of its own."""
+    """Returns where the value at ``place`` ends; a field's bool has no bytes of its own."""
     if depth > _DEPTH_MAX:
         raise InvalidError("value is not Thrift's compact protocol: it is nested too deep")
     if kind in (_C_TRUE, _C_FALSE):
@@ -155,7 +159,7 @@ def _compact_skip_many(data: bytes, place: int, kind: int, depth: int) -> int:
             count, place = _varint(data, place)
     for _ in range(_bounded(data, count)):
         for each in kinds:
-            # Inside a list or a map a bool does have its byte.
+            # Inside a list or a map, a bool does have a byte.
             inner = _C_BYTE if each in (_C_TRUE, _C_FALSE) else each
             place = _compact_skip(data, place, inner, depth + 1)
     return place
@@ -190,7 +194,7 @@ def _bounded(data: bytes, count: int) -> int:
 
 
 def _within(data: bytes, end: int) -> int:
-    """An end, which must lie inside the data."""
+    """Returns an end, which must be inside the data."""
     if end > len(data):
         raise IndexError(end)
     return end

@@ -1,11 +1,10 @@
 """Times as partition names: the half that all parsers of times share.
 
-One name is made for each distinct day, hour or minute of a batch, so that rows cost no Python.
+It makes one name for each distinct day, hour or minute of a batch, so that rows cost no Python.
 
-Times in values that must be decoded one by one: the loop, and what the decoders share.
-
-A decoder takes a value's bytes and gives the field as text, which is an epoch where it is a number,
-else ISO 8601. For a bad value it raises ``InvalidError``, whose message is the row's error text.
+:func:`decoded_times` is for values that must be decoded one by one. A decoder gets a value's bytes
+and returns the field as text, which is an epoch if it is a number, otherwise ISO 8601. For a bad
+value it raises ``InvalidError``, whose message is the row's error text.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ class DatedParser:
         return (_EPOCH + timedelta(milliseconds=unit * self._unit_ms)).strftime(self._format)
 
     def _local_ms(self, times_ms: Any) -> Any:
-        """What the zone's clocks show, as if it were UTC."""
+        """Returns what the zone's clocks show, as if it were UTC."""
         if self._zone is None:
             return times_ms
-        inside = np.clip(times_ms, 0, TIMESTAMP_MS_END - 1)  # others are refused by the caller
+        inside = np.clip(times_ms, 0, TIMESTAMP_MS_END - 1)  # the caller refuses others
         hours, of_row = np.unique(inside // _HOUR_MS, return_inverse=True)
         before = np.array([_offset_ms(self._zone, hour * _HOUR_MS) for hour in hours.tolist()])
         after = np.array([_offset_ms(self._zone, (hour + 1) * _HOUR_MS) for hour in hours.tolist()])
@@ -91,7 +90,7 @@ def _offset_ms(zone: ZoneInfo, time_ms: int) -> int:
 
 
 def _change_ms(zone: ZoneInfo, start_ms: int) -> int:
-    """When a zone's clocks are changed within the hour from ``start_ms`` on."""
+    """Returns when a zone's clocks change within the hour from ``start_ms`` on."""
     old, low, high = _offset_ms(zone, start_ms), start_ms, start_ms + _HOUR_MS
     while high - low > 1:
         middle = (low + high) // 2
@@ -109,7 +108,7 @@ Decode = Callable[[bytes], str]
 
 
 def decoded_times(decode: Decode, what: str) -> TimeParser:
-    """A time parser that decodes each value."""
+    """Returns a time parser that decodes each value."""
     return FieldTimes(_Picker(decode).pick, moment_reader(what, Engine()))
 
 
@@ -136,7 +135,7 @@ class _Picker:
 
 
 def field_text(record: Any, path: tuple[str, ...], what: str) -> str:
-    """The text of a field inside maps inside a map."""
+    """Returns the text of a field inside maps inside a map."""
     for name in path:
         if not isinstance(record, dict) or name not in record:
             raise InvalidError(f"{what} is missing or null")
@@ -145,10 +144,10 @@ def field_text(record: Any, path: tuple[str, ...], what: str) -> str:
 
 
 def time_text(value: Any, what: str) -> str:
-    """A decoded value as the text of a time; ``InvalidError`` where it cannot be one."""
+    """Returns a decoded value as the text of a time. Raises ``InvalidError``."""
     kind = type(value)
     if kind is int:
-        if -(10**30) < value < 10**30:  # Python itself refuses to print very long ones
+        if -(10**30) < value < 10**30:  # Python refuses to print very long ones
             return str(value)
         raise InvalidError(f"time is outside of the years 1970 to 9999: {what}")
     if kind is str:

@@ -1,7 +1,7 @@
 """Texts as times: epochs, ISO 8601 and patterns, column by column.
 
-An epoch's unit follows from its size, as Secor has it: from 10^18 on nanoseconds, from 10^15 on
-microseconds, from 10^12 on milliseconds, below that seconds. What lies outside of the years 1970 to
+An epoch's unit follows from its size, as in Secor: from 10^18 on nanoseconds, from 10^15 on
+microseconds, from 10^12 on milliseconds, below that seconds. A time outside of the years 1970 to
 9999 is an error, never a default. A time without a zone is UTC.
 """
 
@@ -37,19 +37,19 @@ _DIRECTIVES = set("YymdHIMSfpbBjzaA%")  # what DuckDB reads as Python's strptime
 
 
 def epoch_reader(what: str) -> Reader:
-    """Numbers, or text that is one."""
+    """Reads numbers, or text that is one."""
     return lambda found: _settled(found, _epoch_ms(found.values), f"{what} is not an epoch time")
 
 
 def iso_reader(what: str, engine: Engine) -> Reader:
-    """ISO 8601: a date, or date and time to the minute or finer, with or without a zone."""
+    """Reads ISO 8601: a date, or date and time to the minute or finer, with or without a zone."""
     return lambda found: _settled(
         found, _iso_ms(found.values, engine), f"{what} is not an ISO 8601 time"
     )
 
 
 def moment_reader(what: str, engine: Engine) -> Reader:
-    """An epoch where the text is a number, else ISO 8601."""
+    """Reads an epoch if the text is a number, otherwise ISO 8601."""
 
     def read(found: ParsedValues) -> ParsedValues:
         times = _epoch_ms(found.values)
@@ -63,7 +63,7 @@ def moment_reader(what: str, engine: Engine) -> Reader:
 
 
 def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
-    """Dates by a pattern of ``strptime``; ``InvalidError`` for one that cannot work."""
+    """Reads dates by a pattern of ``strptime``. Raises ``InvalidError`` for a bad pattern."""
     directives = re.findall(r"%(-?.?)", pattern, re.DOTALL)
     unknown = [each for each in directives if each not in _DIRECTIVES]
     if unknown:
@@ -78,7 +78,7 @@ def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
     def read(found: ParsedValues) -> ParsedValues:
         texts = found.values.dictionary_encode()  # many events share a date: each is read once
         dates = texts.dictionary
-        if pattern.endswith("%z"):  # Python takes a Z there, DuckDB does not
+        if pattern.endswith("%z"):  # Python accepts a Z there, DuckDB does not
             dates = pc.replace_substring_regex(dates, pattern="Z$", replacement="+0000")
         distinct = _floored(engine.column(expression, dates))
         return _settled(found, distinct.take(texts.indices), f"{what} does not fit `{pattern}`")
@@ -87,7 +87,7 @@ def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
 
 
 def _settled(found: ParsedValues, times: pa.Array, complaint: str) -> ParsedValues:
-    """Times where they were read; an error where a text was not one, or is out of range."""
+    """Returns the times that were read; an error if a text was not one, or is out of range."""
     result = ParsedValues(times, found.errors)
     result = result.reject(pc.is_null(times), complaint, found.values)
     outside = pc.or_(pc.less(times, 0), pc.greater_equal(times, TIMESTAMP_MS_END))
@@ -95,7 +95,7 @@ def _settled(found: ParsedValues, times: pa.Array, complaint: str) -> ParsedValu
 
 
 def _epoch_ms(texts: pa.Array) -> pa.Array:
-    """Null for what is no number; some number out of range for what is out of range."""
+    """Returns null for what is not a number; some number out of range if out of range."""
     short = pc.less_equal(pc.binary_length(texts), _WHOLE_DIGITS_MAX)
     whole = pc.fill_null(pc.and_(pc.ascii_is_decimal(texts), short), False)
     numbers = pc.if_else(whole, texts, None).cast(pa.uint64()).fill_null(0).to_numpy()
@@ -112,7 +112,7 @@ def _epoch_ms(texts: pa.Array) -> pa.Array:
 
 
 def _decimal_ms(texts: pa.Array) -> pa.Array:
-    """Numbers with a sign, a fraction or an exponent, and those too long for 64 bits."""
+    """Reads numbers with a sign, a fraction or an exponent, and those too long for 64 bits."""
     number = pc.fill_null(pc.match_substring_regex(texts, pattern=_DECIMAL), False)
     values: Any = pc.if_else(number, texts, None).cast(pa.float64()).fill_null(0).to_numpy()
     scaled = np.select(
@@ -126,7 +126,7 @@ def _decimal_ms(texts: pa.Array) -> pa.Array:
 
 
 def _iso_ms(texts: pa.Array, engine: Engine) -> pa.Array:
-    """Null for what is not ISO 8601, or no day of the calendar."""
+    """Returns null for what is not ISO 8601, or not a day of the calendar."""
     texts = pc.replace_substring(pc.ascii_upper(texts), pattern=",", replacement=".")
     fits = pc.match_substring_regex(texts, pattern=_ISO)
     if not pc.all(fits, min_count=0).as_py():
@@ -137,6 +137,6 @@ def _iso_ms(texts: pa.Array, engine: Engine) -> pa.Array:
 
 
 def _floored(micros: pa.Array) -> pa.Array:
-    """Milliseconds, towards the past: 10:59:59.9999 belongs to its own hour."""
+    """Returns milliseconds, toward the past: 10:59:59.9999 belongs to its own hour."""
     numbers = micros.fill_null(0).to_numpy() // 1_000
     return pc.if_else(pc.is_valid(micros), pa.array(numbers), None)
