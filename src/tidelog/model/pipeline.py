@@ -1,4 +1,4 @@
-"""A pipeline's rows and manifest: how far it has come, what it will do, what it did."""
+"""A pipeline's rows and manifest: its progress, what it is about to do, and what it did."""
 
 from __future__ import annotations
 
@@ -42,37 +42,37 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class NamedPipeline(Persisted, frozen=True):
-    """A pipeline that the registry knows by a name of its own; an archive's are the archive's."""
+    """A pipeline with a name of its own in the registry; an archive's pipelines have none."""
 
     name: str
-    incarnation: str  # names its rows, manifests and staged files
+    incarnation: str  # the name of its rows, manifests and staged files
     source: str  # URL
     sink: str  # URL
     target: str  # incarnation of what the sink writes to
     created_ms: int
-    fields: dict[str, str] = msgspec.field(default_factory=dict)  # of JSON, that make an event's
+    # Paths in JSON of an event's own fields.
+    fields: dict[str, str] = msgspec.field(default_factory=dict)
     transform: str = ""  # module:function, from DataFrame to DataFrame
     state: Literal["ready", "deleting"] = "ready"
-    home: str = ""  # id of the home that runs it, where its sink is outside; empty: a topic of ours
+    home: str = ""  # id of the home that runs it, if its sink is outside; empty: our topic
 
 
 BeginReason = Literal["earliest", "latest", "retention", "explicit"]
 """Why an archive begins where it does in a source partition.
 
-``earliest``: at the first event that there ever was. ``retention``: at the first one that the
-source still held. ``latest``: at the end that was seen when the archive was created. ``explicit``:
-where the source's address says.
+``earliest``: at the first event that ever existed. ``retention``: at the first one that the source
+still had. ``latest``: at the end when the archive was created. ``explicit``: where the source's
+address says.
 """
 
 GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "transform"]
 """Why a source partition's events are missing from an archive.
 
 ``retention``: the source had deleted them before they were read, and a person accepted that.
-``remade``: their topic was deleted and created again, and a person accepted that.
-``parent``: a shard that was split or merged vanished before it was read to its end.
-``vanished``: their file, or topic of a pattern, was removed before it was read to its end, and a
-person accepted that.
-``upstream``: the archive that is the source has a gap there. ``transform``: they were taken from
+``remade``: their topic was deleted and created again, and a person accepted that. ``parent``: a
+shard that was split or merged vanished before it was read to its end. ``vanished``: their file, or
+topic of a pattern, was removed before it was read to its end, and a person accepted that.
+``upstream``: the archive that is the source has a gap there. ``transform``: they were read from
 files of a generation or archive whose transform had dropped them.
 """
 
@@ -86,49 +86,50 @@ class Begin(Persisted, frozen=True):
 
 
 class Gap(Persisted, frozen=True):
-    """Offsets of the source that were skipped by a decision, which is recorded.
+    """Offsets of the source that were skipped by a recorded decision.
 
-    All offsets between the positions, except for the reason ``transform``: those are some of them.
+    All offsets between the positions, except for the reason ``transform``, where it is some of
+    them.
     """
 
     start: str
     end: str
     reason: GapReason
-    offsets: int = 0  # how many they are; 0 where positions are not offsets and cannot be counted
+    offsets: int = 0  # how many; 0 if positions are not offsets and cannot be counted
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is only some of the offsets between its positions; others hold events."""
+        """Returns whether it covers only some of the offsets between its positions."""
         whole = offsets_between(self.start, self.end)
         return self.reason == "transform" or (whole is not None and 0 < self.offsets < whole)
 
 
 class ListedPartition(Persisted, frozen=True):
-    """A source partition in a pipeline's list, which it is in before it has a head."""
+    """A source partition in a pipeline's list, which may not have a head yet."""
 
     partition: str
-    end: str = ""  # that was seen when the pipeline was created; empty: it appeared later
+    end: str = ""  # when the pipeline was created; empty: it appeared later
     incarnation: str = ""  # of what had that end
     seen_ms: int = 0
-    note: bytes = b""  # of what is before that end, where the source tracks what was read
+    note: bytes = b""  # of what is before that end, if the source tracks what was read
 
 
 class SeenEnd(Persisted, frozen=True):
-    """The end that a driver saw of a source partition whose file may vanish before it is read."""
+    """The last known end of a source partition, in case its file vanishes before it is read."""
 
     partition: str
     end: str
 
 
 class ErasedEvents(Persisted, frozen=True):
-    """How many events erasures took out of the files of a source partition."""
+    """How many events erasures removed from the files of a source partition."""
 
     data: int = 0
     dead: int = 0
 
 
 class PreviousAccount(Persisted, frozen=True):
-    """What the generation before a promoted one accounted for, in one source partition."""
+    """The account of the generation before a promoted one, in one source partition."""
 
     generation: int
     begin: str
@@ -145,14 +146,14 @@ class PreviousAccount(Persisted, frozen=True):
 
 
 class Totals(Persisted, frozen=True):
-    """What a source partition's commits come to, so that nobody has to read them all."""
+    """The totals of a source partition's commits, so that they need not all be read."""
 
     commits: int = 0
     files: int = 0
     bytes: int = 0
     dead: int = 0
     lost: int = 0  # gaps
-    left_out: int = 0  # events that were erased from the target before they came there
+    left_out: int = 0  # events that were erased from the target before they arrived
     dropped: int = 0  # events that the transform dropped
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
     absent: int = 0  # offsets that never held an event for readers
@@ -161,11 +162,11 @@ class Totals(Persisted, frozen=True):
     committed_ms: int = 0  # when the last commit was made
     dead_ms: int = 0  # when the last one with dead letters was
     lost_ms: int = 0  # when the last one with a gap was
-    event_ms: int = -1  # the greatest event time of the last range that held any
+    event_ms: int = -1  # the latest event time of the last range that had any
     path_ms: int = -1  # the parser's time of the last event that has one
 
     def plus(self, manifest: Manifest, now_ms: int) -> Totals:
-        """With one more range, committed now."""
+        """Returns the totals with one more range, committed now."""
         placed = [file for file in manifest.files if file.path_ms >= 0]
         return Totals(
             commits=self.commits + 1,
@@ -192,29 +193,29 @@ class Totals(Persisted, frozen=True):
 class Progress(Persisted, frozen=True):
     """The ``head`` of a source partition: every write there expects it."""
 
-    position: str  # where reading goes on
-    ordinal: int  # how many events were committed so far; numbers what has no offset of its own
+    position: str  # where reading resumes
+    ordinal: int  # how many events were committed so far; numbers events without offsets
     epoch: int  # of the driver that works on it
-    closed: bool = False  # its generation is retired; nobody adopts it again
+    closed: bool = False  # its generation is retired; no driver adopts it again
     frozen: str = ""  # id of the promote that has frozen it, until a driver may adopt it again
-    incarnation: str = ""  # of what the source reads; empty: not known
+    incarnation: str = ""  # of what the source reads; empty: unknown
     totals: Totals = Totals()
     looked: int = 0  # epoch of the last driver that looked for forgotten ranges
-    names: str = ""  # a further part of its files' names, since ranges were set aside
+    names: str = ""  # an extra part of its files' names, since ranges were set aside
     begin: Begin | None = None  # where it began, and why
     gaps: tuple[Gap, ...] = ()  # every one since then, in order
-    note: bytes = b""  # of its last range, where the source knows by it again what was read
-    ended: Literal["", "remade"] = ""  # why no range is read any more, as a person decided
+    note: bytes = b""  # of its last range, by which the source recognizes what was read
+    ended: Literal["", "remade"] = ""  # why no range is read any more, by a person's decision
 
     def is_of(self, incarnation: str) -> bool:
-        """Whether it may have read this incarnation of its source; one that is not known may be."""
+        """Returns whether it may have read this incarnation of its source; True if unknown."""
         return not self.incarnation or not incarnation or self.incarnation == incarnation
 
     def will_read(self, incarnation: str) -> bool:
-        """Whether a driver may ever read this incarnation of its source.
+        """Returns whether a driver may ever read this incarnation of its source.
 
-        Not after it has retired or ended, nor where ranges of another incarnation are committed: a
-        person can only accept that it ends then. Without any it begins again.
+        Not after it has retired or ended, nor if ranges of another incarnation are committed: then
+        a person can only accept that it ends. Without any committed range it begins again.
         """
         if self.closed or self.ended:
             return False
@@ -222,9 +223,9 @@ class Progress(Persisted, frozen=True):
 
 
 class DriverFailure(Persisted, frozen=True):
-    """Why a driver cannot read a source partition, or its source at all; for display."""
+    """Why a driver cannot read a source partition, or its whole source; for display."""
 
-    partition: str  # of the source; empty: the source as a whole
+    partition: str  # of the source; empty: the whole source
     kind: str  # of the error
     message: str
     since_ms: int  # when it failed first
@@ -240,11 +241,11 @@ class Intent(Persisted, frozen=True):
     lost: tuple[Gap, ...] = ()  # at its beginning, accepted by a person
     manifest: str = ""  # key of the manifest, once it is recorded
     began_ms: int = 0  # when it was put
-    incarnation: str = ""  # of the source partition that it was planned for; read no other
+    incarnation: str = ""  # of the source partition that it was planned for; no other is read
 
 
 class FileEntry(Persisted, frozen=True):
-    """One file: where it is staged, where it belongs, and how to know it."""
+    """One file: where it is staged, where it belongs, and how to recognize it."""
 
     staged: str
     target: str
@@ -256,14 +257,14 @@ class FileEntry(Persisted, frozen=True):
     first_ms: int
     last_ms: int
     kind: str = "data"  # or "dead", or "sidecar", or "segment"
-    pieces: tuple[Piece, ...] = ()  # of a segment: what is where in it
-    path_ms: int = -1  # the parser's time of its last event; -1: its path was made of none
+    pieces: tuple[Piece, ...] = ()  # of a segment
+    path_ms: int = -1  # the parser's time of its last event; -1: its path has no time
     erased: int = 0  # events that were in it, and were erased
     named: int = 0  # parts of its folder, after the topic's, that values of its events have filled
 
 
 class Manifest(Persisted, frozen=True):
-    """What a range produced: decided once, published and committed from this alone."""
+    """What a range produced: decided once, then published and committed from this alone."""
 
     pipeline: str  # incarnation
     partition: str  # of the source
@@ -273,23 +274,23 @@ class Manifest(Persisted, frozen=True):
     read: int  # events read from the source
     written: int
     dropped: int = 0  # by the user's transform
-    dead: int = 0  # that no parser took
+    dead: int = 0  # that no parser accepted
     files: tuple[FileEntry, ...] = ()
     lost: tuple[Gap, ...] = ()
-    note: bytes = b""  # what the source wants to find again
-    erased: tuple[int, ...] = ()  # offsets whose events were taken out of the files
+    note: bytes = b""  # data that the source wants to read again
+    erased: tuple[int, ...] = ()  # offsets whose events were removed from the files
     left_out: int = 0  # events that were not written, since they were erased from the target
     ranges: tuple[Manifest, ...] = ()  # of a merged one: those of its ranges, which have all files
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
     absent: int = 0  # offsets that never held an event for readers: compaction, transaction markers
-    filled: int = 0  # generation whose files its events were read from; 0: they are the source's
-    as_is: bool = False  # those hold what a transform returned, and no other one got it
-    incarnation: str = ""  # of the source partition that its events were read of; empty: not known
-    completed: int = 0  # generation whose files had what the source lacked in it; 0: none was asked
+    filled: int = 0  # generation whose files its events were read from; 0: from the source
+    as_is: bool = False  # those contain a transform's output, and no other transform got it
+    incarnation: str = ""  # of the source partition that its events were read from; empty: unknown
+    completed: int = 0  # generation whose files had what the source lacked; 0: none
 
     @property
     def parts(self) -> tuple[Manifest, ...]:
-        """The manifests of its ranges: itself, unless it is a merged one."""
+        """Returns the manifests of its ranges: itself, unless it is a merged one."""
         return self.ranges or (self,)
 
 
@@ -306,7 +307,7 @@ class MergedRange(Persisted, frozen=True, array_like=True):
 
 
 class Commit(Persisted, frozen=True):
-    """A range that is done, or neighbouring ones that were merged into one row."""
+    """A range that is done, or neighboring ones that were merged into one row."""
 
     manifest: str
     start: str
@@ -315,15 +316,15 @@ class Commit(Persisted, frozen=True):
     files: int
     dead: int
     committed_ms: int
-    rewrite: str = ""  # key of the manifest that an erasure replaces this one by; "": none goes on
-    left_out: int = 0  # events that were erased from the target before they came there
-    ranges: tuple[MergedRange, ...] = ()  # of a merged one, whose other fields are of all
+    rewrite: str = ""  # key of the manifest by which an erasure replaces this one; "": none runs
+    left_out: int = 0  # events that were erased from the target before they arrived
+    ranges: tuple[MergedRange, ...] = ()  # of a merged one, whose other fields cover all
     replaced: tuple[str, ...] = ()  # manifests that the merged one replaces; to be deleted
     merged_ms: int = 0  # since when it replaces them
 
     @property
     def parts(self) -> tuple[Commit, ...]:
-        """Its ranges, each as if it had a row of its own."""
+        """Returns its ranges, each as if it had a row of its own."""
         if not self.ranges:
             return (self,)
         return tuple(
@@ -343,7 +344,7 @@ class Commit(Persisted, frozen=True):
 
 
 class Aside(Persisted, frozen=True):
-    """A range that a restored catalog had forgotten, and whose files were set aside."""
+    """A range that a restored catalog had lost, and whose files were set aside."""
 
     partition: str  # of the source
     start: str
@@ -351,18 +352,18 @@ class Aside(Persisted, frozen=True):
     events: int
     files: tuple[str, ...]  # where they are now
     at_ms: int
-    incarnation: str = ""  # of the source partition that its events were read of; empty: not known
+    incarnation: str = ""  # of the source partition that its events were read from; empty: unknown
 
 
 def offsets_between(start: str, end: str) -> int | None:
-    """Returns how many offsets lie between two positions; None where positions are not offsets."""
+    """Returns how many offsets are between two positions; None if positions are not offsets."""
     if not all(text.isascii() and text.isdecimal() for text in (start, end)):
         return None
     return int(end) - int(start)
 
 
 def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]:
-    """Returns gaps in order, with neighbours of one reason as one."""
+    """Returns gaps in order; joins neighbors with the same reason."""
     joined = list(gaps)
     for gap in more:
         last = joined[-1] if joined else None
@@ -378,9 +379,9 @@ class ReplacedFile(Persisted, frozen=True, array_like=True):
     """One file that an erasure changes."""
 
     key: str
-    size: int  # as it was
+    size: int  # before the erasure
     crc: int
-    data: bytes  # as it shall be
+    data: bytes  # after the erasure
 
 
 class AsideErasure(Persisted, frozen=True):
@@ -390,12 +391,12 @@ class AsideErasure(Persisted, frozen=True):
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:
-    """A manifest from its bytes. ``CorruptError``."""
+    """Decodes a manifest. Raises ``CorruptError``."""
     return open_json(data, Manifest, f"manifest `{key}`")
 
 
 def check_pipeline_name(name: str) -> None:
-    """Refuse a name that could not stand in a row or on a command line."""
+    """Raises ``InvalidError`` for a name that cannot be part of a row or a command line."""
     if not _NAME.fullmatch(name) or len(name) > limits.PIPELINE_NAME_MAX:
         raise InvalidError(
             f"pipeline name `{name[:80]}`: give 1 to {limits.PIPELINE_NAME_MAX} letters, digits, "
