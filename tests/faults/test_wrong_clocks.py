@@ -12,13 +12,13 @@ from click.testing import CliRunner
 import tidelog
 from tests.support.topic_upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tidelog import Event
-from tidelog.cli.commands import upkeep as cli_upkeep
 from tidelog.cli.main import cli
 from tidelog.context import Context, LogSettings
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe, ScribeOptions
 from tidelog.log.consumer.leases import Membership
+from tidelog.log.maintenance import trim as trimming
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, check_clock, trim_topic
 from tidelog.log.producer.append import Appender
@@ -266,9 +266,7 @@ def test_command_trims_nothing_by_a_clock_that_is_a_year_ahead(
         home.append("t", [Event(b"a")])
     with monkeypatch.context() as patch:
         year_ms = YEAR_S * 1000
-        patch.setattr(
-            cli_upkeep, "trusted_now_ms", lambda context: context.clock.now_ms() + year_ms
-        )
+        patch.setattr(trimming, "trusted_now_ms", lambda context: context.clock.now_ms() + year_ms)
         refused = CliRunner().invoke(cli, [*asked, "-30d"])
         assert refused.exit_code != 0
         assert "check the clock" in str(refused.exception)
