@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tidelog.cli.output import Output, counted, to_seconds
+from tidelog.cli.output import Output, counted, echo_aside, print_error, to_seconds, visible
+from tidelog.errors import InvalidError
 
 ROWS = [
     {"object": "topics/1c7a/journals/000000/0000000001.parquet", "events": 1, "url": None},
@@ -48,3 +49,21 @@ def test_small_words() -> None:
     assert [counted(n, "event") for n in (0, 1, 1_000)] == ["0 events", "1 event", "1,000 events"]
     assert counted(2, "entry", "entries") == "2 entries"
     assert to_seconds("2026-11-15T19:55:45.123Z") == "2026-11-15T19:55:45Z"
+
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\nb\x9b31m\u202etxt"
+
+
+def test_what_could_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(False)
+    output.say(HOSTILE)
+    output.title(HOSTILE)
+    output.record({"why": HOSTILE})
+    output.records(("why",), [{"why": HOSTILE}])
+    print_error(InvalidError(f"topic `{HOSTILE}`: is bad"), False)
+    echo_aside(HOSTILE)
+    found = capsys.readouterr()
+    for text in (found.out, found.err):
+        assert r"\x1b[2J" in text
+        assert not set(text) & set("\x1b\x07\r\x9b\u202e"), text
+    assert visible("plain ü text") == "plain ü text"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -34,16 +35,19 @@ __all__ = [
     "FailedError",
     "Output",
     "counted",
+    "echo_aside",
     "exit_code",
     "json_option",
     "print_error",
     "progress_bar",
     "to_seconds",
+    "visible",
     "write_out",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _PIPE_WIDTH = 1_000  # columns: what goes into a pipe or a file is not squeezed
 
 
@@ -58,12 +62,12 @@ class Output:
     def say(self, text: str) -> None:
         """A line for people only."""
         if not self.as_json:
-            self._console.print(text, markup=False)
+            self._console.print(visible(text, "\n\t"), markup=False)
 
     def title(self, text: str) -> None:
         """A heading for people only."""
         if not self.as_json:
-            self._console.print(f"\n{text}", style="bold", markup=False)
+            self._console.print(f"\n{visible(text)}", style="bold", markup=False)
 
     def record(self, values: Mapping[str, Any]) -> None:
         """One result: a JSON line, or its fields one below the other."""
@@ -72,7 +76,7 @@ class Output:
             return
         width = max(map(len, values))
         for name, value in values.items():
-            shown = "-" if value is None else value
+            shown = "-" if value is None else visible(str(value))
             self._console.print(f"{name:<{width}}  {shown}", markup=False)
 
     def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -82,7 +86,10 @@ class Output:
                 self._json(row)
             return
         names = list(columns)
-        shown = [["-" if row[name] is None else str(row[name]) for name in names] for row in rows]
+        shown = [
+            ["-" if row[name] is None else visible(str(row[name])) for name in names]
+            for row in rows
+        ]
         if shown and self._console.is_terminal and _width(names, shown) > self._console.width:
             for number, cells in enumerate(shown):
                 if number:
@@ -144,8 +151,27 @@ def print_error(error: TidelogError, as_json: bool) -> None:
         line = json.dumps(error.as_json(), default=str)  # unlike msgspec, takes lone surrogates
     else:
         line = "error: " + " ".join(error.message.split())
-        line = line.encode(errors="backslashreplace").decode()
+        line = visible(line.encode(errors="backslashreplace").decode())
     click.echo(line, err=True)
+
+
+def echo_aside(text: str) -> None:
+    """One line on standard error, for people; what could steer a terminal is escaped."""
+    click.echo(visible(text), err=True)
+
+
+def visible(text: str, kept: str = "") -> str:
+    """Return text with control characters, and marks that turn its direction, as escapes.
+
+    Names and reasons come from clients: what they hold must not steer an operator's terminal.
+    """
+    if text.isprintable():
+        return text
+    return _UNSEEN.sub(lambda m: m[0] if m[0] in kept else _escape(m[0]), text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-import click
 import msgspec
 from rich.console import Console
 from rich.live import Live
@@ -26,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidelog.cli.child_supervisor import Program, ProgramState, Supervisor
-from tidelog.cli.output import FailedError, Output
+from tidelog.cli.output import FailedError, Output, echo_aside
 from tidelog.coordination.supervisors import (
     BEAT_MS,
     Keeper,
@@ -266,7 +265,7 @@ class View:
         if self._live is not None:
             self._live.console.print(f"{name}: {text}", markup=False)
         else:
-            click.echo(f"{name}: {text}", err=True)
+            echo_aside(f"{name}: {text}")
 
     def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
         """A part has changed; ``parts`` are all of them."""

@@ -62,6 +62,7 @@ from tidelog.server.http.health import Health
 from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
 from tidelog.server.topics import OpenTopics
 
@@ -141,6 +142,7 @@ class FrontDoor:
         self._prefix = home.context.ids.new()[:12].encode()  # of the ids of requests
         self._count = 0
         self._access: AccessLog | None = None
+        self.certificate: Certificate | None = None  # of the listener; read again now and then
         self._complaints = Complaints(self._clock)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._health = Health(home)
@@ -426,6 +428,9 @@ class FrontDoor:
                 topic.give_up(limits.ANSWER_S)
             if self._now_s() - read_s >= REFRESH_S:
                 read_s = self._now_s()
+                if self.certificate is not None:
+                    with contained("certificate", self._complaints.hear):  # the old one stays
+                        await self._threads.run(self.certificate.refresh)
                 with contained("tokens", self._complaints.hear):  # those that are known stay so
                     await self.gate.refresh()
 

@@ -24,6 +24,8 @@ class ServeOptions:
     body_bytes_max: int = 8 << 20
     behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
     access_log: str | None = None  # a file, or `-` for standard error
+    tls_cert: str | None = None  # a PEM file with the certificate and its chain
+    tls_key: str | None = None  # a PEM file with its key
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 65_536:
@@ -33,6 +35,8 @@ class ServeOptions:
                 f"serve: rate {self.rate:g} and body-max {self.body_bytes_max}: give 0 or more "
                 "requests a second, and 1 byte or more"
             )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidError("serve: give both --tls-cert and --tls-key, or neither")
         for name in (self.topic_default, *self.public_pixels):
             if name is not None:
                 check_topic_name(name)

@@ -32,6 +32,7 @@ from tidelog.server.app import FrontDoor
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Connection
 from tidelog.server.http.telemetry import Telemetry
+from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
 
 __all__ = ["serve"]
@@ -53,7 +54,11 @@ def serve(
     ``InvalidError`` where it would listen elsewhere without tokens, ``UnavailableError`` where the
     address is taken.
     """
+    certificate = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        certificate = Certificate(options.tls_cert, options.tls_key)
     door = FrontDoor(home, options, telemetry)
+    door.certificate = certificate
     with _bound(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(door, options, listener, on_listening, stop))
 
@@ -84,7 +89,8 @@ async def _serve(
 def _tell(
     on_listening: Callable[[str, bool], None], listener: socket.socket, door: FrontDoor
 ) -> None:
-    on_listening(_url(listener), door.gate.is_open)
+    scheme = "http" if door.certificate is None else "https"
+    on_listening(_url(listener, scheme), door.gate.is_open)
 
 
 class _Server(uvicorn.Server):
@@ -115,6 +121,9 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(limits.STOP_S),
             )
         )
+        if door.certificate is not None:
+            self.config.load()
+            self.config.ssl = door.certificate.context
         self._door = door
         self._stop = stop
         self._on_started = on_started
@@ -168,6 +177,6 @@ def _bound(options: ServeOptions) -> Iterator[socket.socket]:
         yield listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -132,11 +132,13 @@ def test_up_passes_the_options_of_the_server_on() -> None:
         "rate": 5.0,
         "body_max": 100,
         "access_log": "-",
+        "tls_cert": "c.pem",
+        "tls_key": None,
     }
     passed = _of_server(given)
     assert passed == [
         *("--behind-proxy", "--public-pixel", "a", "--public-pixel", "b"),
-        *("--rate", "5.0", "--body-max", "100", "--access-log", "-"),
+        *("--rate", "5.0", "--body-max", "100", "--access-log", "-", "--tls-cert", "c.pem"),
     ]
     shown = CliRunner().invoke(cli, ["up", "--help"]).output
     assert all(option in shown for option in passed if option.startswith("--"))

@@ -11,7 +11,7 @@ import msgspec
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, troubles
 from tidelog.cli.accounts import account_values, show_accounts
-from tidelog.cli.output import FAILED, Output, counted, json_option, write_out
+from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option, write_out
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
@@ -111,7 +111,7 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
     watermark = None if done.watermark_ms is None else to_iso(done.watermark_ms)
     output.record({"archive": name, "watermark": watermark})
     for error in done.errors:
-        click.echo(f"not told: {error}", err=True)
+        echo_aside(f"not told: {error}")
     if done.errors:
         sys.exit(FAILED)
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, counted, json_option
+from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import spark_conf
 from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.home import open_home
@@ -46,7 +46,7 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
                 told = msgspec.to_builtins(part)
                 output.record({"part": told.pop("name"), **told})
             else:
-                click.echo(_line(part), err=True)
+                echo_aside(_line(part))
 
     conf = spark_conf(given["confs"])
     sys.setswitchinterval(0.001)

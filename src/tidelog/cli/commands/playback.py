@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, counted, json_option
+from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import traced_world
 from tidelog.connectors.playback_sinks import check_playback_sink
 from tidelog.errors import InvalidError
@@ -185,7 +185,7 @@ class _Messages:
     def say(self, text: str) -> None:
         """A line for people."""
         if not self._as_json:
-            click.echo(text, err=True)
+            echo_aside(text)
 
     def begins(self, topic: Topic, pin: Pin) -> None:
         times = pin.range

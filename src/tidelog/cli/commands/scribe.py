@@ -13,7 +13,7 @@ import click
 from tidelog.cli.commands.compile import policy_of, policy_options
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.metrics_file import check_metrics_file, write_metrics_file
-from tidelog.cli.output import FAILED, Output, counted, json_option
+from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option
 from tidelog.errors import TidelogError
 from tidelog.home import Home, open_home
 from tidelog.journal.compile.policy import CompilePolicy
@@ -127,7 +127,7 @@ class _Log:
         if self._output.as_json:
             self._output.record({"scribe": "error", **error.as_json()})
         else:
-            click.echo(f"error: {' '.join(error.message.split())}", err=True)
+            echo_aside(f"error: {' '.join(error.message.split())}")
         self._write_metrics()
 
     def _show(self, turn: Turn) -> None:
@@ -168,7 +168,7 @@ class _Log:
         self._output.say(text)
         for each in turn.troubles:
             where = f"{each.topic}: " if each.topic else ""
-            click.echo(f"error: {where}{' '.join(str(each.error).split())}", err=True)
+            echo_aside(f"error: {where}{' '.join(str(each.error).split())}")
 
     def _write_metrics(self) -> None:
         if self._file is not None:

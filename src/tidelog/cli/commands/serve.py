@@ -56,6 +56,12 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     "keep it. Only where nobody but the proxy can reach the port.",
 )
 @click.option(
+    "--tls-cert",
+    type=click.Path(dir_okay=False),
+    help="Speak HTTPS with this certificate (PEM, with its chain); read again when it changes.",
+)
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="The key of --tls-cert (PEM).")
+@click.option(
     "--access-log",
     metavar="FILE",
     help="Append a JSON line for each request to this file; - for standard error.",

@@ -53,6 +53,8 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 @click.option("--public-pixel", multiple=True, metavar="T", help="As of `tidelog serve`.")
 @click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
 @click.option("--access-log", metavar="FILE", help="As of `tidelog serve`.")
+@click.option("--tls-cert", metavar="FILE", help="As of `tidelog serve`.")
+@click.option("--tls-key", metavar="FILE", help="As of `tidelog serve`.")
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:
@@ -115,7 +117,7 @@ def _of_server(given: dict[str, Any]) -> list[str]:
     passed = ["--behind-proxy"] if given["behind_proxy"] else []
     for topic in given["public_pixel"]:
         passed += ["--public-pixel", topic]
-    for name in ("rate", "body_max", "access_log"):
+    for name in ("rate", "body_max", "access_log", "tls_cert", "tls_key"):
         if given[name] is not None:
             passed += [f"--{name.replace('_', '-')}", str(given[name])]
     return passed
