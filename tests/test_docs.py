@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_the_layout_tables_are_the_code(heading: str, kinds: tuple[Kind, ...]) -
     assert shown == [tuple(kind) for kind in kinds]
 
 
+def test_the_table_of_rooms_has_the_order_of_imports() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    layers = [set(layer.replace("tidelog.", "").split(" | ")) for layer in contract["layers"]]
+    rows = table_after("ARCHITECTURE.md", "## 5. Rooms")
+    shown = [set(re.findall(r"`([a-z_]+)(?:\.py)?`", row[0])) for row in rows]
+    assert shown == layers
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
@@ -150,10 +160,11 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_names_of_files_in_documents_exist() -> None:
-    """A path in backticks with a slash and an ending is a file of ours, below src or the root."""
+    """A path in backticks that ends as a module does is a file of ours, below src or the root."""
     places = (ROOT, ROOT / "src" / "tidelog")
     for document in DOCUMENTS:
-        for path in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|md|toml))`", document.read_text()):
+        text = document.read_text()
+        for path in re.findall(r"`([a-z_]+(?:/[a-z_/]+\.(?:py|md|toml)|/[a-z_/]*/|\.py))`", text):
             found = any((place / path).exists() for place in places)
             assert found, f"{document.name} names {path}"
 

@@ -1,5 +1,5 @@
-"""The command line: one file per command group, ``main`` puts them together.
+"""The command line: one file in ``commands`` for each group of commands.
 
-Commands only translate: arguments in, a call into the library, tables or JSON lines out. Errors
-become one line on standard error and an exit code from ``exit_codes``.
+Commands parse arguments, call the library, and print tables or JSON lines. ``main`` has the list of
+commands. An error becomes one line on standard error and an exit code, by ``output``.
 """

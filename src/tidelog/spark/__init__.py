@@ -1,4 +1,4 @@
-"""The Spark data source ``tidelog``: batch and streaming, reading and writing, in Arrow.
+"""The Spark data source `tidelog`: batch and streaming, reading and writing, in Arrow.
 
 This room promises that a read returns each event of its range once, and that a write stores each
 row once under task retries and replayed micro-batches. The driver plans from the catalog and

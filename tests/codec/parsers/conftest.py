@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.codec.parsers.layouts import opened
+from tests.codec.parsers.layouts import opened_once
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _parsers_are_let_go() -> Iterator[None]:
     yield
-    opened.cache_clear()
+    opened_once.cache_clear()

@@ -15,7 +15,7 @@ from tidelog.errors import InvalidError, UnavailableError
 MODULE = '''
 import pyarrow as pa
 
-from tidelog.codec.parsers import Found, Layout
+from tidelog.codec.parsers import ParsedValues, Layout
 from tidelog.errors import InvalidError, UnavailableError
 
 
@@ -51,7 +51,7 @@ class Noon:
     def times(self, batch):
         rows = batch.num_rows
         times = pa.array([1_794_744_000_000 + self.shift_ms] * rows, pa.int64())
-        return Found(times, pa.nulls(rows, pa.string()))
+        return ParsedValues(times, pa.nulls(rows, pa.string()))
 
 
 class Short(ByLength):

@@ -6,7 +6,7 @@ or replaced. It must not know how or when files are made.
 
 ``base`` defines a table and where its library finds the files. ``registration`` brings a table up
 to an archive's commits. ``delta`` and ``iceberg`` are the two kinds; their libraries come with the
-extra ``tables``.
+extra ``tidelog[tables]``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A parser works on whole Arrow batches. Every event gets either a path or the rea
 no path leads out of the archive's folder, and a time is never guessed. This room must not know
 archives, files or where events come from.
 
-``base`` has the interface, ``json`` is the one to copy from, ``time_folders`` makes names of times.
+``base`` has the interface, ``msgpack`` is the one to copy, ``time_folders`` makes names of times.
 A parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``. Other packages can
 add a kind through the entry point group ``tidelog.parsers``; ``module:Class`` opens a class of your
 own.

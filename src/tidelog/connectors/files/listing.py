@@ -38,9 +38,9 @@ from tidelog.model.limits import OFFSET_END_MAX
 from tidelog.store.base import ObjectInfo, Store, after_folder
 
 __all__ = [
-    "ArchivedFile",
     "Chain",
     "FolderListing",
+    "ListedFile",
     "clashes",
     "found_files",
     "listed",
@@ -52,7 +52,7 @@ _MARKS = ("_SUCCESS", "_owner")  # of archives and of other tools; these hold no
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedFile:
+class ListedFile:
     """A file of an archive, with its sidecar if its format has one."""
 
     form: Format
@@ -134,7 +134,7 @@ class ArchivedFile:
             )
 
 
-Chain = tuple[ArchivedFile, ...]  # the files of a source partition, by first offset
+Chain = tuple[ListedFile, ...]  # the files of a source partition, by first offset
 
 
 class FolderListing(NamedTuple):
@@ -154,7 +154,7 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
     infos, denied, folder, root = found_files(store, place)
     only = place.name if not folder and place.name in infos else ""
     has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
-    chains: dict[SourcePartition, list[ArchivedFile]] = defaultdict(list)
+    chains: dict[SourcePartition, list[ListedFile]] = defaultdict(list)
     rows: dict[str, ObjectInfo] = {}
     generations: set[int] = set()
     errors: dict[SourcePartition, TidelogError] = {}
@@ -185,7 +185,7 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
         elif place.generation in (None, named.generation):
             generations.add(named.generation)
             form = place.archived_format(key, has_sidecars)
-            file = ArchivedFile(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
+            file = ListedFile(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
             partition = SourcePartition(named.topic, named.partition)
             chains[partition].append(file)
         else:

@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.files.listing import ArchivedFile, Chain, FolderListing, clashes, listed
+from tidelog.connectors.files.listing import Chain, FolderListing, ListedFile, clashes, listed
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import LongLineError, RowFile
@@ -222,7 +222,7 @@ class FilesSource:
             return range.limit
         return str(min((first for first, _ in held if first >= limit), default=offset_at(end)))
 
-    def _parts(self, store: Store, file: ArchivedFile) -> list[tuple[int, int]]:
+    def _parts(self, store: Store, file: ListedFile) -> list[tuple[int, int]]:
         """Returns the first and last offset of each part of a file, split at large gaps."""
         (end,) = self._ends_of(store, (file,))
         if end - file.first <= FILE_GAP_OFFSETS:
@@ -418,7 +418,7 @@ def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
     return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
 
 
-def _stream(store: Store, file: ArchivedFile) -> Stream:
+def _stream(store: Store, file: ListedFile) -> Stream:
     return Stream(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
 
 
