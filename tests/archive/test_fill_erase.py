@@ -14,6 +14,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import promote, rollback
+from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.from_archives import delete_events
@@ -97,10 +98,10 @@ def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
     delete_events(home.context, home.amender("t", Why("asked", "me")), ["id-7"])
     erasing = erase.erase_from_archive
 
-    def late(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
+    def late(context: Context, archive: Archive, generation: int, offsets: Any) -> Any:
         if generation == 1:
             backfill(home)  # from files that still have the event
-        return erasing(home, archive, generation, offsets)
+        return erasing(context, archive, generation, offsets)
 
     monkeypatch.setattr(erase, "erase_from_archive", late)
     carry_out(home.context, home.topic("t"), grace_ms=0)
@@ -122,10 +123,10 @@ def test_an_erasure_takes_the_live_generation_first(
     delete_events(home.context, home.amender("t", Why("asked", "me")), ["id-20"])
     erasing = erase.erase_from_archive
 
-    def rolled_back(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
-        done = erasing(home, archive, generation, offsets)
+    def rolled_back(context: Context, archive: Archive, generation: int, offsets: Any) -> Any:
+        done = erasing(context, archive, generation, offsets)
         if generation == 1 and archive.generation == 2:
-            rollback(home.context, "daily")
+            rollback(context, "daily")
         return done
 
     monkeypatch.setattr(erase, "erase_from_archive", rolled_back)

@@ -17,6 +17,7 @@ from tests.support.archive_look import AT, a_home, an_archive, fill
 from tidelog import Event, Home
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
@@ -160,8 +161,31 @@ def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused
     assert held(home, "chain") == list(range(20))
 
 
-def test_range_is_completed_no_further_than_the_live_generation_is(home: Home) -> None:
+@pytest.mark.parametrize("live", [0, 10])
+def test_backup_is_read_no_further_than_the_live_generation_where_the_source_holds_the_rest(
+    home: Home, live: int
+) -> None:
+    """The backup lacks events that the topic holds; nothing of the archive tells of them."""
+    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    an_archive(home, "slow")
+    if live:
+        drive(home, "slow")
+    home.append("t", [Event(b"%d" % n) for n in range(10, 30)], partition=0)
+    an_archive(home, "half", transform="m:f")
+    drive(home, "half")
+    backup = copied(home, "half")
+    build(home, "slow", source=f"file:{backup}")
+    promote(home.context, "slow")
+    drive(home, "slow")
+    assert held(home, "slow") == list(range(30))
+    assert problems(home, "slow") == []
+
+
+def test_range_is_completed_no_further_than_the_live_generation_is(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What that archives later is compared: it may have what the backup lacks there."""
+    monkeypatch.setattr(FillSource, "_until_own", lambda *given: given[-1])  # as if it held nothing
     home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
     an_archive(home, "slow")
     drive(home, "slow")

@@ -22,6 +22,7 @@ from tidelog.archive import commit_retention as compact
 from tidelog.archive import dead_letters as replay
 from tidelog.archive import finalize, generations
 from tidelog.archive.coverage import MissingRange
+from tidelog.archive.fill import FillSource
 from tidelog.archive.finalize import Finalizer
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.connectors.source import Bounds, MissingOffsets
@@ -263,6 +264,11 @@ def _promote_compares_ends(patch: Patch) -> None:
 def _holes_count_as_never_there(patch: Patch) -> None:
     """A backfill takes what its source lacks for what was never there; so does a promote."""
     patch.setattr(CompletedReader, "read", lambda self: self.reader.read())
+
+
+def _backup_is_read_to_its_end(patch: Patch) -> None:
+    """A backfill reads a backup further than the live generation, though the source holds that."""
+    patch.setattr(FillSource, "_until_own", lambda *given: given[-1])
 
 
 def _promote_does_not_freeze(patch: Patch) -> None:
@@ -521,6 +527,7 @@ BUGS: Mapping[str, Bug] = {
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
     "what a backup lacks was never there": Bug("P4a", _holes_count_as_never_there, HolesWorld),
+    "a backup is read to its end": Bug("P4a", _backup_is_read_to_its_end, HolesWorld),
     "promote does not freeze heads": Bug("P4a", _promote_does_not_freeze, GenerationsWorld),
     "erasure leaves kept generations out": Bug(
         "P5a", _erasure_leaves_kept_generations_out, GenerationsWorld

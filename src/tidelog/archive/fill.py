@@ -13,6 +13,8 @@ generation begins where the live one began, and has its events.
   generation, commit by commit, with the same numbers. So cursors of readers, which are borders of
   commits, and offsets in records of erasures mean the same in both.
 - Source partitions of topics that are not the archive's own are skipped, even if a backup has them.
+- A backup is read no further than the live generation is, where the archive's own source
+  holds the rest: the backup may lack some of it, and the driver reads it after the promote.
 - It begins where the live generation begins, or would begin by the archive's start and the ends
   listed at its creation. Earlier events are read only on request (``ArchiveFormat.start``).
 - If a person accepted that (``pass_damage``), it skips damaged commits of the live generation whose
@@ -338,6 +340,7 @@ class FillSource:
             source = self._usable(partition, old, source)
         if source is not None:
             source = self._begun(partition, old, source)
+            source = self._until_own(partition, old, source)
         if old is None or (old.by_offset and not self._is_restorable):
             if source is None:
                 raise NotFoundError(
@@ -405,6 +408,28 @@ class FillSource:
         if listed is not None and listed.end == begin:
             note = listed.note  # of what is before it
         return replace(source, first=begin, begins=begins, note=note)
+
+    def _until_own(self, partition: SourcePartition, old: Coverage | None, held: Bounds) -> Bounds:
+        """Returns what to read of a backup: nothing that the archive's own source holds as well.
+
+        The backup may lack some of that, and a driver reads it from the source after the promote.
+        What the live generation has is read: its files complete it.
+        """
+        if not self._given or self._follows or self._given == self._archive.source:
+            return held
+        own, source = None, source_at(self._context, self._archive.source)
+        with contextlib.suppress(NotFoundError):  # it was deleted: the backup is all there is
+            own = source.bounds([partition])[partition]
+        if own is None or not are_offsets(own.first, own.end) or int(own.end) < int(held.end):
+            return held
+        if not is_same_sequence(own, held if old is None else old):
+            return held
+        reached = max(int(held.first), int(own.first), int(old.end) if old else 0)
+        if reached >= int(held.end):
+            return held
+        if old is None:  # nothing of it may be read at all: compare the events all the same
+            self._check_same(SourceRange(partition, held.first, held.end), None)
+        return replace(held, end=str(reached))
 
     @cached_property
     def _listed(self) -> dict[str, ListedPartition]:
