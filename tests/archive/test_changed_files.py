@@ -85,7 +85,7 @@ def test_sweep_finishes_an_erasure_that_died_though_its_topic_was_deleted(
     daily, copy = chained(home)
     with monkeypatch.context() as patch:
         patch.setattr(
-            _EraseLane, "_counted", _die
+            _EraseLane, "_count_row", _die
         )  # files are replaced, their range says nothing of it
         with pytest.raises(Crash):
             erase_from_archive(home.context, daily, 1, {"t/0": [5]})

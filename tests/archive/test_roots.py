@@ -114,14 +114,14 @@ def test_of_two_creates_at_once_in_one_another_one_is_refused(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check and the new name are one write of the registry."""
-    taken = creating._refuse_taken
+    taken = creating._refuse_used_folder
 
     def beside(where: Home, archive: Archive) -> None:
         taken(where, archive)
         if archive.name == "c":
             made(home, "d", f"file:{tmp_path}/lake/c/d")
 
-    monkeypatch.setattr(creating, "_refuse_taken", beside)
+    monkeypatch.setattr(creating, "_refuse_used_folder", beside)
     with pytest.raises(InvalidError, match="contains folder `d` of archive `d`"):
         made(home, "c", f"file:{tmp_path}/lake/c")
     assert [each.name for each in list_archives(home.context)] == ["d"]

@@ -389,9 +389,9 @@ def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
 
 def _proof_does_not_look_at_staging(patch: Patch) -> None:
     """A proof does not search what is staged."""
-    explained = proof._explained
+    explained = proof.explained_places
     patch.setattr(_ProofSearch, "staged", lambda *_, **__: None)
-    patch.setattr(proof, "_explained", lambda *of: (*explained(*of), "staging/"))
+    patch.setattr(proof, "explained_places", lambda *of: (*explained(*of), "staging/"))
 
 
 # Markers.
@@ -418,12 +418,12 @@ def _own(home: Any, archive: Any) -> Any:
 
 def _folder_is_not_reopened(patch: Patch) -> None:
     """Files that come after a marker leave it as it is."""
-    merged = counting._with
+    merged = counting._with_files
 
     def as_before(folder: Any, touches: Any, now_ms: int) -> Any:
         return merged(folder, touches, now_ms) if folder.state == "open" else folder
 
-    patch.setattr(counting, "_with", as_before)
+    patch.setattr(counting, "_with_files", as_before)
 
 
 # Copies and trims.
@@ -446,9 +446,9 @@ def _copies_have_no_numbers(patch: Patch) -> None:
 
 def _trim_passes_over_archives(patch: Patch) -> None:
     """A trim does not ask whether archives have read the events."""
-    from tidelog import home
+    from tidelog.api import upkeep
 
-    patch.setattr(home, "check_readers", lambda *_: None)
+    patch.setattr(upkeep, "check_readers", lambda *_: None)
 
 
 def _journal_keeps_trimmed_events(patch: Patch) -> None:

@@ -315,7 +315,7 @@ def _cursor_before_lot(patch: Patch) -> None:
 
 def _playback_passes_over_swaps(patch: Patch) -> None:
     """A playback does not notice that journals took the place of runs."""
-    patch.setattr(SwapGuard, "_compared", lambda self, partition, head: head)
+    patch.setattr(SwapGuard, "_check_compiled", lambda self, partition, head: head)
 
 
 def _events_counted_inside_a_lot(patch: Patch) -> None:

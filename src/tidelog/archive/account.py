@@ -217,7 +217,7 @@ class Recount:
     def account(self, head: Progress | None) -> Account:
         """Returns the account, from the recorded begin to the end of the last range."""
         begin = head.begin if head is not None else None
-        decided = () if head is None else _decided(head)
+        decided = () if head is None else _decided_gaps(head)
         start = begin.position if begin is not None else self.start
         end = self.end if self.commits else start
         offsets = offsets_between(start, end)
@@ -236,7 +236,7 @@ class Recount:
         )
 
 
-def _decided(head: Progress) -> tuple[Gap, ...]:
+def _decided_gaps(head: Progress) -> tuple[Gap, ...]:
     """Returns gaps that no range has, because nothing is read after them."""
     return tuple(gap for gap in head.gaps if gap.reason in ("remade", "parent", "vanished"))
 
@@ -258,7 +258,7 @@ def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
     totals = head.totals
     said_counts = (totals.deleted + totals.left_out, totals.absent, totals.skipped)
     counts = (recount.deleted, recount.absent, sum(gap.offsets for gap in recount.gaps))
-    decided = _decided(head)
+    decided = _decided_gaps(head)
     gaps = tuple(gap for gap in head.gaps if gap not in decided)
     if said_counts != counts or gaps != recount.gaps:
         what = (

@@ -81,7 +81,7 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
     FilePolicy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(context, wanted.source)
     wanted = msgspec.structs.replace(wanted, source=source.url)  # turns `newest` into a time
-    wanted = with_place(context, _numbered(context, wanted))
+    wanted = with_place(context, _with_unused_folders(context, wanted))
     _refuse_own_files(context, wanted)
     refuse_archive_folder(context, wanted.source, f"archive `{wanted.name}`")
     # Check that it exists, and how far it goes. If it cannot be reached, the driver sees it later.
@@ -90,7 +90,7 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
     row = context.catalog.get(layout.REGISTRY, name)
     if row is None:
         refuse_nested(context, wanted)
-        _refuse_taken(context, wanted)
+        _refuse_used_folder(context, wanted)
         add_name(
             context,
             Put(name, encode_archive(context, wanted), ABSENT),
@@ -242,7 +242,7 @@ def committed_files(context: Context, archive: Archive) -> Iterator[tuple[Manife
         yield from counting_files(context, archive.pipeline(), partition)
 
 
-def _numbered(context: Context, archive: Archive) -> Archive:
+def _with_unused_folders(context: Context, archive: Archive) -> Archive:
     """Returns the archive with folders that no deleted archive of its name had: late copies."""
     number = 1 + _deleted_before(context, archive.name)
     root = archive.root
@@ -285,7 +285,7 @@ def _refuse_own_files(context: Context, archive: Archive) -> None:
         )
 
 
-def _refuse_taken(context: Context, archive: Archive) -> None:
+def _refuse_used_folder(context: Context, archive: Archive) -> None:
     store = store_at(context, archive.store)
     for info in store.list(f"{archive.root}/"):
         do = "choose another folder"

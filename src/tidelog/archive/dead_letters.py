@@ -197,11 +197,11 @@ class DeadSource:
                 end = ReplayPosition(
                     ReplayPosition.parse(range.limit).number, files[0].first_offset
                 )
-                return self._planned(range, taken, end.text)
+                return self._plan_range(range, taken, end.text)
             taken.append(tuple(files))
-        return self._planned(range, taken, range.limit)
+        return self._plan_range(range, taken, range.limit)
 
-    def _planned(
+    def _plan_range(
         self, range: SourceRange, files: list[tuple[FileEntry, ...]], end: str
     ) -> DeadRange:
         pipelines = (self._pipeline, replay_pipeline(self._pipeline))

@@ -185,7 +185,7 @@ class FillSource:
 
     def partitions(self) -> list[SourcePartition]:
         """Lists the archive's own partitions of the source, and those of the live generation."""
-        held, began = self._held(), self._began()
+        held, began = self._held(), self._live_partitions()
         return began if self._follows else sorted({*held, *self._errors, *began})
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
@@ -204,15 +204,15 @@ class FillSource:
             self.bounds([range.partition])
             held = self._known[range.partition]
         if held.old is not None and not held.old.by_offset:
-            return self._carried(range, self._next_border(range, held.old), b"")
+            return self._read_from_live(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
             if held.old is not None and int(range.start) < int(held.old.end):
                 end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
             end, is_damaged = held.until_damage(int(range.start), end)
-            self._check_same(_limited(range, str(end)), None if is_damaged else held.old)
-            reader = self._source.reader(_limited(range, str(end)))
-            return reader if is_damaged else self._completed(reader, held.old)
+            self._check_same(_limit_range(range, str(end)), None if is_damaged else held.old)
+            reader = self._source.reader(_limit_range(range, str(end)))
+            return reader if is_damaged else self._complete_from_files(reader, held.old)
         following = held.next_span(int(range.start))
         if held.old is None:
             return self._source.reader(range)
@@ -222,7 +222,9 @@ class FillSource:
                 f"{self._archive.generation} has from {range.start} on is damaged: plan it again"
             )
         ends = [int(held.old.end), following, held.next_damage(int(range.start))]
-        return self._carried(range, str(min(end for end in ends if end is not None)), held.note)
+        return self._read_from_live(
+            range, str(min(end for end in ends if end is not None)), held.note
+        )
 
     def missing(self, range: SourceRange, read: int) -> MissingOffsets:
         """Returns what the one that the range was read from reports."""
@@ -277,7 +279,7 @@ class FillSource:
                 )
             self._unknown.discard(range.partition)
 
-    def _completed(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
+    def _complete_from_files(self, reader: RangeReader, old: Coverage | None) -> RangeReader:
         """Returns the range, with events from the generation's files that the source lacks.
 
         For a topic there are none: every offset had an event, and a missing one was deleted. Files
@@ -309,7 +311,7 @@ class FillSource:
             self._unknown = {each for each, b in bounds.items() if not b.incarnation}
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 
-    def _began(self) -> list[SourcePartition]:
+    def _live_partitions(self) -> list[SourcePartition]:
         """Returns the source partitions that the live generation has begun."""
         context, pipeline = self._context, self._archive.pipeline()
         names = read_partitions(context, pipeline)
@@ -319,7 +321,7 @@ class FillSource:
     @cached_property
     def _topics(self) -> frozenset[str]:
         """Returns the archive's own topics: those it has, and those its source has now."""
-        known = {each.topic for each in self._began()}
+        known = {each.topic for each in self._live_partitions()}
         own = source_at(self._context, self._archive.source)
         with contextlib.suppress(NotFoundError):  # its name is among those that were begun
             known |= {each.topic for each in own.partitions()}
@@ -395,7 +397,7 @@ class FillSource:
         """Returns what the source holds from where the live generation begins, or would begin."""
         if self._is_from_first or (old is not None and not old.by_offset):
             return source
-        listed = self._listed.get(partition.text)
+        listed = self._partitions_at_creation.get(partition.text)
         begin, begins, note = "", source.begins, source.note
         if old is not None:
             begin, begins = old.begin, old.begins
@@ -432,7 +434,7 @@ class FillSource:
         return replace(held, end=str(reached))
 
     @cached_property
-    def _listed(self) -> dict[str, ListedPartition]:
+    def _partitions_at_creation(self) -> dict[str, ListedPartition]:
         """Returns what the creation of the archive saw."""
         return read_listed(self._context, self._archive.pipeline())
 
@@ -470,10 +472,10 @@ class FillSource:
             "generation that is being built, and backfill again"
         )
 
-    def _carried(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
+    def _read_from_live(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
         """Returns a reader of a range from the files of the live generation."""
         self._filled[range.partition] = range.start
-        reader = self._old.reader(_limited(range, end))
+        reader = self._old.reader(_limit_range(range, end))
         making = self._archive.making()
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
         carried = CarriedRange(self._archive.generation, bool(making.transform), numbers, note)
@@ -486,7 +488,7 @@ def _past_damage(held: _FillPartition, bounds: Bounds, position: int | None) -> 
     return bounds if after is None else replace(bounds, first=str(after))
 
 
-def _limited(range: SourceRange, end: str) -> SourceRange:
+def _limit_range(range: SourceRange, end: str) -> SourceRange:
     """Returns the range, up to at most ``end``."""
     if are_offsets(range.limit, end) and int(range.limit) <= int(end):
         return range

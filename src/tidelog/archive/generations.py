@@ -162,7 +162,7 @@ def rollback(
     archive = find_archive(context, name)
     check_active(archive)
     files_at(context, archive)  # raises unless the folder is ours, before any change
-    wanted = _kept(archive, generation)
+    wanted = _kept_generation(archive, generation)
 
     def edit(found: Archive) -> Archive:
         check_active(found)
@@ -205,11 +205,11 @@ def drop_generation(
             do = f"delete all with `tidelog archive delete {name} --delete-files`"
         raise InvalidError(f"archive `{name}`: generation {generation} is the live one: {do}")
     if state != "removing" and not force:
-        lacking = _only_there(context, archive, generation)
+        lacking = _only_in(context, archive, generation)
         if lacking:
             raise InvalidError(
                 f"archive `{name}`: generation {generation} holds what neither generation "
-                f"{archive.generation} nor the source has: {_listed(lacking)}: keep it, or drop it "
+                f"{archive.generation} nor the source has: {_ranges(lacking)}: keep it, or drop it "
                 "with --force",
                 missing=[each.text for each in lacking],
             )
@@ -267,7 +267,7 @@ class _Promote:
         check_tables(self._archive, self._generation)
         lacking = self._catch_up(force)  # step 1
         if lacking and not force:
-            raise self._refused(lacking)
+            raise self._refusal(lacking)
         self._begin()
         context, live = self._context, self._live()
         try:
@@ -275,7 +275,7 @@ class _Promote:
                 freeze_heads(context, pipeline, self._promotion)
             lacking = self._catch_up(force)
             if lacking and not force:
-                raise self._refused(lacking)
+                raise self._refusal(lacking)
             archive, now_ms = self._archive, context.clock.now_ms()
             before, after = archive.generation, archive.pipeline(self._generation)
             reason = "--force" if force else ""
@@ -381,17 +381,17 @@ class _Promote:
                 f"`tidelog archive status {mine.name}`, and try again"
             )
 
-    def _refused(self, lacking: Sequence[MissingRange]) -> InvalidError:
+    def _refusal(self, lacking: Sequence[MissingRange]) -> InvalidError:
         name = self._archive.name
         return InvalidError(
             f"archive `{name}`: generation {self._generation} lacks what generation "
-            f"{self._archive.generation} has: {_listed(lacking)}: run `tidelog archive backfill "
+            f"{self._archive.generation} has: {_ranges(lacking)}: run `tidelog archive backfill "
             f"{name}` again first, or lose that with --force",
             missing=[each.text for each in lacking],
         )
 
 
-def _kept(archive: Archive, generation: int | None) -> int:
+def _kept_generation(archive: Archive, generation: int | None) -> int:
     """Returns the generation to roll back to."""
     kept = archive.in_state("kept") or archive.in_state("building")
     if generation is not None:
@@ -423,7 +423,7 @@ def _targets(context: Context, archive: Archive, generation: int) -> bool:
     return under_way and promotion is not None and not is_stale(context, promotion)
 
 
-def _only_there(context: Context, archive: Archive, generation: int) -> list[MissingRange]:
+def _only_in(context: Context, archive: Archive, generation: int) -> list[MissingRange]:
     """Returns what a generation covers and neither the live one nor the source has."""
     lacking = missing_ranges(context, archive, generation, archive.generation)
     only = LackingEvents(context, archive, generation, archive.generation).find()
@@ -456,7 +456,7 @@ def _only_there(context: Context, archive: Archive, generation: int) -> list[Mis
     return left
 
 
-def _listed(ranges: Sequence[MissingRange]) -> str:
+def _ranges(ranges: Sequence[MissingRange]) -> str:
     more = len(ranges) - _SHOWN
     shown = ", ".join(each.text for each in ranges[:_SHOWN])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -238,11 +238,11 @@ def pipelines_text(context: Context) -> str:
         lines += _head(metric, "pipeline")
         for labels, head in found:
             lines += _line(metric, labels, value(head), "pipeline")
-    lines += _failing(context)
+    lines += _failure_lines(context)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _failing(context: Context) -> Iterator[str]:
+def _failure_lines(context: Context) -> Iterator[str]:
     """Yields failures of pipelines: by source partition, or without a name the whole source."""
     metric = _Metric("failing_seconds", "gauge", "How long its driver fails there")
     yield from _head(metric, "pipeline")
@@ -275,11 +275,11 @@ def _line(
     metric: _Metric, labels: list[tuple[str, str]], value: Number, of: str = "archive"
 ) -> Iterator[str]:
     if value is not None:
-        shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+        shown = ",".join(f'{name}="{_escape(text)}"' for name, text in labels)
         yield f"tidelog_{of}_{metric.name}{{{shown}}} {value}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

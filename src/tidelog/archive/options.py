@@ -61,15 +61,15 @@ def archive_format(
     given = {name: value for name, value in options.items() if value is not None}
     layout = {name: cast(str, given[name]) for name in _LAYOUT if name in given}
     formats = {name: given[name] for name in _FORMAT if name in given}
-    parser = _chosen(options.get("parser"), was.parser)
+    parser = _or_before(options.get("parser"), was.parser)
     inherited = {**was.layout, **layout}
     layout = {**used_layout(parser, inherited), **layout}  # never ignore a given setting
     same_format = options.get("format") in (None, was.format)
     return ArchiveFormat(
         parser=parser,
-        transform=_chosen(options.get("transform"), was.transform),
-        format=_chosen(options.get("format"), was.format),
-        codec=_chosen(options.get("codec"), was.codec if same_format else ""),
+        transform=_or_before(options.get("transform"), was.transform),
+        format=_or_before(options.get("format"), was.format),
+        codec=_or_before(options.get("codec"), was.codec if same_format else ""),
         layout=layout,
         format_settings={**(was.format_settings if same_format else {}), **formats},
         source=source,
@@ -106,5 +106,5 @@ def archive_record(
     )
 
 
-def _chosen(given: str | None, before: str) -> str:
+def _or_before(given: str | None, before: str) -> str:
     return before if given is None else given

@@ -347,8 +347,8 @@ class _FileSearch:
             return self._nowhere("waiting", "not archived yet: nothing of its partition is")
         by_offset = self._is_by_offset(head)
         if self.offset >= (int(head.position) if by_offset else head.ordinal):
-            return self._waiting(head, by_offset)
-        committed = self._covering(by_offset)
+            return self._not_archived(head, by_offset)
+        committed = self._commit_at(by_offset)
         if committed is None:
             return self._nowhere("before", "was never archived: the archive begins after it")
         manifest = self._manifest(committed)
@@ -367,7 +367,7 @@ class _FileSearch:
         manifests = [manifest, *(where for where, _ in replays.counting(self.offset))]
         return any(self.offset in each.erased for each in manifests)
 
-    def _waiting(self, head: Progress, by_offset: bool) -> FindResult:
+    def _not_archived(self, head: Progress, by_offset: bool) -> FindResult:
         row = self.context.catalog.get(self._where, "intent")
         says = f"not archived yet (committed up to {head.position})"
         if row is not None and by_offset:
@@ -439,7 +439,7 @@ class _FileSearch:
                 return all(start <= f.first_offset <= f.last_offset < end for f in files)
         return True
 
-    def _covering(self, by_offset: bool) -> Commit | None:
+    def _commit_at(self, by_offset: bool) -> Commit | None:
         """Returns the commit whose range holds the offset; later ones have a higher ordinal."""
         for row in self._rows(layout.commit_row(self.offset + 1, "")):
             for ordinal, committed in row.ranges():

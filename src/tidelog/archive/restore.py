@@ -108,12 +108,12 @@ def open_restore(
         context.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
     sink = RestorableSink(sink_at(context, wanted.sink(), source=source.url))
     sink.check([each.text for each in source.partitions()])
-    named = ensure_pipeline(context, _named(context, archive, sink))
+    named = ensure_pipeline(context, _restore_record(context, archive, sink))
     check_reach(context, named)
-    if _placing(named.sink) != _placing(sink.url):
+    if _partition_choice(named.sink) != _partition_choice(sink.url):
         raise InvalidError(
             f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
-            f"{_placing(named.sink)}: go on so, or restore into another target"
+            f"{_partition_choice(named.sink)}: go on so, or restore into another target"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
 
@@ -159,7 +159,7 @@ class _ArchiveSnapshot:
         return missing_in(self.source, range, read)
 
 
-def _named(context: Context, archive: Archive, sink: TargetSink) -> NamedPipeline:
+def _restore_record(context: Context, archive: Archive, sink: TargetSink) -> NamedPipeline:
     """Returns the registry's record, with a name unique to the archive and target."""
     scheme = parse_address(sink.url).scheme
     pair = f"{archive.incarnation} {scheme} {sink.incarnation}"
@@ -175,7 +175,7 @@ def _named(context: Context, archive: Archive, sink: TargetSink) -> NamedPipelin
     )
 
 
-def _placing(url: str) -> str:
+def _partition_choice(url: str) -> str:
     return parse_address(url).options.get("partition", "key")
 
 

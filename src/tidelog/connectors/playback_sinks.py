@@ -245,9 +245,9 @@ def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
     elif address.scheme in ("http", "https"):
         from tidelog.connectors.http.playback_sink import open_http as opener
     elif address.scheme == "kafka":
-        opener = _installed("kafka", "confluent_kafka", "kafka")
+        opener = _optional_opener("kafka", "confluent_kafka", "kafka")
     else:
-        opener = _installed("kinesis", "boto", "aws")
+        opener = _optional_opener("kinesis", "boto", "aws")
     sink: PlaybackSink = opener(address, setting)
     return sink
 
@@ -260,7 +260,7 @@ def remade(name: str, role: str) -> InvalidError:
     )
 
 
-def _installed(kind: str, package: str, extra: str) -> Any:
+def _optional_opener(kind: str, package: str, extra: str) -> Any:
     """Returns the function that opens a sink whose client is an optional package."""
     try:
         if kind == "kafka":

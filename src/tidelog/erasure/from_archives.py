@@ -144,7 +144,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
     may have them.
     """
     topic = amender.topic
-    sought = _sought(ids, None)  # raises for what nothing can hold before anything is deleted
+    sought = _matcher_of(ids, None)  # raises for what nothing can hold before anything is deleted
     wanted = [each for each in ids if can_be_id(each)]
     odd = tuple(each for each in ids if not can_be_id(each))
     amended = AmendResult(missing=odd)
@@ -177,7 +177,7 @@ def delete_key(
         sent.something |= bool(trimmed.events)
         if trimmed.found:  # as above
             events += amender.delete_key(key, progress).events
-        sought = _sought((), key)
+        sought = _matcher_of((), key)
         redact_reasons(context, owners_of(context, topic), sought.deletions)
     return DeleteResult(events, trimmed.events, unseen=trimmed.unseen)
 
@@ -198,7 +198,7 @@ def erase_trimmed(
 
     The next ``carry_out`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
-    sought = _sought(ids, key)
+    sought = _matcher_of(ids, key)
     found: dict[Place, _FoundEvents] = {}
     unseen: list[str] = []
     numbers: dict[Line, int] = {}
@@ -324,7 +324,7 @@ def erase_archived(
     scribe resumes.
     """
     finish_archive(context, archive)
-    sought = _sought(ids, key)
+    sought = _matcher_of(ids, key)
     found: dict[Place, _FoundEvents] = {}
     unseen: list[str] = []
     for generation in archive.in_state("live", "building", "kept"):
@@ -396,9 +396,9 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
                 wanted.setdefault(line, []).append(event.offset)
         done = [
             erase_from_archive(context, each, generation, offsets)
-            for each, generation, offsets in _holding(context, archive, wanted)
+            for each, generation, offsets in _generations_with(context, archive, wanted)
         ]
-        erased = partial(_erased, record)
+        erased = partial(_erased_ids, record)
         for copy in copies_of(context, archive):
             done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
             erase_aside(context, copy.archive, erased, partial(_is_one_of, lines), done[-1])
@@ -410,7 +410,7 @@ def finish_archive(context: Context, archive: Archive) -> list[ArchiveErasure]:
     return reports
 
 
-def _holding(
+def _generations_with(
     context: Context, archive: Archive, wanted: Mapping[Line, Collection[int]]
 ) -> Iterator[tuple[Archive, int, Mapping[str, Sequence[int]]]]:
     """Yields the generations of an archive and its copies, with where each has the events."""
@@ -528,7 +528,7 @@ def _is_one_of(lines: Collection[Line], own: Line) -> bool:
     return unknown or any(line.may_be(own) for line in lines)
 
 
-def _erased(record: AuditRecord) -> ErasedIds:
+def _erased_ids(record: AuditRecord) -> ErasedIds:
     """Returns the ids and keys in a record of an archive."""
     if record.key:
         return ErasedIds(keys={key_digest(record.key): record.until_ms})
@@ -542,7 +542,7 @@ def _id(batch: pa.RecordBatch, row: int) -> str | None:
     return None if value is None else str(value)
 
 
-def _sought(ids: Collection[str], key: bytes | None) -> EventMatcher:
+def _matcher_of(ids: Collection[str], key: bytes | None) -> EventMatcher:
     if bool(ids) == (key is not None):
         raise InvalidError("erase: give ids, or one key")
     for each in ids:

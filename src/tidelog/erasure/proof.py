@@ -368,10 +368,10 @@ class _ProofSearch:
                     self._seen.add(key)  # of another topic, even if it had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
-                    with self._unchanged(archive, generation, partition, file):
+                    with self._note_changes(archive, generation, partition, file):
                         for batch in reader.batches(manifest, file):
                             self._archived(file.target, batch, own[partition], gone[partition])
-        self._emptied(emptied)
+        self._note_empty_files(emptied)
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
@@ -379,7 +379,7 @@ class _ProofSearch:
         self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
     @contextlib.contextmanager
-    def _unchanged(
+    def _note_changes(
         self, archive: Archive, generation: int, partition: str, file: FileEntry
     ) -> Iterator[None]:
         """Notes a file that an erasure, a replay or a drop changes in between; not damage."""
@@ -390,7 +390,7 @@ class _ProofSearch:
                 raise
             self._add(file.target, "was changed while it was searched", _CHANGED)
 
-    def _emptied(self, files: Mapping[str, tuple[str, int]]) -> None:
+    def _note_empty_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         """Notes files without events, with their folders and how many parts events have named.
 
         A folder without any event left may have its name from an erased one.
@@ -451,7 +451,7 @@ class _ProofSearch:
     def copies(self, store: Store, deletions: Deletions) -> None:
         """Searches topics that pumps, restores and playbacks copied to, and their archives.
 
-        What is under way counts too. Other places that they wrote to are listed.
+        Unfinished copies count too. Lists other places that they wrote to.
         """
         found = copies_of_topic(self._context, self._topic)
         for place, what in copying_under_way(self._context, self._topic, self._sought):

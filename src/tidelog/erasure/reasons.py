@@ -39,7 +39,7 @@ def quoting_rows(context: Context, owners: Iterable[Owner], sought: Deletions) -
     """Yields the places of records whose reasons quote one of some ids and keys."""
     for owner in owners:
         for record, _ in read_records(context, owner):
-            if record.why and _quoted(record.why, sought):
+            if record.why and _quoted_words(record.why, sought):
                 row = layout.audit_row(record.at_ms, record.id)
                 yield f"{layout.audit_partition(owner.incarnation)} · {row}"
 
@@ -48,22 +48,22 @@ def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions)
     """Replaces some ids and keys in the reasons of records that are done. Safe to repeat."""
     for owner in owners:
         for record, version in read_records(context, owner):
-            if record.state == "done" and record.why and _quoted(record.why, sought):
-                changed = msgspec.structs.replace(record, why=_redacted(record.why, sought))
+            if record.state == "done" and record.why and _quoted_words(record.why, sought):
+                changed = msgspec.structs.replace(record, why=_redact(record.why, sought))
                 with contextlib.suppress(NotFoundError):  # another process was faster
                     put_record(context, owner, changed, version)
 
 
-def _redacted(text: str, sought: Deletions) -> str:
-    words = sorted(_quoted(text, sought), key=len, reverse=True)
+def _redact(text: str, sought: Deletions) -> str:
+    words = sorted(_quoted_words(text, sought), key=len, reverse=True)
     for word in words:
         text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: _ERASED, text)
-    for word in _quoted(text, sought):
+    for word in _quoted_words(text, sought):
         text = text.replace(word, _ERASED)
     return text
 
 
-def _quoted(text: str, sought: Deletions) -> set[str]:
+def _quoted_words(text: str, sought: Deletions) -> set[str]:
     """Returns the words of a text that equal one of some ids and keys, which may have blanks."""
     text = text.replace(_ERASED, " ")
     words = {text, *text.split(), *_WORD.findall(text)}

@@ -308,7 +308,7 @@ class _EraseLane:
     ) -> None:
         """Steps 2 to 4."""
         old = self._manifest(committed.manifest)
-        new = self._decided(committed, old, wanted)
+        new = self._decide_or_read(committed, old, wanted)
         changed = [
             (before, after)
             for before, after in zip(_files(old), _files(new), strict=True)
@@ -324,12 +324,12 @@ class _EraseLane:
                 if self._is_there(after):
                     raise
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
-        self._write(row, done, *self._counted(changed))
+        self._write(row, done, *self._count_row(changed))
         report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
 
-    def _counted(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
+    def _count_row(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
         """In step 4: returns the row that counts what was erased from this source partition."""
         more = {"data": 0, "dead": 0}
         for before, after in changed:
@@ -342,7 +342,7 @@ class _EraseLane:
         total = ErasedEvents(known.data + more["data"], known.dead + more["dead"])
         return [Put(layout.ERASED, encode_row(total), row.version if row else ABSENT)]
 
-    def _decided(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
+    def _decide_or_read(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
         with contextlib.suppress(NotFoundError):
             return self._manifest(committed.rewrite)
         try:
@@ -415,16 +415,16 @@ class _EraseLane:
         return True
 
     def _holds(self, entry: FileEntry) -> bool:
-        return _is_as_told(self._store.get(entry.target), entry)
+        return _matches_entry(self._store.get(entry.target), entry)
 
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file: idempotent, and settled by what the file holds."""
         for _ in range(_ATTEMPTS):
             info = self._store.head(after.target)
             found = self._store.get(after.target)
-            if _is_as_told(found, after):
+            if _matches_entry(found, after):
                 return
-            if not _is_as_told(found, before):
+            if not _matches_entry(found, before):
                 raise CorruptError(
                     f"archive file `{after.target}`: is neither what its manifest says nor what an "
                     "erasure has made of it: keep it, and run `tidelog archive verify`",
@@ -513,7 +513,7 @@ def _manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Of
     )
 
 
-def _is_as_told(data: bytes, entry: FileEntry) -> bool:
+def _matches_entry(data: bytes, entry: FileEntry) -> bool:
     return (len(data), crc32c.crc32c(data)) == (entry.size, entry.crc)
 
 

@@ -183,7 +183,7 @@ class AsideFiles:
     def batches(self) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yields the events of all files, except of dropped generations."""
         for key in self.names():
-            read = self._settled(key, self._with_events)
+            read = self._retry_on_change(key, self._with_events)
             yield from ((key, batch) for batch in (() if read is None else read.batches))
 
     def read(self, key: str) -> AsideFile | None:
@@ -199,7 +199,7 @@ class AsideFiles:
         batches = ArchiveFiles(self._store, making).batches(file.manifest, file.entry)
         return AsideFile(file.manifest.files, list(batches))
 
-    def _settled(self, key: str, call: Callable[[_File], T]) -> T | None:
+    def _retry_on_change(self, key: str, call: Callable[[_File], T]) -> T | None:
         """Returns what a call makes of a file; retries if an erasure changes it in between."""
         for _ in range(_ATTEMPTS):
             file = self._read(key)
@@ -261,7 +261,7 @@ class AsideFiles:
 
     def _erase(self, key: str, erased: ErasedIds) -> int:
         for _ in range(_ATTEMPTS):
-            found = self._settled(key, lambda file: self._without(file, erased))
+            found = self._retry_on_change(key, lambda file: self._without(file, erased))
             if found is None:
                 return 0
             count, wanted = found

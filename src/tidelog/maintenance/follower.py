@@ -152,9 +152,9 @@ class Follower:
                 self._report_state(each, "standing by", exc.message)
                 each.stop.wait(1.0)
             except TidelogError as exc:
-                self._failed(each, exc.message)
+                self._wait_after_failure(each, exc.message)
             except Exception as exc:  # noqa: BLE001 - one must not end the others
-                self._failed(each, f"{type(exc).__name__}: {exc}")
+                self._wait_after_failure(each, f"{type(exc).__name__}: {exc}")
         self._report_state(each, "stopped")
 
     def _drive(self, each: _FollowedPipeline) -> None:
@@ -195,7 +195,7 @@ class Follower:
         finally:
             each.opened_s = None
 
-    def _failed(self, each: _FollowedPipeline, message: str) -> None:
+    def _wait_after_failure(self, each: _FollowedPipeline, message: str) -> None:
         each.failures += 1
         self._report_state(each, "failed", message)
         each.stop.wait(min(_WAIT_MAX_S, 0.5 * 2 ** min(each.failures, 10)))

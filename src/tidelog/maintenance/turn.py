@@ -25,7 +25,7 @@ __all__ = ["ArchiveTurns", "carry_closed_deletes", "carry_deletes", "sweep_every
 def sweep_everything(context: Context, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
     """Sweeps topics, then archives and pipelines; raises an error of the latter at the end."""
     swept = sweep_home(context, grace_ms, accept_loss)
-    return _joined(swept, sweep_archives(context, grace_ms))
+    return _sum_reports(swept, sweep_archives(context, grace_ms))
 
 
 def carry_deletes(context: Context, topic: Topic) -> None:
@@ -82,12 +82,12 @@ class ArchiveTurns:
             if swept is not None and self._how.grace_ms is not None:
                 archives = sweep_archives(self._context, self._how.grace_ms)
                 troubles += archives.unlisted
-                swept = _joined(swept, archives)
+                swept = _sum_reports(swept, archives)
         more = tuple(Trouble("", each) for each in troubles)
         return replace(turn, swept=swept, erased=events, troubles=(*turn.troubles, *more))
 
 
-def _joined(topics: SweepReport, pipelines: PipelineSweep) -> SweepReport:
+def _sum_reports(topics: SweepReport, pipelines: PipelineSweep) -> SweepReport:
     """Returns what both sweeps did."""
     return replace(
         topics,

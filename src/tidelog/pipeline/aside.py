@@ -89,7 +89,7 @@ class SettingAside(NamedTuple):
         rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
         found: list[ForgottenRange] = []
         taken: set[str] = set()
-        for name, manifest in _forgotten(self.context, set(keys) - known, head):
+        for name, manifest in _lost_manifests(self.context, set(keys) - known, head):
             decided = rows.get(layout.aside_row(name))
             files = [file for file in self.sink.published(manifest) if file.target not in taken]
             if decided is not None:
@@ -173,7 +173,7 @@ def read_aside(context: Context, pipeline: str) -> list[Aside]:
     ]
 
 
-def _forgotten(
+def _lost_manifests(
     context: Context, keys: Iterable[str], head: Progress
 ) -> Iterator[tuple[str, Manifest]]:
     """Yields manifests from the head's ordinal on, each with a name; includes merged ones."""

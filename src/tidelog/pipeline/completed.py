@@ -47,13 +47,13 @@ class CompletedReader:
         for chunk in self.reader.read():
             end = int(chunk.position)
             if chunk.batch.num_rows < end - at:
-                yield from _completed(chunk, rows, at, end)
+                yield from _fill_chunk(chunk, rows, at, end)
             else:
                 yield chunk
             at = max(at, end)
 
 
-def _completed(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
+def _fill_chunk(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
     """Yields a chunk that ends at an offset, in parts of bounded size."""
     left = chunk.batch
     for more in rows.between(start, end):

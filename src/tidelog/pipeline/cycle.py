@@ -136,7 +136,7 @@ class Cycle:
             if row is not None:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
                 if found.closed or found.epoch > self._epoch:
-                    raise self._fenced(partition, found.epoch)
+                    raise self._fenced_error(partition, found.epoch)
             if found is None or not found.position:
                 head = Progress(
                     begin.position, 0, self._epoch, incarnation=incarnation, begin=begin, note=note
@@ -201,7 +201,7 @@ class Cycle:
         for track in self._tracks.values():
             if track.partition in self._stale or track.head.ended:
                 continue
-            with self._kept(track, report):
+            with self._contain_errors(track, report):
                 if track.intent is None or not track.intent.manifest:
                     held = bounds.get(track.partition)
                     if held is not None and self._is_ended(track, held):
@@ -225,7 +225,7 @@ class Cycle:
         shorter: list[Task] = []
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
-            with self._kept(track, report):
+            with self._contain_errors(track, report):
                 if outcome.error is not None:
                     task = next(t for t in tasks if t.range.partition == outcome.partition)
                     shorter += self._before(track, task, outcome.error, report)
@@ -417,7 +417,7 @@ class Cycle:
         """Step 5."""
         intent = track.intent
         if intent is None:
-            raise self._fenced(track.partition, -1)
+            raise self._fenced_error(track.partition, -1)
         missing = self._missing(track, intent, produced)
         carried, counted = track.carried, track.carried.counted if track.carried else None
         if counted is not None:  # events keep their numbers, also after deleted ones
@@ -482,7 +482,7 @@ class Cycle:
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
-            raise self._fenced(track.partition, -1)
+            raise self._fenced_error(track.partition, -1)
         done = Commit(
             manifest=intent.manifest,
             start=manifest.start,
@@ -523,7 +523,7 @@ class Cycle:
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(track.where, "head")
             if row is None or row.version != track.head_version:
-                raise self._fenced(track.partition, -1) from exc
+                raise self._fenced_error(track.partition, -1) from exc
             raise
 
     # Internals.
@@ -534,7 +534,7 @@ class Cycle:
         try:
             self._context.catalog.write(track.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise self._fenced(track.partition, -1) from exc
+            raise self._fenced_error(track.partition, -1) from exc
         return write_id
 
     def _read_intent(self, track: Track) -> None:
@@ -549,7 +549,7 @@ class Cycle:
         return read_manifest(self._context.store.get(key), key)
 
     @contextlib.contextmanager
-    def _kept(self, track: Track, report: CycleReport) -> Iterator[None]:
+    def _contain_errors(self, track: Track, report: CycleReport) -> Iterator[None]:
         """Reports any exception of one partition, without stopping the others.
 
         The known rows of that partition may be wrong after that, so it must be adopted again.
@@ -558,10 +558,10 @@ class Cycle:
             yield
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             what = f"source partition `{track.partition.text}`"
-            report.errors[track.partition] = self._explained(track, unexpected(what, exc))
+            report.errors[track.partition] = self._explain(track, unexpected(what, exc))
             self._stale.add(track.partition)
 
-    def _explained(self, track: Track, error: TidelogError) -> TidelogError:
+    def _explain(self, track: Track, error: TidelogError) -> TidelogError:
         """Returns the error, or that a promote or another driver has the partition, if so.
 
         If another driver has it, files that it published or deleted are not damage.
@@ -577,9 +577,9 @@ class Cycle:
         head = decode_row(row.value, Progress, track.where) if row is not None else None
         if head is not None and head.frozen and not head.closed:
             return base.frozen(self._pipeline.name, track.partition.text)
-        return error if isinstance(error, FencedError) else self._fenced(track.partition, -1)
+        return error if isinstance(error, FencedError) else self._fenced_error(track.partition, -1)
 
-    def _fenced(self, partition: SourcePartition, epoch: int) -> FencedError:
+    def _fenced_error(self, partition: SourcePartition, epoch: int) -> FencedError:
         other = f" (epoch {epoch})" if epoch >= 0 else ""
         return FencedError(
             f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: another "

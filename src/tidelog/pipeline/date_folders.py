@@ -87,7 +87,7 @@ class FolderCounter:
         """Returns the rows as counting would leave them, without writing."""
         found: dict[str, DateFolder] = {}
         for lane in self._lanes():
-            counted, _ = self._counted(lane)
+            counted, _ = self._read_counted(lane)
             for touch in self._touches(lane, counted):
                 row = layout.folder_row(touch.span.end_ms, touch.span.folder)
                 folder = found[row] if row in found else self._folder(row, touch.span)[0]
@@ -102,7 +102,7 @@ class FolderCounter:
 
     def _count(self, lane: _CountLane) -> bool:
         """Counts one lane. Returns False if another process interfered."""
-        counted, version = self._counted(lane)
+        counted, version = self._read_counted(lane)
         lot: dict[Span, list[_Touch]] = defaultdict(list)
         for number, touch in enumerate(self._touches(lane, counted), 1):
             lot[touch.span].append(touch)
@@ -158,7 +158,7 @@ class FolderCounter:
                 found[span] = (files + 1, events + file.events)
         return found
 
-    def _counted(self, lane: _CountLane) -> tuple[CountedFiles, str]:
+    def _read_counted(self, lane: _CountLane) -> tuple[CountedFiles, str]:
         row = self.context.catalog.get(self._where, lane.row)
         if row is None:
             return CountedFiles(), ""

@@ -257,7 +257,7 @@ class Driver:
         for partition in sorted(away - self._away):
             if not self._failures.is_due(partition):
                 continue
-            with _kept(partition, {}, errors):
+            with _contain_errors(partition, {}, errors):
                 intent = read_intent(self._context, self._pipeline.id, partition.text)
                 why = errors.get(partition, error)
                 if intent is None:
@@ -321,7 +321,7 @@ class Driver:
         """Records gaps where the source vanished before its end, as a person accepted."""
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
-                with _kept(partition, {}, errors):
+                with _contain_errors(partition, {}, errors):
                     if not cycle.adopted(partition):
                         cycle.adopt(partition, Begin("", "earliest"))  # its head exists
                     cycle.accept_vanished(partition, str(error.context["end"]))
@@ -350,8 +350,8 @@ class Driver:
         limits: dict[SourcePartition, str] = {}
         now_s = self._context.clock.monotonic_s()
         for partition, held in list(bounds.items()):
-            with _kept(partition, bounds, errors):
-                count = waiting[partition] = self._waiting(cycle, partition, held)
+            with _contain_errors(partition, bounds, errors):
+                count = waiting[partition] = self._count_waiting(cycle, partition, held)
                 due = self._due.is_due(partition, count, now_s) or partition in self._full
                 if count if everything or self._failures.is_failing(partition) else due:
                     limits[partition] = self._limit(cycle, partition, held)
@@ -374,7 +374,7 @@ class Driver:
         new = [partition for partition in bounds if not cycle.adopted(partition)]
         lineage = Lineage(self._context, self._pipeline, cycle, new)
         for partition in new:
-            with _kept(partition, bounds, errors):
+            with _contain_errors(partition, bounds, errors):
                 if lineage.is_ready(partition, self._how.accept_loss):
                     held = bounds[partition]
                     begin, note = self._begin(partition, held)
@@ -386,7 +386,7 @@ class Driver:
             source.renewed().items() if isinstance(source, TrackingSource) else ()
         ):
             if partition in bounds:
-                with _kept(partition, bounds, errors):
+                with _contain_errors(partition, bounds, errors):
                     cycle.renew(partition, note)
 
     def _begin(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
@@ -396,7 +396,7 @@ class Driver:
         created: only then does ``latest`` mean the end it had.
         """
         now_ms = self._context.clock.now_ms()
-        seen = self._seen().get(partition.text)
+        seen = self._partitions_at_creation().get(partition.text)
         was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
         start = self._how.start or self._pipeline.start
         if start == "latest" and seen is not None and was_there:
@@ -406,7 +406,7 @@ class Driver:
         note = b"" if held.begins == "earliest" else held.note
         return Begin(held.first, held.begins, now_ms), note
 
-    def _seen(self) -> dict[str, ListedPartition]:
+    def _partitions_at_creation(self) -> dict[str, ListedPartition]:
         """Returns the partitions that existed at the pipeline's creation, or at this first look."""
         if self._listed is None:
             found = read_listed(self._context, self._pipeline.id)
@@ -416,7 +416,7 @@ class Driver:
             self._listed = found
         return self._listed
 
-    def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
+    def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
         position = cycle.position(partition)
         if position == bounds.end or cycle.is_ended(partition):
@@ -498,7 +498,7 @@ class Driver:
 
 
 @contextlib.contextmanager
-def _kept(
+def _contain_errors(
     partition: SourcePartition,
     bounds: dict[SourcePartition, Bounds],
     errors: dict[SourcePartition, TidelogError],

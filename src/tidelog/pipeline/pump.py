@@ -62,7 +62,7 @@ def open_pump(
     sink.check([each.text for each in source.partitions()])
     check_behind(context, source, sink)
     check_loop(context, source.url, sink.url)
-    made = _named(context, wanted, source.url, sink)
+    made = _pump_record(context, wanted, source.url, sink)
     named = ensure_pipeline(context, made)
     for setting in ("source", "sink", "fields", "transform"):
         before, now = getattr(named, setting), getattr(made, setting)
@@ -113,7 +113,9 @@ def _refuse_moving_start(wanted: PumpOptions) -> None:
         )
 
 
-def _named(context: Context, wanted: PumpOptions, source: str, sink: TargetSink) -> NamedPipeline:
+def _pump_record(
+    context: Context, wanted: PumpOptions, source: str, sink: TargetSink
+) -> NamedPipeline:
     mark = hashlib.sha256(source.encode()).hexdigest()[:16]
     fields = {name: path for name, path in dataclasses.asdict(wanted.fields).items() if path}
     return NamedPipeline(

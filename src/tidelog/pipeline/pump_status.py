@@ -1,4 +1,4 @@
-"""How a pump does: how far it is in each source partition, what waits, and what fails."""
+"""The status of a pump: progress, lag and failures, by source partition."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ __all__ = ["PumpPartition", "PumpStatus", "read_pump_status"]
 
 @dataclass(frozen=True, slots=True)
 class PumpPartition:
-    """How far a pump has come in one source partition."""
+    """The progress of a pump in one source partition."""
 
     partition: str
     position: str
-    end: str | None  # None: the source does not tell, or was not asked
-    lag: int | None  # events that wait, where the source can tell
+    end: str | None  # None: the source does not say, or was not read
+    lag: int | None  # waiting events, if the source can count them
     events: int  # read so far
     totals: Totals
-    intent_ms: int | None  # since when a range is under way
+    intent_ms: int | None  # since when a range is in progress
     has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PumpStatus:
-    """One pump, or another pipeline with a name of its own."""
+    """The status of a pump, or of another named pipeline."""
 
     named: NamedPipeline
     partitions: tuple[PumpPartition, ...]
-    error: str  # why its source or its driver fails; empty: nothing is known to fail
+    error: str  # why its source or its driver fails; empty: no known failure
     read_ms: int
 
     @property
     def lag(self) -> int | None:
-        """Events that wait in all, as far as the source can tell."""
+        """Returns how many events wait in total, if the source can count them."""
         known = [each.lag for each in self.partitions if each.lag is not None]
         return sum(known) if known else None
 
     @property
     def events(self) -> int:
-        """Events that were read."""
+        """Returns how many events were read."""
         return sum(each.events for each in self.partitions)
 
     @property
     def left_out(self) -> int:
-        """Events that were erased from the target before they came there."""
+        """Returns how many events were skipped because they were erased from the target."""
         return sum(each.totals.left_out for each in self.partitions)
 
     @property

@@ -173,7 +173,7 @@ def pin_topic(
         while True:
             end = head.next
             if partition in offsets:
-                end = _checked(topic, partition, head, offsets[partition])
+                end = _check_end(topic, partition, head, offsets[partition])
             elif isinstance(as_of, int):
                 end = _end_at(context, topic, partition, head, as_of)
             slots = PartitionSlots(context, topic, partition, times, head.journaled)
@@ -206,7 +206,7 @@ def trimmed(topic: Topic, partition: int, offset: int, start: int) -> NotFoundEr
     )
 
 
-def _checked(topic: Topic, partition: int, head: Head, end: int) -> int:
+def _check_end(topic: Topic, partition: int, head: Head, end: int) -> int:
     if end > head.next or end < 0:
         raise InvalidError(
             f"partition `{topic.name}/{partition}`: as of offset {end}, but it ends at "

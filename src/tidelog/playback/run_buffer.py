@@ -122,11 +122,11 @@ class BufferedRun:
 
     def bytes_before(self, time_ms: int) -> int:
         """Returns the size of its next events before a time."""
-        return batch_bytes(self._loaded().batch.slice(self._at, self._before(time_ms)))
+        return batch_bytes(self._get_rows().batch.slice(self._at, self._before(time_ms)))
 
     def take(self, time_ms: int) -> RunSlice | None:
         """Returns its next events before a time, and moves on."""
-        rows, first = self._loaded(), self._at
+        rows, first = self._get_rows(), self._at
         self._at += self._before(time_ms)
         if self._at == len(rows.times):
             self.is_done, self._rows = True, None
@@ -137,7 +137,7 @@ class BufferedRun:
 
     def put_aside(self) -> None:
         """Moves what is left into a file, and reads it from there later."""
-        left = self._loaded().batch.slice(self._at)
+        left = self._get_rows().batch.slice(self._at)
         with tempfile.TemporaryFile(prefix="tidelog-playback-") as file:
             with pa.ipc.new_file(file, _SCHEMA) as writer:
                 writer.write_batch(left)
@@ -151,9 +151,9 @@ class BufferedRun:
         )
 
     def _before(self, time_ms: int) -> int:
-        return int(np.searchsorted(self._loaded().times, time_ms)) - self._at
+        return int(np.searchsorted(self._get_rows().times, time_ms)) - self._at
 
-    def _loaded(self) -> TimedRows:
+    def _get_rows(self) -> TimedRows:
         if self._rows is None:
             self._rows = self._load() if self._coming is None else self._coming.result()
             self._coming = None

@@ -264,14 +264,14 @@ class SwapGuard:
 
         Raises ``NotFoundError`` if the topic was deleted.
         """
-        return self._compared(partition, self._read(partition))
+        return self._check_compiled(partition, self._read(partition))
 
     def recent(self, partition: int) -> Head:
         """Returns a head of a moment ago, after the playback began. Raises like ``check``."""
         head, read_s = self._recent[partition]
         if self.context.clock.monotonic_s() - read_s > _RECENT_S:
             return self.check(partition)
-        return self._compared(partition, head)  # another thread may have seen the swap
+        return self._check_compiled(partition, head)  # another thread may have seen the swap
 
     def amendments(self, partition: int, start: int, end: int, head: Head) -> Amendments:
         """Returns the amendments of ``[start, end)`` that are in no journal which was found.
@@ -289,7 +289,7 @@ class SwapGuard:
             )
         return found
 
-    def _compared(self, partition: int, head: Head) -> Head:
+    def _check_compiled(self, partition: int, head: Head) -> Head:
         if head.compiled != self._compiled[partition]:
             raise SwappedError(
                 f"partition `{self.topic.name}/{partition}`: was compiled while it was played: "

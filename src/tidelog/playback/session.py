@@ -132,13 +132,15 @@ class NamedPlayback:
         :meth:`beat`.
         """
         with self._lock:
-            self._change(self._moved(), until=until, until_number=number, reached=reached)
+            self._change(self._after_lot(), until=until, until_number=number, reached=reached)
 
     def finish(self, reached: int = 0) -> None:
         """Step 5, after the last lot."""
         finished_ms = max(1, self._context.clock.now_ms())
         with self._lock:
-            self._change(self._moved(), owner="", mark="", reached=reached, finished_ms=finished_ms)
+            self._change(
+                self._after_lot(), owner="", mark="", reached=reached, finished_ms=finished_ms
+            )
 
     def release(self, lot_is_out: bool, reached: int = 0) -> None:
         """Releases it, with what is known about the current lot.
@@ -149,7 +151,7 @@ class NamedPlayback:
             return
         with self._lock, contextlib.suppress(FencedError, UnavailableError, UnknownOutcomeError):
             if lot_is_out:
-                self._change(self._moved(), owner="", mark="", reached=reached)
+                self._change(self._after_lot(), owner="", mark="", reached=reached)
             else:
                 self._change(self.state, owner="", mark="")
 
@@ -158,7 +160,7 @@ class NamedPlayback:
         with self._lock:
             fresh = PlaybackState(generation=self._generation + 1)
             if not self._put(fresh, self._version, Delete(layout.PLAYBACK_PIN)):
-                raise self._fenced()
+                raise self._fenced_error()
 
     def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
         """Sends heartbeats while the body runs. Sets the event if the playback is lost."""
@@ -168,7 +170,7 @@ class NamedPlayback:
         """In a forked child: the state is the parent's to write."""
         self._lock = RefusingLock(self._process)  # type: ignore[assignment]
 
-    def _moved(self) -> PlaybackState:
+    def _after_lot(self) -> PlaybackState:
         """Returns the state with the current lot counted as out."""
         state = self.state
         if state.until is None:
@@ -187,14 +189,14 @@ class NamedPlayback:
             return
         row = self._context.catalog.get(self._where, layout.PLAYBACK_STATE)
         if row is None or not self._is_ours(row) or not self._put(changed, row.version):
-            raise self._fenced()
+            raise self._fenced_error()
 
     def _is_ours(self, row: Row) -> bool:
         found = decode_row(row.value, PlaybackState, f"playback `{self.name}`")
         ours = self._id, self.state.epoch, self._generation
         return (found.owner, found.epoch, found.generation) == ours
 
-    def _fenced(self) -> FencedError:
+    def _fenced_error(self) -> FencedError:
         return FencedError(
             f"playback `{self.name}`: another process has taken it, ours was epoch "
             f"{self.state.epoch}: stop this one"

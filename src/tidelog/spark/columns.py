@@ -102,7 +102,7 @@ def shown(found: EventRows, place: BatchPosition, wanted: pa.Schema) -> pa.Recor
     arrays = []
     for field in wanted:
         if field.name == "topic":
-            array = _repeated(place.topic, rows)
+            array = _repeat_text(place.topic, rows)
         elif field.name == "partition":
             array = _numbers(np.full(rows, place.partition, np.int32), field.type)
         elif field.name == "offset":
@@ -165,7 +165,7 @@ def _numbers(values: npt.NDArray[np.generic], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _repeated(text: str, rows: int) -> pa.Array:
+def _repeat_text(text: str, rows: int) -> pa.Array:
     data = text.encode()
     ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(

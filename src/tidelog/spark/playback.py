@@ -405,7 +405,7 @@ def planned_runs(
     for _ in range(_ATTEMPTS):
         standing = SwapGuard(context, topic)
         try:
-            return _planned(standing, pin, pool)
+            return _find_runs(standing, pin, pool)
         except SwappedError:
             continue
         except NotFoundError:
@@ -414,7 +414,7 @@ def planned_runs(
     raise UnavailableError(f"topic `{topic.name}`: is being compiled: play again")
 
 
-def _planned(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:
+def _find_runs(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:
     loader = Loader(standing.context.store, standing.topic.name)
     ahead = Ahead(standing, pin, pin.range, loader.groups, pool)
     found: list[FoundRun] = []
@@ -422,11 +422,11 @@ def _planned(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[Found
         found.append(ahead.take())
     amended: dict[int, FoundRun] = {}
     for partition in {each.partition for each in found}:
-        amended |= _amended(standing, partition, found)
+        amended |= _with_amendments(standing, partition, found)
     return [amended.get(number, each) for number, each in enumerate(found)]
 
 
-def _amended(
+def _with_amendments(
     standing: SwapGuard, partition: int, found: list[FoundRun]
 ) -> Iterator[tuple[int, FoundRun]]:
     """Yields the runs of a partition that have amendments, by number."""

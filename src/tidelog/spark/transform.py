@@ -70,7 +70,7 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
     blobs = [pickle.dumps(task) for task in tasks]
     ranges = session.range(0, len(blobs), 1, len(blobs))
     events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
-    result = _applied(name, events)
+    result = _apply(name, events)
     rows = result.mapInArrow(functools.partial(_write, blobs), "outcome binary").collect()
     found = [pickle.loads(row["outcome"]) for row in rows]  # noqa: S301 - our own bytes
     for each in found:
@@ -81,7 +81,7 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
     return found
 
 
-def _applied(name: str, events: DataFrame) -> DataFrame:
+def _apply(name: str, events: DataFrame) -> DataFrame:
     result: Any = load_transform(name)(events)
     if not isinstance(result, DataFrame):
         raise InvalidError(
@@ -164,7 +164,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
         rows = _as_events(task, batch)
         offsets = rows.column("offset").to_numpy()
         if int(offsets[0]) <= last or bool((np.diff(offsets) <= 0).any()):
-            raise _moved(task, f"offsets do not rise after {last}")
+            raise _rule_error(task, f"offsets do not rise after {last}")
         last = int(offsets[-1])
         written.append(offsets)
         writer.write(rows)
@@ -172,7 +172,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
     note = _read_note(task)
     strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
     if len(strange):
-        raise _moved(task, f"offset {int(strange[0])} is not one that was read")
+        raise _rule_error(task, f"offset {int(strange[0])} is not one that was read")
     read = len(note.offsets) + note.left_out
     return TaskOutput(note.end, read, with_left_out(staged, note.left_out), note.mark)
 
@@ -193,7 +193,7 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
     for name, wanted in (("topic", here.topic), ("partition", here.name)):
         found = rows.column(name).unique().to_pylist()
         if [str(each) for each in found] != [wanted]:
-            raise _moved(task, f"rows with {name} {found[0]} stand in it")
+            raise _rule_error(task, f"rows with {name} {found[0]} stand in it")
     return rows
 
 
@@ -204,7 +204,7 @@ def _read_note(task: Task) -> _Note:
         found = pickle.loads(path.read_bytes())  # noqa: S301 - our own bytes
         path.unlink()
     except FileNotFoundError:
-        raise _moved(task, "it was not read to its end by the task that wrote it") from None
+        raise _rule_error(task, "it was not read to its end by the task that wrote it") from None
     if isinstance(found, TidelogError):
         raise found
     note: _Note = found
@@ -217,7 +217,7 @@ def _note_path(task: Task) -> Path:
     return Path(tempfile.gettempdir()) / f"tidelog-{attempt}-{_context().taskAttemptId()}"
 
 
-def _moved(task: Task, problem: str) -> InvalidError:
+def _rule_error(task: Task, problem: str) -> InvalidError:
     return InvalidError(
         f"transform of source partition `{task.range.partition.text}`: {problem}: {_STAYS} "
         "(no shuffle, sort, cache, limit or union)"

@@ -73,12 +73,12 @@ class TidelogWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
-        self._staging = _staging(options, schema)
+        self._prepare_staging = _prepare_staging(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stages the rows of a task."""
         task = _task()
-        staging, batch = self._staging, self._options.batch or _ONLY_BATCH
+        staging, batch = self._prepare_staging, self._options.batch or _ONLY_BATCH
         staged = stage(staging, batch, task.partitionId(), iterator)
         return StagedMessage(staging.topic.incarnation, "", *staged)
 
@@ -94,7 +94,7 @@ class TidelogWriter(DataSourceArrowWriter):
                 sink.commit(made, options.accept_repeat)
                 return
             check_not_swept(context, topic, segments)
-            producer = Copier(context, topic, self._staging.sink)
+            producer = Copier(context, topic, self._prepare_staging.sink)
             try:
                 report_left_out(topic, append_staged(producer, segments, pool=pool))
             except TidelogError as exc:
@@ -103,13 +103,13 @@ class TidelogWriter(DataSourceArrowWriter):
                     "stored: look, then decide; options sink and batch make a write repeatable"
                 ) from exc
             producer.close()
-            _remove_all(context, self._staging)
+            _remove_all(context, self._prepare_staging)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Deletes what was staged without a name; what a manifest may name stays."""
         if self._options.sink is None:
             with open_shared(self._options.home) as context:
-                _remove_all(context, self._staging)
+                _remove_all(context, self._prepare_staging)
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):
@@ -117,7 +117,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
-        self._staging = _staging(options, schema)
+        self._prepare_staging = _prepare_staging(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stages the rows of a task."""
@@ -125,18 +125,18 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise InternalError(f"streaming write: Spark tells query {query} and batch {batch}")
-        staged = stage(self._staging, int(batch), task.partitionId(), iterator)
-        return StagedMessage(self._staging.topic.incarnation, query, *staged)
+        staged = stage(self._prepare_staging, int(batch), task.partitionId(), iterator)
+        return StagedMessage(self._prepare_staging.topic.incarnation, query, *staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """On the driver: makes the micro-batch part of the topic, unless it already is."""
-        options, topic = self._options, self._staging.topic
-        queries = {message.query for message in _staged(messages)}
+        options, topic = self._options, self._prepare_staging.topic
+        queries = {message.query for message in _staged_messages(messages)}
         if len(queries) > 1:
             raise InternalError(f"streaming write: one micro-batch of {len(queries)} queries")
         with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
-            sink = SparkSink(context, topic, self._staging.sink, pool)
+            sink = SparkSink(context, topic, self._prepare_staging.sink, pool)
             made = Batch(next(iter(queries), None), batch, segments, _contents(messages))
             sink.commit(made, options.accept_repeat)
 
@@ -144,7 +144,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         """Does nothing: a manifest may name what was staged; the next commit deletes the rest."""
 
 
-def _staging(options: WriteOptions, schema: StructType) -> WriteStaging:
+def _prepare_staging(options: WriteOptions, schema: StructType) -> WriteStaging:
     """On the driver: checks everything, and returns what tasks need."""
     check_writable(schema, options.use_partition)
     with open_shared(options.home) as context:
@@ -160,7 +160,7 @@ def _task() -> Any:
     return task
 
 
-def _staged(messages: Iterable[WriterCommitMessage | None]) -> list[StagedMessage]:
+def _staged_messages(messages: Iterable[WriterCommitMessage | None]) -> list[StagedMessage]:
     """Returns the messages. Raises if one is missing: a batch is stored whole or not at all."""
     found = [message for message in messages if isinstance(message, StagedMessage)]
     missing = sum(1 for message in messages if not isinstance(message, StagedMessage))
@@ -173,7 +173,7 @@ def _segments(
     topic: Topic, messages: Iterable[WriterCommitMessage | None]
 ) -> tuple[StagedSegment, ...]:
     """Returns all staged segments, in the order of the tasks."""
-    found = _staged(messages)
+    found = _staged_messages(messages)
     if any(message.incarnation != topic.incarnation for message in found):
         raise NotFoundError(
             f"topic `{topic.name}`: was deleted and made again during the write: write again"
@@ -183,7 +183,7 @@ def _segments(
 
 def _contents(messages: Iterable[WriterCommitMessage | None]) -> Contents:
     """Returns the contents of the rows of all tasks."""
-    return functools.reduce(Contents.plus, (each.contents for each in _staged(messages)))
+    return functools.reduce(Contents.plus, (each.contents for each in _staged_messages(messages)))
 
 
 def _remove_all(context: Context, staging: WriteStaging) -> None:
@@ -242,12 +242,12 @@ def stage(
     first = zlib.crc32(staging.sink.encode()) + batch + task_index
     segments = tuple(
         _put(staging, workshop, batch, _parts(staging, table, places, first + number))
-        for number, (table, places) in enumerate(_collected(staging, workshop, measured))
+        for number, (table, places) in enumerate(_collect_segments(staging, workshop, measured))
     )
     return segments, measured.contents
 
 
-def _collected(
+def _collect_segments(
     staging: WriteStaging, workshop: Workshop, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[Located]:
     """Yields as many rows as one segment holds, repeatedly."""

@@ -108,7 +108,7 @@ class Faults:
         if fault is Fault.LOSE_REQUEST or self._is_cut_off():
             raise lost()
         if fault is Fault.TRY_AGAIN:
-            raise _refused(verb)
+            raise _refusal(verb)
         if fault is Fault.CUT_OFF:
             self._cut_off()
             fault = self.random.choice([Fault.LOSE_REQUEST, Fault.LOSE_REPLY])
@@ -116,12 +116,12 @@ class Faults:
                 raise lost()
         self._hold_up(verb, fault)
         if fault is Fault.DUPLICATE:
-            self.late.append(lambda: _unheard(effect))
+            self.late.append(lambda: _run_unheard(effect))
         if fault is Fault.CRASH_AFTER:
-            _unheard(effect)
+            _run_unheard(effect)
             raise self._crash()
         if fault is Fault.LOSE_REPLY:
-            _unheard(effect)
+            _run_unheard(effect)
             raise lost()
         result = effect()
         self._hold_up(f"{verb} reply", fault)
@@ -334,13 +334,13 @@ class FaultyStore:
         self._listings.append(list(self.inner.list()))
 
 
-def _unheard(effect: Callable[[], object]) -> None:
+def _run_unheard(effect: Callable[[], object]) -> None:
     """Runs it without waiting for the answer, whether a result or an error."""
     with contextlib.suppress(TidelogError):
         effect()
 
 
-def _refused(verb: str) -> UnavailableError:
+def _refusal(verb: str) -> UnavailableError:
     return UnavailableError(f"{verb}: refused for now (injected): try again")
 
 

@@ -53,14 +53,14 @@ class DeltaLog:
         return False
 
     def through(self, lanes: list[str]) -> Mapping[str, int]:
-        with self._translated():
+        with self._translate_errors():
             self._table = self._read()
             if self._table is None:
                 return {}
             return {lane: self._table.transaction_version(lane) or 0 for lane in lanes}
 
     def add(self, lot: TableAddition) -> None:
-        with self._translated():
+        with self._translate_errors():
             table = self._table or self._create(lot.files)
             columns = table.metadata().partition_columns
             table.create_write_transaction(
@@ -75,7 +75,7 @@ class DeltaLog:
 
     def change(self, files: list[TableFile]) -> bool:
         """Adds the paths again: an ``add`` of a listed path replaces the earlier one."""
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if files else None
             stale = [] if table is None else _stale(table, files)
             if table is not None and stale:
@@ -85,7 +85,7 @@ class DeltaLog:
             return bool(stale)
 
     def lists(self, paths: list[str]) -> list[str]:
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if paths else None
             listed = set() if table is None else set(_paths(table))
             return sorted(listed.intersection(paths))
@@ -95,7 +95,7 @@ class DeltaLog:
         return False
 
     def stale(self, files: list[TableFile]) -> list[str]:
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if files else None
             return [] if table is None else [file.path for file in _stale(table, files)]
 
@@ -149,7 +149,7 @@ class DeltaLog:
         }
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except CommitFailedError as exc:

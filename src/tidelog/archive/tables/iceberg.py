@@ -94,7 +94,7 @@ class IcebergTable:
         return known is not None and known.generation != self._plan.archive.generation
 
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
-        with self._translated():
+        with self._translate_errors():
             self._table = self._read()
         self._through = self._state(self._table)
         if self._through is None or self.holds_another:
@@ -102,7 +102,7 @@ class IcebergTable:
         return self._through.lanes
 
     def add(self, lot: TableAddition) -> None:
-        with self._translated():
+        with self._translate_errors():
             table = self._table or self._create(lot.files)
             files = self._data_files(table, lot.files)
             archive, known = self._plan.archive, self._through
@@ -125,7 +125,7 @@ class IcebergTable:
 
     def change(self, files: list[TableFile]) -> bool:
         """Replaces the entries of those files in one snapshot."""
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if files else None
             stale = [] if table is None else self._stale(table, files)
             if table is None or not stale:
@@ -148,7 +148,7 @@ class IcebergTable:
         Objects are deleted first, so a crash in between leaves snapshots that the next call finds.
         Their files are already deleted: no reader can use them.
         """
-        with self._translated():
+        with self._translate_errors():
             table = self._read()
             if table is None:
                 return False
@@ -190,7 +190,7 @@ class IcebergTable:
             return True
 
     def lists(self, paths: list[str]) -> list[str]:
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if paths else None
             if table is None or table.current_snapshot() is None:
                 return []
@@ -198,7 +198,7 @@ class IcebergTable:
             return [path for path in paths if _url(f"{self._root}/{path}") in listed]
 
     def stale(self, files: list[TableFile]) -> list[str]:
-        with self._translated():
+        with self._translate_errors():
             table = self._read() if files else None
             return [] if table is None else [file.path for _, file in self._stale(table, files)]
 
@@ -285,7 +285,9 @@ class IcebergTable:
             )
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(metadata.schema(), self._measured(footer)),
+            stats_columns=compute_statistics_plan(
+                metadata.schema(), self._bounds_properties(footer)
+            ),
             parquet_column_mapping=parquet_path_to_id_mapping(metadata.schema()),
         )
         return DataFile.from_args(
@@ -301,7 +303,7 @@ class IcebergTable:
             **statistics.to_serialized_dict(),
         )
 
-    def _measured(self, footer: pq.FileMetaData) -> dict[str, str]:
+    def _bounds_properties(self, footer: pq.FileMetaData) -> dict[str, str]:
         """Returns table properties that ask for bounds of offsets and times only.
 
         Bounds of other columns would be parts of events, and would stay in old snapshots, where no
@@ -318,7 +320,7 @@ class IcebergTable:
         return {TableProperties.DEFAULT_WRITE_METRICS_MODE: "none", **modes}
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except _LOST as exc:

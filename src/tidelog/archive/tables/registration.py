@@ -109,7 +109,7 @@ def check_tables(archive: Archive, generation: int) -> None:
     """Raises ``InvalidError`` if a generation's files cannot replace those of the tables."""
     for name in archive.tables:
         try:
-            check_table(_as_of(archive, generation), name)
+            check_table(_with_generation(archive, generation), name)
         except InvalidError as exc:
             raise InvalidError(
                 f"{exc}; or drop table `{name}`, then forget it: `tidelog archive register "
@@ -123,7 +123,9 @@ def change_tables(context: Context, archive: Archive, name: str, *, keep: bool) 
 
     def edit(found: Archive) -> Archive:
         kept = tuple(each for each in found.kept if each != name)
-        return msgspec.structs.replace(_recorded(found, name), kept=(*kept, name) if keep else kept)
+        return msgspec.structs.replace(
+            _with_table(found, name), kept=(*kept, name) if keep else kept
+        )
 
     return change_archive(context, archive.name, edit)
 
@@ -176,7 +178,7 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
     table = open_table(context, archive, name)
     if name not in archive.tables:
         table.through([])  # raises before recording a table that is not ours or cannot be reached
-        change_archive(context, archive.name, lambda found: _recorded(found, name))
+        change_archive(context, archive.name, lambda found: _with_table(found, name))
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
         lot = _next_lot(context, archive, table)
@@ -217,13 +219,15 @@ def correct_entries(
     Idempotent. A table that cannot be reached goes into ``failed`` and does not stop the others.
     Tables already in it are not tried, because each may take as long as a timeout.
     """
-    changed = _rewritten(archive, generation, files)
+    changed = _rewritten_files(archive, generation, files)
     for name in read_archive(context, archive.name).tables if changed else ():
         if name in failed:
             continue
         with contained(f"table `{name}`", partial(failed.__setitem__, name)):
             _update_entries(
-                context, open_table(context, _as_of(archive, generation), name), lambda: changed
+                context,
+                open_table(context, _with_generation(archive, generation), name),
+                lambda: changed,
             )
 
 
@@ -244,7 +248,7 @@ def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
     """
     failed: dict[str, TidelogError] = {}
     for generation in archive.in_state("live", "kept") if archive.tables else ():
-        view = _as_of(archive, generation)
+        view = _with_generation(archive, generation)
         lanes = dict(_lanes(context, view))
         if not any(read_erased(context, *where).data for where in lanes.values()):
             continue
@@ -259,21 +263,23 @@ def stale_entries(context: Context, archive: Archive, generation: int) -> Iterat
     """Yields each table with what is wrong in it: a stale entry, or an error."""
     names = read_archive(context, archive.name).tables
     files = _erased_files(context, archive, generation) if names else []
-    changed = _rewritten(archive, generation, files)
+    changed = _rewritten_files(archive, generation, files)
     for name in names if changed else ():
         stale: Collection[str] = ()
         errors: list[TidelogError] = []
         with contained(f"table `{name}`", errors.append):
-            stale = open_table(context, _as_of(archive, generation), name).stale(changed)
+            stale = open_table(context, _with_generation(archive, generation), name).stale(changed)
         yield from ((name, f"cannot be read: {error}") for error in errors)
         yield from ((name, f"lists `{path}` as it was before the erasure") for path in stale)
 
 
-def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) -> list[TableFile]:
+def _rewritten_files(
+    archive: Archive, generation: int, files: Sequence[FileEntry]
+) -> list[TableFile]:
     """Returns the files of a generation that erasures have rewritten, as a table lists them."""
     if archive.making(generation).format != "parquet":
         return []
-    view = _as_of(archive, generation)
+    view = _with_generation(archive, generation)
     return [_table_file(view, file) for file in files if file.kind == "data" and file.erased]
 
 
@@ -281,19 +287,21 @@ def _erased_files(context: Context, archive: Archive, generation: int) -> list[F
     """Returns the data files of a generation that erasures have removed events from."""
     return [
         file
-        for pipeline, partition in dict(_lanes(context, _as_of(archive, generation))).values()
+        for pipeline, partition in dict(
+            _lanes(context, _with_generation(archive, generation))
+        ).values()
         for manifest in read_manifests(context, pipeline, partition)
         for file in manifest.files
         if file.kind == "data" and file.erased
     ]
 
 
-def _as_of(archive: Archive, generation: int) -> Archive:
+def _with_generation(archive: Archive, generation: int) -> Archive:
     """Returns the archive as if that generation were live."""
     return msgspec.structs.replace(archive, generation=generation)
 
 
-def _recorded(archive: Archive, name: str) -> Archive:
+def _with_table(archive: Archive, name: str) -> Archive:
     others = tuple(each for each in archive.tables if each != name)
     return msgspec.structs.replace(archive, tables=(*others, name))
 
@@ -341,7 +349,7 @@ def _next_lot(context: Context, archive: Archive, table: Table) -> TableAddition
             if files:
                 lot.files.extend(files)
                 lot.through[lane] = manifest.ordinal + manifest.read
-                lot.through[_began(lane)] = first + 1
+                lot.through[_begin_key(lane)] = first + 1
             if through is not None and len(lot.files) >= _FILES_AT_ONCE:
                 return lot
     return lot
@@ -351,11 +359,11 @@ def _settle_last_lot(
     context: Context, archive: Archive, table: Table, lanes: Mapping[str, tuple[str, str]]
 ) -> Mapping[str, int] | None:
     """Steps 1 and 2. Returns how far the table is in each lane."""
-    names = [*lanes, *map(_began, lanes)]
+    names = [*lanes, *map(_begin_key, lanes)]
     through = table.through(names)
     if through:
         last = through
-        if _update_entries(context, table, lambda: _changed(context, archive, lanes, last)):
+        if _update_entries(context, table, lambda: _changed_files(context, archive, lanes, last)):
             through = table.through(names)
     return through
 
@@ -418,7 +426,7 @@ def _retry_until_done(context: Context, table: Table, is_done: Callable[[], bool
     raise UnavailableError(f"table `{table.where}`: others keep changing it: try again")
 
 
-def _changed(
+def _changed_files(
     context: Context,
     archive: Archive,
     lanes: Mapping[str, tuple[str, str]],
@@ -427,7 +435,7 @@ def _changed(
     """Returns the files of the table's last lot that have lost events."""
     found: list[TableFile] = []
     for lane, (pipeline, partition) in lanes.items():
-        began = through.get(_began(lane), 0)
+        began = through.get(_begin_key(lane), 0)
         for manifest in read_manifests(context, pipeline, partition, began - 1) if began else ():
             if manifest.ordinal >= through.get(lane, 0):
                 break
@@ -436,7 +444,7 @@ def _changed(
     return found
 
 
-def _began(lane: str) -> str:
+def _begin_key(lane: str) -> str:
     """Returns the key of where a lane's last lot began, plus 1; its value 0: unknown."""
     return f"{lane} began"
 

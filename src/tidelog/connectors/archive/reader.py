@@ -46,8 +46,8 @@ def plan_commits(
         files = _with_sidecars(manifest, form)
         gone = [f for f in files if replays is not None and replays.replaces(f.data)]
         kept = [f for f in files if f not in gone]
-        instead = _replayed(again, form, [f.data for f in gone]) if gone else []
-        commits.append(_planned(manifest, [*kept, *instead], range))
+        instead = _replay_files(again, form, [f.data for f in gone]) if gone else []
+        commits.append(_plan_commit(manifest, [*kept, *instead], range))
     lost = tuple(gap for manifest in manifests for gap in manifest.lost)
     return PlannedCommits(range, tuple(commits), making, store, lost)
 
@@ -105,7 +105,9 @@ def _format(making: ArchiveFormat) -> Format:
     return open_format(making.format, making.codec or None, settings_of(making.format_settings))
 
 
-def _planned(manifest: Manifest, files: list[_PlannedFile], range: SourceRange) -> _PlannedCommit:
+def _plan_commit(
+    manifest: Manifest, files: list[_PlannedFile], range: SourceRange
+) -> _PlannedCommit:
     """Returns what to read of a commit: all of it, or the offsets in the range."""
     positions = (manifest.start, manifest.end, range.start, range.limit)
     if not all(map(is_number, positions)):
@@ -131,7 +133,7 @@ def _with_sidecars(manifest: Manifest, form: Format) -> list[_PlannedFile]:
     return [_with_sidecar(file, form, named) for file in manifest.files if file.kind in _KINDS]
 
 
-def _replayed(
+def _replay_files(
     again: Sequence[tuple[Manifest, FileEntry]], form: Format, gone: Sequence[FileEntry]
 ) -> list[_PlannedFile]:
     """Returns the files that hold the events of dead letters after replays replaced them.

@@ -206,7 +206,7 @@ def listed(store: Store, place: FilePlace) -> FolderListing:
         for key, error in denied.items()
         if not hidden_part(path := key.removeprefix(folder))
     }
-    errors |= _denied(below, root, ordered)
+    errors |= _folder_errors(below, root, ordered)
     denied = {row_name(f"{path}/"): error for path, error in below.items()}
     return FolderListing(ordered, rows, root, row_name(only), errors, left_out, denied)
 
@@ -234,7 +234,7 @@ def row_name(path: str) -> str:
     return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
 
 
-def _denied(
+def _folder_errors(
     below: Mapping[str, TidelogError], root: str, chains: Mapping[SourcePartition, Chain]
 ) -> dict[SourcePartition, TidelogError]:
     """Returns errors for folders without rights: a reader must not skip offsets that are in one."""

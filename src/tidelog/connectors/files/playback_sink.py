@@ -125,7 +125,7 @@ class WholeFile:
             else:
                 self._parquet.write(lot.batch)
         except OSError as exc:
-            raise self._failed(exc) from exc
+            raise self._write_error(exc) from exc
 
     def reached(self) -> int:
         return 0
@@ -143,7 +143,7 @@ class WholeFile:
                 f"file `{self._path}`: came to be while this was played: choose another"
             ) from exc
         except OSError as exc:
-            raise self._failed(exc) from exc
+            raise self._write_error(exc) from exc
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -170,7 +170,7 @@ class WholeFile:
         finally:
             os.close(folder)
 
-    def _failed(self, error: OSError) -> UnavailableError:
+    def _write_error(self, error: OSError) -> UnavailableError:
         return UnavailableError(
             f"file `{self._path}`: {error.strerror}: make room or mend it, and play again"
         )

@@ -123,14 +123,14 @@ def mark_from(note: bytes) -> RowMark | None:
 
 def mark_of(store: Store, info: ObjectInfo, rows: int, name: str) -> RowMark:
     """Returns a mark of an object as it is now, by its ends."""
-    passed = _probed(store, info.key, info.size)
+    passed = _probe_ends(store, info.key, info.size)
     passed.rows = rows
     return passed.mark(etag=info.etag, name=name)
 
 
 def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> ReadBytes:
     """Returns the state of reading after a mark, for a file that is not compressed."""
-    passed = _probed(store, info.key, mark.size)
+    passed = _probe_ends(store, info.key, mark.size)
     start = mark.size - mark.size % _BLOCK_BYTES
     rest = store.get(info.key, start, mark.size) if start < mark.size else b""
     passed.rows, passed.blocks, passed.rest = mark.rows, mark.blocks, rest
@@ -147,7 +147,7 @@ def matches(
     is_plain = codec in (None, "none")
     if is_plain and info.size < mark.size:
         return False
-    if is_plain and not _probed(store, info.key, mark.size).is_at(mark):
+    if is_plain and not _probe_ends(store, info.key, mark.size).is_at(mark):
         return False
     if is_plain and not whole:
         return True
@@ -227,7 +227,7 @@ def inode_of(etag: str) -> str:
     return parts[0] if len(parts) == 3 else ""
 
 
-def _probed(store: Store, key: str, size: int) -> ReadBytes:
+def _probe_ends(store: Store, key: str, size: int) -> ReadBytes:
     """Reads both ends of the first bytes of an object."""
     head = store.get(key, 0, min(size, _PROBE_BYTES))
     start = max(0, size - _PROBE_BYTES)
@@ -269,7 +269,7 @@ class PlannedRows:
         start, limit = range_offsets(self.range)
         if start == limit:
             return
-        passed, is_open = self._begun(store, start), False
+        passed, is_open = self._starting_state(store, start), False
         with opened(store, self.info.key, self.info.size) as data:
             data.seek(passed.size)
             for found in self.file.lines(data, passed.rows):
@@ -293,7 +293,7 @@ class PlannedRows:
             raise self._replaced()
         notes.append(mark.note())
 
-    def _begun(self, store: Store, start: int) -> ReadBytes:
+    def _starting_state(self, store: Store, start: int) -> ReadBytes:
         """Returns the state to begin with: after the last range, if the file is the same."""
         mark, codec = mark_from(self.note), self.file.codec
         if mark is None:

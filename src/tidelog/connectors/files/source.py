@@ -162,7 +162,7 @@ class FilesSource:
                 found[each] = self._row_bounds(store, each, listing.rows[each])
             else:
                 files = self._files(listing, each)
-                self._check_passed(each, files)
+                self._check_late_files(each, files)
                 first, end = self._offsets(store, files)
                 known = self._tracking.known(each)
                 is_noted = known is not None and known.note and known.position != "0"
@@ -201,7 +201,7 @@ class FilesSource:
         first, end = self._offsets(store, files)
         if start < first or limit > end:
             raise not_held(range, first, end)
-        wanted = self._wanted(store, files, start, limit)
+        wanted = self._files_in_range(store, files, start, limit)
         note = _FilesMark.of(files, limit).note()
         return PlannedFiles(range, wanted, self._place.store, note)
 
@@ -286,7 +286,7 @@ class FilesSource:
             )
         return listing.chains[partition]
 
-    def _check_passed(self, partition: SourcePartition, files: Chain) -> None:
+    def _check_late_files(self, partition: SourcePartition, files: Chain) -> None:
         """Raises for files that appeared after their offsets: they would never be read."""
         known = self._tracking.known(partition)
         before = _FilesMark.read(known.note) if known is not None else None
@@ -306,7 +306,7 @@ class FilesSource:
         """Returns the first offset and the end. Any file may have the last offset."""
         return files[0].first, max(self._ends_of(store, files))
 
-    def _wanted(self, store: Store, files: Chain, start: int, limit: int) -> Chain:
+    def _files_in_range(self, store: Store, files: Chain, start: int, limit: int) -> Chain:
         """Returns the files that may have offsets of a range."""
         pairs = zip(files, self._ends_of(store, files), strict=True)
         return tuple(file for file, end in pairs if file.first < limit and end > start)

@@ -151,7 +151,7 @@ class RecordConsumer:
         # The callbacks must outlive the client.
         self._on_error = _Error(lambda _, code, reason, __: watch.note(_error(code, reason)))
         self._on_stats = _Stats(partial(_take_statistics, watch))
-        self._client = self._opened(properties)
+        self._client = self._open_client(properties)
         self._library.rd_kafka_poll_set_consumer(self._client)
         self._queue = self._library.rd_kafka_queue_get_consumer(self._client)
         self._taken = (ctypes.c_void_p * _AT_ONCE)()
@@ -176,7 +176,7 @@ class RecordConsumer:
         self._library.rd_kafka_consumer_close(self._client)
         self._library.rd_kafka_destroy(self._client)
 
-    def _opened(self, properties: Mapping[str, Any]) -> int:
+    def _open_client(self, properties: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(_TEXT_BYTES)
         conf = library.rd_kafka_conf_new()
         for name, value in properties.items():
@@ -315,7 +315,7 @@ def raw_header_name(text: str) -> bytes | None:
 def text_headers(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers:
     """Returns the headers of an event for those of a Kafka record."""
     if raw and raw[-1] == _RAW_MARK_HEADER:
-        found = _unmarked(raw[:-1])
+        found = _headers_of_marked(raw[:-1])
         if found is not None:
             return found
     return [(text_header_name(name), value) for name, value in raw]
@@ -326,7 +326,7 @@ def kafka_headers(headers: Sequence[tuple[str, bytes | None]]) -> Headers:
     names = [_exact(name) for name, _ in headers]
     if None not in names:
         return [(name or "", value) for name, (_, value) in zip(names, headers, strict=True)]
-    return [*((_written(name), value) for name, value in headers), _MARK_HEADER]
+    return [*((_marked_name(name), value) for name, value in headers), _MARK_HEADER]
 
 
 @lru_cache(10_000)
@@ -341,13 +341,13 @@ def _exact(text: str) -> str | None:
         return None
 
 
-def _written(text: str) -> str:
+def _marked_name(text: str) -> str:
     """Returns a name as written in a marked record."""
     is_plain = "\0" not in text and text != _MARK and not text.startswith(_TEXT)
     return text if is_plain else _escaped(_TEXT, text.encode())
 
 
-def _unmarked(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers | None:
+def _headers_of_marked(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers | None:
     """Returns the headers of a marked record; None if the mark is not Tidelog's."""
     found: Headers = []
     try:
@@ -355,7 +355,7 @@ def _unmarked(raw: Sequence[tuple[bytes, bytes | None]]) -> Headers | None:
             text = written = name.decode()
             if written.startswith(_TEXT):
                 text = unquote_to_bytes(written.removeprefix(_TEXT)).decode()
-            if _written(text) != written:
+            if _marked_name(text) != written:
                 return None
             found.append((text, value))
     except UnicodeDecodeError:

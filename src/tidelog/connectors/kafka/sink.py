@@ -159,7 +159,7 @@ class KafkaSink:
         store.delete([layout.sending(file.staged) for file in manifest.files[:1]])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.url, self._settings))
+        return (_reopen, (self.url, self._settings))
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.url!r})"
@@ -240,7 +240,7 @@ def _look(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
     return topic_id(topic) or f"{place.servers}/{place.topic}", len(topic.partitions)
 
 
-def _reopened(url: str, settings: KafkaSettings) -> KafkaSink:
+def _reopen(url: str, settings: KafkaSettings) -> KafkaSink:
     """Opens the sink in another process, with the secrets of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KafkaSink(_place_of(parse_address(url), environ), settings)

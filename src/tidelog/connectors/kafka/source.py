@@ -180,7 +180,7 @@ class KafkaSource:
         return max(0, offset_at(end) - offset_at(start))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.url, self._timeout_s))
+        return (_reopen, (self.url, self._timeout_s))
 
     def __repr__(self) -> str:
         return f"KafkaSource({self.url!r})"
@@ -199,12 +199,12 @@ class _Questions:
     def topics(self) -> dict[str, set[int]]:
         """Returns the partitions of the topic, or of each topic that matches the pattern."""
         if not self._place.is_pattern:
-            return _numbers(self._described({self._place.topic}))
+            return _numbers(self._describe({self._place.topic}))
         pattern = re.compile(self._place.topic)
         try:
             found = self._admin.list_topics(timeout=self._timeout_s).topics
         except KafkaException as exc:
-            raise self._failed(f"kafka `{self._place.servers}`", exc.args[0]) from exc
+            raise self._failure(f"kafka `{self._place.servers}`", exc.args[0]) from exc
         return {
             name: set(topic.partitions)
             for name, topic in found.items()
@@ -219,7 +219,7 @@ class _Questions:
         Call this before asking for offsets: a client that does not know the brokers of a partition
         yet sometimes waits for seconds before it sends a request.
         """
-        found = self._described({each.topic for each in partitions})
+        found = self._describe({each.topic for each in partitions})
         known = _numbers(found)
         for each in partitions:
             if _number(each) not in known[each.topic]:
@@ -271,12 +271,12 @@ class _Questions:
             return UnavailableError(f"{what}: its offsets came without a number: try again")
         if error.code() in _MOVING:
             return translated(what, error)
-        raise self._failed(what, error)
+        raise self._failure(what, error)
 
-    def _described(self, topics: set[str]) -> dict[str, TopicDescription]:
+    def _describe(self, topics: set[str]) -> dict[str, TopicDescription]:
         return described(self._admin, topics, self._timeout_s, self._watch)
 
-    def _failed(self, what: str, error: KafkaError) -> TidelogError:
+    def _failure(self, what: str, error: KafkaError) -> TidelogError:
         self._admin.poll(0)  # delivers the client's callbacks
         return translated(what, error, self._watch)
 
@@ -286,7 +286,7 @@ class _Questions:
         return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
 
 
-def _reopened(url: str, timeout_s: float) -> KafkaSource:
+def _reopen(url: str, timeout_s: float) -> KafkaSource:
     """Opens the source in another process, with the secrets of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)

@@ -128,7 +128,7 @@ class Transactions:
         try:
             self._producer.init_transactions(timeout_s)
         except KafkaException as exc:
-            error = self._failed(exc)
+            error = self._abort_and_explain(exc)
             self.close()
             raise error from exc
 
@@ -146,7 +146,7 @@ class Transactions:
                     f"group `{self._name}`: try again; if that lasts, a transaction hangs: see "
                     "`kafka-transactions.sh find-hanging`"
                 ) from exc
-            raise self._failed(exc) from exc
+            raise self._abort_and_explain(exc) from exc
         return found.offset if found.offset >= 0 else None
 
     def send(self, batch: pa.RecordBatch, partition: int | None, number: int | None = None) -> None:
@@ -168,7 +168,7 @@ class Transactions:
                     if self._is_full():
                         self._commit(number)
         except KafkaException as exc:
-            raise self._failed(exc) from exc
+            raise self._abort_and_explain(exc) from exc
 
     def finish(self, number: int) -> None:
         """Commits the open transaction, and records the number as the progress of the group."""
@@ -177,7 +177,7 @@ class Transactions:
                 self._begin()
             self._commit(number)
         except KafkaException as exc:
-            raise self._failed(exc) from exc
+            raise self._abort_and_explain(exc) from exc
 
     def close(self) -> None:
         """Closes both clients. The next process to open aborts what is not committed."""
@@ -240,7 +240,7 @@ class Transactions:
             if self._clock.monotonic_s() - since_s > self._timeout_s:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-    def _failed(self, exc: KafkaException) -> TidelogError:
+    def _abort_and_explain(self, exc: KafkaException) -> TidelogError:
         """Returns the error to raise, after aborting the transaction if possible."""
         error: KafkaError = exc.args[0]
         try:

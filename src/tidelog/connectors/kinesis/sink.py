@@ -99,7 +99,7 @@ class KinesisSink:
         discard_files(self._open_store(self._settings.store), manifest.files)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.url, self._settings))
+        return (_reopen, (self.url, self._settings))
 
     def __repr__(self) -> str:
         return f"KinesisSink({self.url!r})"
@@ -124,7 +124,7 @@ class KinesisSink:
             ) from exc
 
 
-def _reopened(url: str, settings: KinesisSettings) -> KinesisSink:
+def _reopen(url: str, settings: KinesisSettings) -> KinesisSink:
     """Opens the sink in another process, with the credentials of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return KinesisSink(parse_place(parse_address(url), environ, "sink"), settings)

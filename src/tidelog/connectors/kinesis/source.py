@@ -112,7 +112,7 @@ class KinesisSource:
 
     def partitions(self) -> list[SourcePartition]:
         """Lists all shards that Kinesis still has, also closed ones, parents before children."""
-        shards, _ = self._listed()
+        shards, _ = self._list_shards()
         return [self._partition(number) for number in shards]
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
@@ -122,8 +122,8 @@ class KinesisSource:
         """
         if not partitions:
             return {}
-        shards, time_ms = self._listed()
-        info = self._described()
+        shards, time_ms = self._list_shards()
+        info = self._describe()
         start = (
             ShardPosition("oldest")
             if self._way.start_ms is None
@@ -155,7 +155,7 @@ class KinesisSource:
         """Returns the shards that were split or merged into each one."""
         shards = self._shards
         if any(self._number(each) not in shards for each in partitions):
-            shards, _ = self._listed()
+            shards, _ = self._list_shards()
         return {
             each: [
                 Parent(self._partition(number), END.text, number in shards)
@@ -182,14 +182,14 @@ class KinesisSource:
         number = self._number(range.partition)
         ShardPosition.parse(range.start), RangeLimit.parse(range.limit)
         if number not in self._shards:
-            self._listed()
+            self._list_shards()
         if number not in self._shards:
             raise NotFoundError(
                 f"kinesis shard `{range.partition.text}`: is not there any more",
                 partition=range.partition.text,
             )
-        check_incarnation(range, self._described().incarnation)
-        plan = ShardReadPlan(range, self._described(), self._shards[number], self._way.keep_outside)
+        check_incarnation(range, self._describe().incarnation)
+        plan = ShardReadPlan(range, self._describe(), self._shards[number], self._way.keep_outside)
         return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: ShardReadPlan) -> Iterator[Chunk]:
@@ -209,7 +209,7 @@ class KinesisSource:
         return 0 if ShardPosition.parse(start).kind == "end" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.url,))
+        return (_reopen, (self.url,))
 
     def __repr__(self) -> str:
         return f"KinesisSource({self.url!r})"
@@ -227,14 +227,14 @@ class KinesisSource:
         requests.
         """
         if range.incarnation and reading.has_moved:
-            check_incarnation(range, self._described(max_age_s=0).incarnation)
+            check_incarnation(range, self._describe(max_age_s=0).incarnation)
 
-    def _listed(self) -> tuple[dict[int, KinesisShard], int]:
+    def _list_shards(self) -> tuple[dict[int, KinesisShard], int]:
         shards, time_ms = self._open().shards()
         self._shards = shards
         return shards, time_ms
 
-    def _described(self, max_age_s: float = _INFO_S) -> StreamInfo:
+    def _describe(self, max_age_s: float = _INFO_S) -> StreamInfo:
         now_s = self._clock.monotonic_s()
         known = self._info
         if known is None or not max_age_s or now_s - known[1] > max_age_s:
@@ -255,7 +255,7 @@ class KinesisSource:
         return number
 
 
-def _reopened(url: str) -> KinesisSource:
+def _reopen(url: str) -> KinesisSource:
     """Opens the source in another process, with the credentials of that process."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
     return open_kinesis(parse_address(url), environ=environ)

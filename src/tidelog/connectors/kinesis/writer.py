@@ -148,11 +148,11 @@ def partition_key(key: bytes | None, event_id: str | None, value: bytes | None) 
         try:
             text = key.decode()
         except UnicodeDecodeError:
-            return _hashed(key)
-        return text if len(text) <= _KEY_MAX else _hashed(key)
+            return _hash_text(key)
+        return text if len(text) <= _KEY_MAX else _hash_text(key)
     if event_id:
-        return event_id if len(event_id) <= _KEY_MAX else _hashed(event_id.encode())
-    return _hashed(value or b"")
+        return event_id if len(event_id) <= _KEY_MAX else _hash_text(event_id.encode())
+    return _hash_text(value or b"")
 
 
 def _records(events: pa.RecordBatch | pa.Table) -> Iterator[_Record]:
@@ -186,5 +186,5 @@ def _request(waiting: deque[_Record], room: int) -> list[_Record]:
     return request
 
 
-def _hashed(data: bytes) -> str:
+def _hash_text(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -126,7 +126,7 @@ class Changes:
         if len(unit) == 1:
             self._put(unit[0], "" if whole else ',"batch":{"number":0,"of":1,"whole":false}')
             return
-        changes, before, after = _joined(self._layout, unit)
+        changes, before, after = _join_images(self._layout, unit)
         texts = {True: "true", False: "false"}
         for number, row in enumerate(changes):
             tail = ""
@@ -195,7 +195,7 @@ class Changes:
                 parts.append(f"{told[0]}{told[1](cell)}}}")
             elif told is not done:
                 done = told
-                text = _elements(told, row) if told.elements_at >= 0 else _deleted(told, row)
+                text = _elements(told, row) if told.elements_at >= 0 else _deletion(told, row)
                 if text:
                     parts.append(text)
         return ",".join(parts)
@@ -224,7 +224,7 @@ def text_of(value: str) -> str:
     return str(json.loads(value)) if value.startswith('"') else value
 
 
-def _deleted(column: Column, row: Any) -> str:
+def _deletion(column: Column, row: Any) -> str:
     """Returns what the deletion mark of a column says."""
     if row[column.at] is None and row[column.deleted_at] == _TRUE:
         return f'{column.label},"deleted":true}}'
@@ -244,7 +244,9 @@ def _elements(column: Column, row: Any) -> str:
     return f"{column.label}{text}}}" if text else ""
 
 
-def _joined(layout: RowLayout, unit: list[Any]) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
+def _join_images(
+    layout: RowLayout, unit: list[Any]
+) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
     """Returns the changes of a batch and, by their numbers, the images of the same rows."""
     key = [at for _, at, _ in layout.key]
 

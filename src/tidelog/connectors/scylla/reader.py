@@ -200,7 +200,7 @@ class ChangeRead:
         self, layout: RowLayout, generation: Generation, start: int, end: int
     ) -> Iterator[list[tuple[bytes | None, ...]]]:
         """Yields all rows of a window, stream by stream."""
-        return _asked(self._session, layout.statement, generation.streams, start, end)
+        return _pages_of_streams(self._session, layout.statement, generation.streams, start, end)
 
     def _layout(self) -> RowLayout:
         layout: RowLayout | None = self._session.layout  # other threads may reset it
@@ -299,13 +299,13 @@ def first_times(session: ScyllaSession, streams: Streams, start: int, end: int) 
         'WHERE "cdc$stream_id" IN ? AND "cdc$time" >= minTimeuuid(?) '
         'AND "cdc$time" < minTimeuuid(?) PER PARTITION LIMIT 1'
     )
-    for page in _asked(session, statement, streams, start, end):
+    for page in _pages_of_streams(session, statement, streams, start, end):
         for (time,) in page:
             if time is not None:
                 yield time
 
 
-def _asked(
+def _pages_of_streams(
     session: ScyllaSession, statement: Any, streams: Streams, start: int, end: int
 ) -> Iterator[list[tuple[bytes | None, ...]]]:
     """Yields the pages of a statement for groups of streams, with a few in parallel."""

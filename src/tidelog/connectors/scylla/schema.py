@@ -182,11 +182,13 @@ def _window_statement(session: ScyllaSession, schema: Schema, version: str) -> R
         end_at=at.get("cdc$end_of_batch", -1),
         key=tuple((f"{quoted(name)}:", at[name], to_json(kinds[at[name]])) for name in schema.key),
         columns=columns,
-        told=_told(columns, len(names)),
+        told=_cell_formats(columns, len(names)),
     )
 
 
-def _told(columns: Sequence[Column], width: int) -> tuple[tuple[str, ToJson] | Column | None, ...]:
+def _cell_formats(
+    columns: Sequence[Column], width: int
+) -> tuple[tuple[str, ToJson] | Column | None, ...]:
     """Returns for each cell of a row how to format it, or the column that it belongs to."""
     told: list[tuple[str, ToJson] | Column | None] = [None] * width
     for each in columns:

@@ -147,7 +147,7 @@ class ScyllaSource:
         self._times: list[int] = []  # of generations, as last seen
         self._table: LogTable | None = None  # as last seen
         self._begin_ms: int | None = None  # the first change, after looking for it
-        self._asked: dict[SourcePartition, str] = {}  # where the last range began
+        self._last_starts: dict[SourcePartition, str] = {}  # where the last range began
         self._quiet: dict[SourcePartition, int] = {}  # looks at groups whose last range was empty
 
     @property
@@ -226,11 +226,11 @@ class ScyllaSource:
 
     def reader(self, range: SourceRange) -> PlannedReader:
         plan = self._plan(range)
-        if self._asked.get(range.partition) == range.start:
+        if self._last_starts.get(range.partition) == range.start:
             self._quiet[range.partition] = 0
         else:
             self._quiet.pop(range.partition, None)
-        self._asked[range.partition] = range.start
+        self._last_starts[range.partition] = range.start
         return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: ChangeReadPlan) -> Iterator[Chunk]:
@@ -257,7 +257,7 @@ class ScyllaSource:
         return None if is_before(start, end) else 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.url,))
+        return (_reopen, (self.url,))
 
     def __repr__(self) -> str:
         return f"ScyllaSource({self.url!r})"
@@ -279,12 +279,16 @@ class ScyllaSource:
         Now and then returns the end anyway, in case another process has moved on from there.
         """
         looks = self._quiet.get(partition)
-        if looks is None or looks >= _QUIET_LOOKS or not is_before(self._asked[partition], end):
+        if (
+            looks is None
+            or looks >= _QUIET_LOOKS
+            or not is_before(self._last_starts[partition], end)
+        ):
             return end
         self._quiet[partition] = looks + 1
-        if self.waits(SourceRange(partition, self._asked[partition], end)):
+        if self.waits(SourceRange(partition, self._last_starts[partition], end)):
             return end
-        return ChangePosition.parse(self._asked[partition]).limit().text
+        return ChangePosition.parse(self._last_starts[partition]).limit().text
 
     def _end_ms(self, now_ms: int, table: LogTable) -> int:
         lag_ms = self._way.lag_ms
@@ -392,7 +396,7 @@ def _server_ms(session: ScyllaSession) -> int:
     return int(now.replace(tzinfo=UTC).timestamp() * 1000)
 
 
-def _reopened(url: str) -> ScyllaSource:
+def _reopen(url: str) -> ScyllaSource:
     """Opens the source in another process, with its login, to read what was planned elsewhere."""
     environ = os.environ  # noqa: TID251 - a worker reads its own environment
     clock = SystemClock()
@@ -437,7 +441,7 @@ class Swept:
         with self.open_context() as context:
             pipelines = self._pipelines(context)
             for partition in partitions:
-                each = [_passed(context, one.incarnation, partition.text) for one in pipelines]
+                each = [_read_by(context, one.incarnation, partition.text) for one in pipelines]
                 whole = [one for one in each if one is not None]
                 if len(whole) == len(pipelines):
                     first = max((one.first for one in whole), key=lambda place: place.order)
@@ -522,7 +526,7 @@ class Swept:
         )
 
 
-def _passed(context: Context, pipeline: str, partition: str) -> ReadByAll | None:
+def _read_by(context: Context, pipeline: str, partition: str) -> ReadByAll | None:
     head = read_progress(context, pipeline, partition)
     if head is None:
         return None

@@ -178,7 +178,7 @@ class Generations:
                     "Start a new pipeline",
                     generation=time_ms,
                 )
-            self._streams[time_ms] = _grouped(found, self._groups, self._shape.by_vnode)
+            self._streams[time_ms] = _group_streams(found, self._groups, self._shape.by_vnode)
         return self._streams[time_ms][group]
 
     def forget(self) -> None:
@@ -208,7 +208,7 @@ def queries_of(streams: Iterable[bytes]) -> Streams:
     return tuple(tuple(some[first : first + at_once]) for first in starts)
 
 
-def _grouped(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Streams]:
+def _group_streams(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Streams]:
     found: list[list[bytes]] = [[] for _ in range(groups)]
     for stream in streams:
         found[group_of(stream, groups, by_vnode)].append(stream)

@@ -160,11 +160,11 @@ def check_records(
     try:
         check_events(events.slice(0, row), limit.event_bytes_max, own=limit.own)
     except InvalidError as exc:
-        raise _refused(batch, exc) from exc
+        raise _refusal(batch, exc) from exc
     if late is not None:
         time_ms = events.column("timestamp")[late].value
         said = f"event: its time {time_ms} ms is outside of the years 1970 to 9999: fix it"
-        raise _refused(batch, InvalidError(said, row=late))
+        raise _refusal(batch, InvalidError(said, row=late))
     check_rows(batch)
 
 
@@ -172,7 +172,7 @@ def check_rows(batch: pa.RecordBatch) -> None:
     """Raises ``RecordRefusedError`` for the first row of a source that is not a valid event."""
     row = _first_error(batch)
     if row is not None:
-        raise _refused(batch, InvalidError(f"{batch.column('error')[row]}: fix it", row=row))
+        raise _refusal(batch, InvalidError(f"{batch.column('error')[row]}: fix it", row=row))
 
 
 def _first_error(batch: pa.RecordBatch) -> int | None:
@@ -189,7 +189,7 @@ def _first_wrong_time(events: pa.Table | pa.RecordBatch) -> int | None:
     return None if found < 0 else int(found)
 
 
-def _refused(batch: pa.RecordBatch, error: InvalidError) -> RecordRefusedError:
+def _refusal(batch: pa.RecordBatch, error: InvalidError) -> RecordRefusedError:
     row = error.context["row"]
     names = [name for name in ("topic", "partition") if name in batch.schema.names]
     place = "/".join(str(batch.column(name)[row].as_py()) for name in names)

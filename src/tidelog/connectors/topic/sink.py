@@ -161,7 +161,7 @@ class TopicSink:
         with self._open_context() as context, _side_by_side(context) as pool:
             producer = self._producer(context, manifest)
             producer.erased = self._erased
-            segments = [_staged(file) for file in manifest.files]
+            segments = [_staged_segment(file) for file in manifest.files]
             try:
                 return append_staged(producer, segments, manifest.ordinal, pool)
             except NotFoundError as exc:
@@ -193,7 +193,7 @@ class TopicSink:
         return f"topic `{self._settings.topic.name}`"
 
 
-def _staged(file: FileEntry) -> StagedSegment:
+def _staged_segment(file: FileEntry) -> StagedSegment:
     """Returns a segment as its writer staged it. Its name contains the ledger's version."""
     return StagedSegment(file.staged, file.pieces, ledger=file.staged.split("/")[-2])
 

@@ -114,7 +114,7 @@ class TopicSource:
         """
         with self._open_context() as context:
             topic = self._find(context, range)
-            with _held(context, topic, range):
+            with _guard_range(context, topic, range):
                 reader = Reader(context, topic, int(range.partition.name))
                 yield from _chunks(range, reader.stretches(*range_offsets(range)))
 
@@ -126,7 +126,7 @@ class TopicSource:
         start, limit = range_offsets(range)
         with self._open_context() as context:
             topic = self._find(context, range)
-            with _held(context, topic, range):
+            with _guard_range(context, topic, range):
                 plan = Reader(context, topic, int(range.partition.name)).plan(start, limit)
             reached = plan.runs[-1].end if plan.runs else start
             if reached < limit:
@@ -215,7 +215,7 @@ def _head(context: Context, topic: Topic, partition: SourcePartition) -> Head:
 
 
 @contextmanager
-def _held(context: Context, topic: Topic, range: SourceRange) -> Iterator[None]:
+def _guard_range(context: Context, topic: Topic, range: SourceRange) -> Iterator[None]:
     """Raises ``NotFoundError`` if part of a range is missing, or is trimmed while it is read."""
     start, limit = range_offsets(range)
     _check_held(range.partition, start, limit, _head(context, topic, range.partition))
