@@ -370,7 +370,7 @@ class Home(JournalCalls, UpkeepCalls):
         >>> [each.name for each in home.consumers("orders")]
         ['billing']
         """
-        return Consumers(self.context, self.topic(topic))
+        return Consumers(self.context, self.topic(topic), self.consumer)
 
     def lag(self, topic: str) -> list[Lag]:
         """Return how far each consumer of a topic is behind, partition by partition.

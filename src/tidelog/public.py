@@ -32,6 +32,7 @@ from tidelog.journal.listing import JournalEntry
 from tidelog.journal.recover.recover import RecoverReport
 from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
 from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.drain import DrainOptions, LostOffsets
 from tidelog.log.consumer.fate import Fate, FateError
 from tidelog.log.consumer.handler import HandlerOptions, HandlerSettings, Share
 from tidelog.log.consumer.move import CursorMove
@@ -82,6 +83,7 @@ __all__ = [
     "CycleReport",
     "DeadLetterOptions",
     "DeleteResult",
+    "DrainOptions",
     "EraseOptions",
     "ErasedFromArchives",
     "Erasure",
@@ -99,6 +101,7 @@ __all__ = [
     "KnownPlayback",
     "Lag",
     "Limits",
+    "LostOffsets",
     "NamedPipeline",
     "PartitionState",
     "PartitionStatus",

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from tidelog.context import Context
 from tidelog.errors import ConflictError, NotFoundError
+from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
+from tidelog.log.consumer.drain import DrainOptions, drain
+from tidelog.log.consumer.leases import Start
 from tidelog.log.consumer.move import CursorMove, check_consumer, move_cursor, plan_move
 from tidelog.log.heads import RACE
 from tidelog.log.status import Lag, consumer_lag, consumer_names
 from tidelog.model.address import nearest
-from tidelog.model.event import check_timestamp, to_iso
+from tidelog.model.event import Event, check_timestamp, to_iso
 from tidelog.model.topic import Topic
 
 __all__ = ["ConsumerHandle", "Consumers"]
+
+Batch = list[Event]
 
 
 class Consumers:
     """The consumers of a topic: ``home.consumers(topic)``. Iterates over their handles."""
 
-    def __init__(self, context: Context, topic: Topic) -> None:
+    def __init__(
+        self, context: Context, topic: Topic, open_member: Callable[[str, str, Start], Consumer]
+    ) -> None:
         self.topic = topic
         self._context = context
+        self._open_member = open_member
 
     def __iter__(self) -> Iterator[ConsumerHandle]:
         for name in consumer_names(self._context, self.topic):
@@ -50,6 +58,27 @@ class Consumers:
                 f"`tidelog lag {self.topic.name}`"
             )
         return ConsumerHandle(self._context, self.topic, name)
+
+    def drain(
+        self,
+        name: str,
+        handle: Callable[[Batch], object],
+        start: Start = "earliest",
+        how: DrainOptions | None = None,
+    ) -> int:
+        """Reads everything as a member of a consumer; returns how many events were handled.
+
+        Calls ``handle`` with each batch, and commits the batch after that. ``start`` is for a new
+        consumer; one that has read before continues at its cursor. ``how`` can follow, limit the
+        events, and accept that events were trimmed. Members that run at the same time share the
+        partitions.
+
+        >>> home.consumers("orders").drain("billing", lambda events: None)
+        3
+        """
+        return drain(
+            lambda: self._open_member(self.topic.name, name, start), handle, how or DrainOptions()
+        )
 
     def list(self) -> list[ConsumerHandle]:
         """Return the handles of all consumers, by name.

@@ -14,7 +14,6 @@ from tests.support.lost_replies import ReplyLosingCatalog
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Catalog, Change, Row
-from tidelog.cli.commands.consume import _accept as accept_loss
 from tidelog.context import Context, LogSettings
 from tidelog.errors import (
     FencedError,
@@ -24,6 +23,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.drain import accept_loss
 from tidelog.log.consumer.leases import Membership, read_lease
 from tidelog.log.topics import create_topic
 from tidelog.model.topic import Topic

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -18,17 +17,14 @@ from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import FailedError, Output, counted, json_option, write_out
 from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines
-from tidelog.errors import FencedError, NotFoundError
-from tidelog.home import Home, open_home
+from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.drain import DrainOptions, LostOffsets
 from tidelog.log.consumer.leases import Start
 from tidelog.model.event import Event
 from tidelog.model.times import moment_ms
 
 __all__ = ["consume"]
-
-_WAIT_S = 0.5  # how soon a signal is seen while nothing comes
-_PATIENCE = 1.5  # times to live of a lease, after which a dead member's is taken over
 
 Emit = Callable[[list[Event]], None]
 """Hands events on; they are out of our hands when it returns."""
@@ -86,92 +82,24 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
       tidelog consume orders --name audit --from -15m --json
       tidelog consume orders --name mailer --follow --exec ./send-mails
     """
-    options = _ConsumeOptions(topic, **given)
     emit: Emit = _print_events if output.as_json else _print_values
-    if options.command is not None:
-        emit = functools.partial(_run_command, options.command)
-    with open_home(home_text) as home, Interruption(follows=options.follow) as stop:
-        reading = _ConsumeRun(home, options, emit, stop)
-        reading.run()
+    if given["command"] is not None:
+        emit = functools.partial(_run_command, given["command"])
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop, follows=given["follow"]):
+        how = DrainOptions(
+            follow=given["follow"],
+            max_events=given["most"],
+            max_batch=given["max_batch"],
+            accept_loss=given["accept_loss"],
+            stop=stop,
+            on_open=_tell_cursors if given["start"] is not None else lambda _: None,
+            on_loss=_tell_loss,
+        )
+        start = _start_of(given["start"] or "earliest", home.context.clock.now_ms())
+        events = home.consumers(topic).drain(given["name"], emit, start, how)
         if sys.stderr.isatty():
-            click.echo(counted(reading.events, "event"), err=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _ConsumeOptions:
-    """What was asked for."""
-
-    topic: str
-    name: str
-    start: str | None
-    most: int | None
-    follow: bool
-    command: str | None
-    max_batch: int
-    accept_loss: bool
-
-
-class _ConsumeRun:
-    """One run of the command: reads, hands on, commits."""
-
-    def __init__(
-        self, home: Home, options: _ConsumeOptions, emit: Emit, stop: Interruption
-    ) -> None:
-        self._home = home
-        self._options = options
-        self._emit = emit
-        self._stop = stop
-        self._start = _start_of(options.start or "earliest", home.context.clock.now_ms())
-        self.events = 0  # handed on so far
-
-    def run(self) -> None:
-        """Until all is read, or as much as was asked for, or a signal comes."""
-        lost: NotFoundError | None = None
-        while True:
-            # After a loss a new member joins: it stands at its cursors in all partitions.
-            with self._member() as consumer:
-                if lost is None and self._options.start is not None:
-                    _tell_cursors(consumer)
-                try:
-                    if lost is not None:
-                        _accept(consumer, lost)
-                    self._drain(consumer)
-                    return
-                except NotFoundError as exc:
-                    if not self._options.accept_loss or "cursor" not in exc.context:
-                        raise
-                    lost = exc
-
-    def _member(self) -> Consumer:
-        return self._home.consumer(self._options.topic, self._options.name, self._start)
-
-    def _drain(self, consumer: Consumer) -> None:
-        joined_s = self._home.context.clock.monotonic_s()
-        wait_s = _WAIT_S if self._options.follow else 0.0
-        is_last_look = False  # one more after all patience, as this process may have stalled
-        while not self._stop.is_set() and self.events != self._options.most:
-            events = consumer.poll(self._room(), wait_s)
-            if events:
-                self._emit(events)
-                # A partition that another member has now is read again by that one.
-                with contextlib.suppress(FencedError):
-                    consumer.commit()
-                self.events += len(events)
-                is_last_look = False
-            elif not self._options.follow:
-                behind = {each.partition for each in consumer.lag() if each.events}
-                if not behind or (is_last_look and behind.isdisjoint(consumer.partitions())):
-                    return
-                waited_s = self._home.context.clock.monotonic_s() - joined_s
-                is_last_look = (
-                    waited_s > _PATIENCE * self._home.context.settings.lease_ttl_ms / 1000
-                )
-                wait_s = _WAIT_S
-
-    def _room(self) -> int:
-        if self._options.most is None:
-            return self._options.max_batch
-        return min(self._options.max_batch, self._options.most - self.events)
+            click.echo(counted(events, "event"), err=True)
 
 
 def _tell_cursors(consumer: Consumer) -> None:
@@ -184,13 +112,11 @@ def _tell_cursors(consumer: Consumer) -> None:
         )
 
 
-def _accept(consumer: Consumer, lost: NotFoundError) -> None:
-    partition, cursor, start = (lost.context[name] for name in ("partition", "cursor", "start"))
-    if (consumer.lag()[partition].cursor or 0) >= start:
-        return  # another member has accepted it since, and read on: its cursor stays
-    consumer.seek(partition, start)
-    consumer.commit()
-    click.echo(f"accepted: offsets {cursor} to {start} of partition {partition} are lost", err=True)
+def _tell_loss(lost: LostOffsets) -> None:
+    click.echo(
+        f"accepted: offsets {lost.cursor} to {lost.start} of partition {lost.partition} are lost",
+        err=True,
+    )
 
 
 def _start_of(text: str, now_ms: int) -> Start:
