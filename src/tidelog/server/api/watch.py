@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tidelog.context import Context
-from tidelog.errors import TidelogError
+from tidelog.errors import contained
 from tidelog.log.topics import read_head
 from tidelog.model.topic import Topic
 from tidelog.server.http.errors import BusyError
@@ -158,14 +158,13 @@ class _TopicPoll:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * _GROWTH, _LONGEST_S)
             wanted = sorted(set().union(*(waiter.partitions for waiter in self.waiters)))
-            try:
+            found: dict[int, _Ends] | None = None
+            with contained("poll", lambda error: None):  # each request finds out by itself
                 found = await loop.run_in_executor(self._pool, self._look, wanted)
-            except TidelogError:
+            if found is None:
                 known = {}
                 self.wake(None)
                 continue
-            except RuntimeError:  # the server stops
-                return
             for partition, ends in found.items():
                 if known.get(partition) != ends:
                     pause_s = _FIRST_S
