@@ -5,14 +5,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 3
+CHECKED := $(addprefix tests/,model codec catalog store coordination log journal pipeline)
 # Without its bytecode, all of a process's modules are compiled again at each start: tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
-.PHONY: help demo test test-long lint format docs bench bench-sim lock setup servers clean
+.PHONY: help demo check test test-long lint format docs bench bench-sim lock setup servers clean
 
 help:
 	@echo "make demo       see it work: sample events, an archive, and the console"
+	@echo "make check      lint and the unit tests of the library, in two minutes: before each commit"
 	@echo "make test       all tests that fit into minutes, with real servers"
 	@echo "make test-long  the long ones: whole kill matrices, many seeds"
 	@echo "make lint       ruff, mypy, import-linter, the code's own shape"
@@ -24,6 +26,9 @@ help:
 demo: $(READY)
 	-@$(BIN)/python -m tests.servers check
 	@$(BIN)/tidelog up --demo
+
+check: lint
+	$(BIN)/python -m pytest -q -m "unit and not slow" -n $(WORKERS) --dist loadgroup $(CHECKED)
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check

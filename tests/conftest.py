@@ -32,6 +32,23 @@ SHARED = ("spark_cluster", "local_spark", "cassandra_server", "kafka_server")
 EARLY = ("tests/browser", "tests/contract", "tests/sim", "tests/test_docs.py", "tests/test_site.py")
 LATE = ("tests/codec", "tests/model", "tests/test_tidy.py", "tests/testing")
 
+# Unit tests of many seconds, which `make check` leaves out: they are marked `slow`.
+SLOW = (
+    "tests/catalog/test_sqlite.py::test_a_killed_writer_leaves_whole_writes",
+    "tests/codec/formats/test_roundtrip.py::test_a_reader_gives_a_bounded_amount",
+    "tests/codec/parsers/test_names.py::test_every_row_has_a_path",
+    "tests/codec/parsers/test_time_folders.py::test_the_names_of_a_whole_year",
+    "tests/journal/test_machine.py",
+    "tests/journal/test_scribe.py::test_a_scribe_may_die_after_every_call",
+    "tests/log/maintenance/test_sweep_journals.py",
+    "tests/log/maintenance/test_sweep_races.py",
+    "tests/log/producer/test_memory.py",
+    "tests/pipeline/test_aside.py",
+    "tests/pipeline/test_cycle.py::test_two_drivers_at_once",
+    "tests/pipeline/test_pump.py::test_pumps_that_are_killed",
+    "tests/pipeline/test_registry.py::test_a_removal_that_dies_after_any_call",
+)
+
 # Where tests have their folders: in memory, as no test pulls the machine's plug, and every append
 # to a home waits for the disk. Some rooms are about files and locks themselves.
 MEMORY = Path("/dev/shm").resolve()
@@ -75,6 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A test that gets one of the shared servers by its parameter says so by a group of its own.
     """
     for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("xdist_group") is None:
             wanted = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
             beside = item.path.relative_to(item.config.rootpath).as_posix()

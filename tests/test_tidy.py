@@ -149,6 +149,24 @@ def test_a_room_says_what_it_is(path: Path) -> None:
         assert place.is_dir() or place.with_suffix(".py").exists(), f"names `{name}`, which is gone"
 
 
+IMPORTS = re.compile(
+    r"^[\s\"']*from (tidelog[\w.]*) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)", re.M
+)
+
+
+@of_each(TESTS)
+def test_scripts_in_tests_import_what_exists(path: Path) -> None:
+    """A script in a string is read by no linter, and fails in a child process, if at all."""
+    for module, names in IMPORTS.findall(text_of(path)):
+        place = ROOT / "src" / Path(*module.split("."))
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        assert file.exists(), f"imports from {module}, which is gone"
+        for name in (each.split(" as ")[0] for each in names.split(", ") if each):
+            is_module = (place / name).is_dir() or (place / f"{name}.py").exists()
+            found = is_module or re.search(rf"\b{name}\b", text_of(file))
+            assert found, f"{module} has no {name}"
+
+
 @of_each(TESTS)
 def test_test_modules_stay_short(path: Path) -> None:
     assert len(text_of(path).splitlines()) <= TEST_MODULE_LINES_MAX

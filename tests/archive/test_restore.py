@@ -55,16 +55,16 @@ main()
 IN_SMALL_RANGES = """
 import os, sys
 from tidelog.home import open_home
-from tidelog.pipeline.driver import Driving
-from tidelog.pipeline.policy import Policy
-from tidelog.archive.restore import Restoring, restore
+from tidelog.pipeline.driver import DriverOptions
+from tidelog.pipeline.policy import FilePolicy
+from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.pipeline.base import LocalWorkers
 def go_on_if_told(_):
     print("cycle", flush=True)
     os.read(0, 1)
 with open_home(sys.argv[1]) as home:
-    how = Driving(policy=Policy(max_bytes=1), on_cycle=go_on_if_told)
-    restore(home, Restoring(sys.argv[2], sys.argv[3]), LocalWorkers(2), how)
+    how = DriverOptions(policy=FilePolicy(max_bytes=1), on_cycle=go_on_if_told)
+    restore(home.context, RestoreOptions(sys.argv[2], sys.argv[3]), LocalWorkers(2), how)
 """
 
 

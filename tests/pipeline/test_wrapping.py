@@ -74,7 +74,7 @@ def test_wrapper_passes_on_what_its_source_also_is_or_refuses_it(
 
 
 def test_restore_refuses_a_source_that_it_would_not_pass_on() -> None:
-    with pytest.raises(InternalError, match="_Held does not pass that on"):
+    with pytest.raises(InternalError, match="_ArchiveSnapshot does not pass that on"):
         restore._ArchiveSnapshot(_inner(TrackingSource))
 
 

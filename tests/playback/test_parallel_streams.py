@@ -40,7 +40,7 @@ EVENTS = 1_200
 APART_MS = 50
 DYING = """
 import os, pickle, signal, sys
-from tidelog.pipeline import playback_task
+from tidelog.spark import playback
 from tidelog.connectors.{kind}.playback_sink import {sink} as Sink
 
 real, puts = Sink.put, 0
@@ -53,7 +53,7 @@ def put(self, lot):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Sink.put, Sink.lot_events = put, 50
-playback_task.run_window(pickle.loads(sys.stdin.buffer.read()))
+playback.run_window(pickle.loads(sys.stdin.buffer.read()))
 """
 
 

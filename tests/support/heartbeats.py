@@ -38,7 +38,7 @@ class Refused:
 
 @contextlib.contextmanager
 def beaten_between_takes() -> Iterator[Refused]:
-    """While the body runs, each ``Holding.try_take`` waits for a beat since its last one."""
+    """While the body runs, each ``Ownership.try_take`` waits for a beat since its last one."""
     real, refused = Ownership.try_take, Refused()
 
     def try_take(holding: Ownership, force: bool = False) -> bool:
