@@ -308,7 +308,7 @@ def _cursor_before_lot(patch: Patch) -> None:
 
     def intend(self: NamedPlayback, until: Cursor, number: int, reached: int = 0) -> None:
         with self._lock:
-            self._change(self._moved(), cursor=until, number=number, reached=reached)
+            self._change(self._after_lot(), cursor=until, number=number, reached=reached)
 
     patch.setattr(NamedPlayback, "intend", intend)
 
