@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,8 +13,9 @@ from tests.archive.test_archive import an_archive, payload
 from tests.archive.test_fill import backfill, drive, home, listed, trim
 from tests.support.waiting import until
 from tidelog import Event, Home
+from tidelog.archive import generations
 from tidelog.archive.archive import find_archive
-from tidelog.archive.generations import promote, rollback
+from tidelog.archive.generations import drop_generation, promote, rollback
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure import rewrite as erase
@@ -133,3 +135,30 @@ def test_an_erasure_takes_the_live_generation_first(
     erase.erase_from_archives(home.context, home.topic("t"), {0: [20]})
     for generation in (1, 2):
         assert listed(home, promoted, generation)[20] == 0
+
+
+def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drop deletes files before rows; the erasure finishes it."""
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    home.delete("t", ["id-7"], why="asked")
+    holds = erase._EraseLane._holds_some
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def dropped(lane: Any, committed: Any, wanted: Any) -> bool:
+        if lane._generation == 2 and 2 in find_archive(home.context, "daily").makings:
+            with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+                patch.setattr(generations, "remove_work", die)
+                drop_generation(home.context, "daily", 2)
+        return holds(lane, committed, wanted)
+
+    monkeypatch.setattr(erase._EraseLane, "_holds_some", dropped)
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    archive = find_archive(home.context, "daily")
+    assert list(archive.makings) == [1]
+    assert 7 not in listed(home, archive, 1)

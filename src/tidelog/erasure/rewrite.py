@@ -22,6 +22,7 @@ and reads again. A table that cannot be reached does not stop the erasure: the r
 a later erasure from the same range still begins at step 1, and the error is raised at the end. If a
 staged copy was deleted before its file was replaced, the range begins again at step 1, with another
 key. A file of dead letters that a replay replaced may be deleted at any step, and counts as done.
+So does a generation that is dropped meanwhile, whose files go before its rows.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from tidelog.connectors.archive.staging import Uploads, discard_files
 from tidelog.context import Context
 from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.coordination.pipeline_rows import (
+    read_archive,
     read_commit_rows,
     read_erased_row,
     read_intent,
@@ -263,12 +265,29 @@ class _EraseLane:
             except (ConflictError, UnknownOutcomeError):
                 self._context.clock.sleep(self._context.random.random() * 0.05)
             except (CorruptError, NotFoundError):
+                if self._is_dropped():
+                    return  # its files are deleted before its rows
                 if not self._has_moved(row):
                     raise
         raise UnavailableError(
             f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
             "ranges: erase again"
         )
+
+    def _is_dropped(self) -> bool:
+        """Returns whether the generation or the archive is deleted by now; finishes that."""
+        try:
+            found = read_archive(self._context, self._archive.name)
+        except NotFoundError:
+            return True
+        if found.incarnation != self._archive.incarnation:
+            return True
+        if self._generation not in found.makings:
+            return True
+        if found.state_of(self._generation) != "removing":
+            return False
+        finish_removals(self._context, found)
+        return True
 
     def _row(self, name: str) -> Row | None:
         """Returns the row of a commit, or the one it was merged into since its name was read."""

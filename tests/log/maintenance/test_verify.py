@@ -82,7 +82,9 @@ def test_a_deleted_object(house: Damaged) -> None:
     house.store.delete([house.runs(house.orders)[0].object])
     finding = house.only_error()
     assert finding.where == "partition `orders/0`, offsets 0 to 5"
-    assert "is missing" in finding.what
+    assert "is missing: restore it from a copy; if there is none" in finding.what
+    assert "`tidelog trim orders --offset P:5`" in finding.what
+    assert "`tidelog topic recover orders --include-trimmed`" in finding.what
 
 
 def test_a_flipped_byte(house: Damaged) -> None:

@@ -35,11 +35,20 @@ def problem_of_object(tally: VerifyTally, run: Run) -> str | None:
         look = _problem_of_piece if run.journal is None else _problem_of_journal
         return look(tally, run, what, size)
     except NotFoundError:
-        return f"{what}: is missing: restore it from a copy"
+        return f"{what}: is missing: {_without_copy(tally.topic.name, run)}"
     except CorruptError as exc:
         return str(exc)
     except pa.ArrowException as exc:
         return f"{what}: does not decode ({exc}): {_RESTORE}"
+
+
+def _without_copy(topic: str, run: Run) -> str:
+    """Returns what to do about a missing object, also where no copy of it is left."""
+    return (
+        f"restore it from a copy; if there is none, `tidelog trim {topic} --offset P:{run.end}` "
+        "deletes these and all earlier events of partition P, and then `tidelog topic recover "
+        f"{topic} --include-trimmed` appends those that objects unknown to the catalog still hold"
+    )
 
 
 def _wrong_size(what: str, size: int, run: Run) -> str:
