@@ -78,7 +78,7 @@ class _StoredEvent(_PrintedEvent, gc=False):
     offset: int
 
 
-class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _EventLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     value: _Text | None
     key: _Text | None = None
     id: str | None = None
@@ -93,12 +93,12 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _encoder = msgspec.json.Encoder()
 _stored = msgspec.json.Decoder(_StoredEvent)
-_given = msgspec.json.Decoder(_Given)
+_given = msgspec.json.Decoder(_EventLine)
 
 
 def event_lines(events: Iterable[Event]) -> bytes:
     """Returns each event as a JSON object on its own line."""
-    return _encoder.encode_lines(map(_printed, events))
+    return _encoder.encode_lines(map(_to_line, events))
 
 
 def batch_lines(batch: pa.RecordBatch) -> bytes:
@@ -177,7 +177,7 @@ def batch_of_lines(data: bytes) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=EVENT_SCHEMA)
 
 
-def _printed(event: Event) -> _PrintedEvent:
+def _to_line(event: Event) -> _PrintedEvent:
     return _PrintedEvent(
         event.topic,
         event.partition,

@@ -379,7 +379,7 @@ def _rows_from(context: Context, where: str, ordinal: int) -> Iterator[CommitRow
         if before in (ordinal, first.ordinal):
             break  # otherwise it was merged since, into an earlier one
     for number, same in groupby(chain([first], found), key=lambda row: row.ordinal):
-        yield from _chained(_untorn(context, where, number, list(same)))
+        yield from _in_chain_order(_untorn(context, where, number, list(same)))
 
 
 def _ordinal_before(context: Context, where: str, ordinal: int) -> int:
@@ -406,7 +406,7 @@ def _untorn(context: Context, where: str, ordinal: int, rows: list[CommitRow]) -
     return rows
 
 
-def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
+def _in_chain_order(rows: list[CommitRow]) -> Iterator[CommitRow]:
     """Yields ranges that begin at one ordinal, in order; all except the last are empty.
 
     Their rows are sorted by the text of a position, where 10 comes before 9.

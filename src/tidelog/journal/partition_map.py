@@ -45,7 +45,7 @@ def covering(
             at = run.end
             yield run
         if at < until:
-            raise _moved(topic, partition, at)
+            raise _moved_error(topic, partition, at)
 
 
 def read_row(context: Context, topic: Topic, partition: int, head: Head, base: int) -> Run:
@@ -54,7 +54,7 @@ def read_row(context: Context, topic: Topic, partition: int, head: Head, base: i
     name = layout.journal_row(base) if base < head.journaled else layout.run_row(base)
     row = context.catalog.get(where, name)
     if row is None:
-        raise _moved(topic, partition, base)
+        raise _moved_error(topic, partition, base)
     return decode_row(row.value, Run, f"row `{name}` of `{topic.name}/{partition}`")
 
 
@@ -79,7 +79,7 @@ def _rows(
     return context.catalog.scan(where, first, end)
 
 
-def _moved(topic: Topic, partition: int, offset: int) -> MovedError:
+def _moved_error(topic: Topic, partition: int, offset: int) -> MovedError:
     return MovedError(
         f"partition `{topic.name}/{partition}`: no row holds offset {offset}: keep the catalog, "
         "and run `tidelog verify`"

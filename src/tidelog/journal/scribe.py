@@ -119,10 +119,10 @@ class Tickets:
         """Adds the ticket of this interval if there is none, drops old ones; returns the queue."""
         for _ in range(_ATTEMPTS):
             queue, version = self.read()
-            wanted = self._issued(queue)
+            wanted = self._with_ticket(queue)
             if wanted == queue or self._put(wanted, version):
                 return wanted
-        raise _crowded()
+        raise _crowded_error()
 
     def read(self) -> tuple[Queue, str | None]:
         """Returns the queue and its version; an empty queue if it was never written."""
@@ -147,9 +147,9 @@ class Tickets:
             row = self._context.catalog.get(layout.SCRIBE, held.row)
             if row is None or row.version != held.expect:
                 return False
-        raise _crowded()
+        raise _crowded_error()
 
-    def _issued(self, queue: Queue) -> Queue:
+    def _with_ticket(self, queue: Queue) -> Queue:
         now_ms = self._context.clock.now_ms()
         stretch = now_ms // self._rate.every_ms * self._rate.every_ms
         waiting = queue.tickets
@@ -167,7 +167,7 @@ class Tickets:
         return write_held(self._context, layout.SCRIBE, what, change, *held) is not None
 
 
-def _crowded() -> InvalidError:
+def _crowded_error() -> InvalidError:
     return InvalidError("the scribe's queue: too many scribes at once: run one or two of a home")
 
 

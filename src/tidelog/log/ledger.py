@@ -226,7 +226,7 @@ def read_erased(context: Context, topic: Topic, known: ErasedIds = NOTHING_ERASE
 
 def read_stamp(context: Context, topic: Topic) -> Stamp:
     """Steps 1 and 2 of a copy: returns what its commits expect of the heads."""
-    return tuple(_copied(context, topic, each).erasures for each in range(topic.partitions))
+    return tuple(_mark_copied(context, topic, each).erasures for each in range(topic.partitions))
 
 
 def read_ledger(context: Context, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
@@ -252,7 +252,7 @@ def read_ledger(context: Context, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
     return ErasedIds(ids, keys, stamp)
 
 
-def _copied(context: Context, topic: Topic, partition: int) -> Head:
+def _mark_copied(context: Context, topic: Topic, partition: int) -> Head:
     """Sets ``copied`` in a head; returns the head."""
 
     def raised(head: Head) -> Head:
@@ -271,13 +271,13 @@ def _enter(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> Non
             context.catalog.write(where, *changes, write_id=context.ids.new())
         except (ConflictError, UnknownOutcomeError):
             context.clock.sleep(delay_s)
-            changes = list(_raised(context, where, rows))
+            changes = list(_raise_times(context, where, rows))
         else:
             return
     raise UnavailableError("ledger of erased ids: too many writers at once: try again")
 
 
-def _raised(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> Iterable[Put]:
+def _raise_times(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> Iterable[Put]:
     for name, row in rows.items():
         found = context.catalog.get(where, name)
         expect: Expectation = ABSENT

@@ -153,7 +153,7 @@ def readers_behind(
     Leaves out the readers in ``past``. Raises ``NotFoundError`` for a name that no reader has, and
     ``InvalidError`` for one that several have.
     """
-    passed = _passed(context, topic, past)
+    passed = _names_to_ignore(context, topic, past)
     raised = {}
     for partition, start in starts.items():
         head, _ = read_head(context, topic, partition)
@@ -192,7 +192,7 @@ class _Reader:
 _Need = tuple[_Reader, int, int | None]
 
 
-def _passed(context: Context, topic: Topic, past: Past) -> set[str]:
+def _names_to_ignore(context: Context, topic: Topic, past: Past) -> set[str]:
     """Returns the full names of the readers to ignore."""
     if isinstance(past, bool):
         return set()

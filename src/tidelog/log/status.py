@@ -70,14 +70,14 @@ def _with_runs(context: Context, topic: Topic, partition: int) -> PartitionState
     for run in _runs(context, topic, partition, head):
         count += 1
         size += run.byte_end - run.byte_start
-        erased += _erased(context, topic, partition, run, head.start)
+        erased += _count_erased(context, topic, partition, run, head.start)
         erased += sum(row.kind == "delete" for row in amendments.of_run(run).rows)
         if run.events:
             last_ms = run.last_ms if last_ms is None else max(last_ms, run.last_ms)
     return PartitionState(partition, head.start, head.next, count, size, last_ms, erased)
 
 
-def _erased(context: Context, topic: Topic, partition: int, run: Run, start: int) -> int:
+def _count_erased(context: Context, topic: Topic, partition: int, run: Run, start: int) -> int:
     """Returns how many offsets from the start on have no event in a run.
 
     Reads a journal that reaches below the start, since some of its offsets may have been trimmed.

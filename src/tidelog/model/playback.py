@@ -109,7 +109,7 @@ def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
     start_ms = max(0, end_ms - _DEFAULT_MS) if start is None else _time_ms(start, now_ms)
     if start_ms > end_ms:
         raise InvalidError(
-            f"range from {_told(start, start_ms)} to {_told(end, end_ms)}: runs backwards: "
+            f"range from {_as_text(start, start_ms)} to {_as_text(end, end_ms)}: runs backwards: "
             "give a start before the end"
         )
     return TimeRange(start_ms, end_ms)
@@ -130,7 +130,7 @@ def check_playback_name(name: str) -> None:
         )
 
 
-def _told(given: Time, time_ms: int) -> str:
+def _as_text(given: Time, time_ms: int) -> str:
     """Returns a time as typed, or else in ISO 8601."""
     if isinstance(given, str):
         return f"`{given}`"

@@ -33,13 +33,13 @@ __all__ = [
 
 def put_fresh(store: Store, key: str, data: bytes) -> None:
     """Puts an object under a new key. Raises ``UnavailableError`` for any failure or lost reply."""
-    with _nothing_named(key):
+    with _as_unavailable(key):
         store.put(key, data)
 
 
 def copy_fresh(store: Store, source: str, target: str) -> None:
     """Copies an object to a new key, with the same errors. ``NotFoundError`` without a source."""
-    with _nothing_named(target):
+    with _as_unavailable(target):
         store.copy(source, target)
 
 
@@ -62,7 +62,7 @@ def put_same(store: Store, key: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _nothing_named(key: str) -> Iterator[None]:
+def _as_unavailable(key: str) -> Iterator[None]:
     try:
         yield
     except UnknownOutcomeError as exc:

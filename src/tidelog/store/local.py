@@ -319,7 +319,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return
         except PermissionError as exc:
-            raise _denied(folder) from exc
+            raise _denied_error(folder) from exc
         base = f"{folder}/" if folder else ""
         for name, entry in sorted(found, key=lambda pair: pair[0]):
             key = base + name
@@ -337,7 +337,7 @@ class LocalStore:
                 except FileNotFoundError:
                     continue  # deleted since the folder was read
                 except PermissionError as exc:
-                    raise _denied(folder) from exc
+                    raise _denied_error(folder) from exc
                 yield info
 
 
@@ -377,7 +377,7 @@ def _translated(key: str) -> Iterator[None]:
         ) from exc
 
 
-def _denied(folder: str) -> InvalidError:
+def _denied_error(folder: str) -> InvalidError:
     return InvalidError(
         f"folder `{folder or '.'}`: no permission to read what is in it: change its rights",
         key=folder,

@@ -216,7 +216,7 @@ def avro_schema(schema: pa.Schema) -> dict[str, Any]:
 
 def encode_records(batch: pa.RecordBatch) -> pa.Array:
     """Returns each row's record, without nulls."""
-    return _joined(batch.columns, batch.schema)
+    return _join(batch.columns, batch.schema)
 
 
 def zigzag(number: int) -> bytes:
@@ -284,10 +284,10 @@ def _values(array: pa.Array) -> pa.Array:
     """Returns the encoded cells where they are not null, and anything where they are."""
     kind = array.type
     if pa.types.is_struct(kind):
-        return _joined([array.field(index) for index in range(kind.num_fields)], kind)
+        return _join([array.field(index) for index in range(kind.num_fields)], kind)
     if pa.types.is_map(kind):
         pairs = [pa.field("key", pa.string(), nullable=False), kind.item_field]
-        return _repeated(array, _joined(_inside(array, array.keys, array.items), pairs))
+        return _repeated(array, _join(_inside(array, array.keys, array.items), pairs))
     if pa.types.is_list(kind):
         (items,) = _inside(array, array.values)
         return _repeated(array, _cells(items, kind.value_field.nullable))
@@ -311,7 +311,7 @@ def _numbers(array: pa.Array) -> pa.Array:
     return _zigzags(pc.fill_null(whole.cast(pa.int64()), 0).to_numpy())
 
 
-def _joined(columns: Iterable[pa.Array], fields: Iterable[pa.Field]) -> pa.Array:
+def _join(columns: Iterable[pa.Array], fields: Iterable[pa.Field]) -> pa.Array:
     cells = [_cells(column, field.nullable) for column, field in zip(columns, fields, strict=True)]
     return pc.binary_join_element_wise(*cells, b"") if len(cells) > 1 else cells[0]
 

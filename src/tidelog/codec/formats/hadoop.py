@@ -153,13 +153,13 @@ class SequenceReader:
             yield keys, self._column(count)
 
     def _column(self, count: int) -> pa.Array:
-        lengths = _decode_vints(_decompress(self._packed(), self.header.codec))
-        data = _decompress(self._packed(), self.header.codec)
+        lengths = _decode_vints(_decompress(self._pack(), self.header.codec))
+        data = _decompress(self._pack(), self.header.codec)
         if len(lengths) != count or int(lengths.sum()) != len(data) or (lengths < 0).any():
             raise ValueError(f"a block of {count} records does not add up")
         return binary_array(np.concatenate([[0], np.cumsum(lengths)]), data)
 
-    def _packed(self) -> bytes:
+    def _pack(self) -> bytes:
         size = self._vint()
         if not 0 <= size <= _RECORD_BYTES_MAX:
             raise ValueError(f"a block's part has {size} bytes")

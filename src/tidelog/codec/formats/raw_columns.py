@@ -87,7 +87,7 @@ def _values(array: pa.Array, time_of: TimeOf) -> list[Any]:
     if kind == array.type:
         values: list[Any] = array.to_pylist()
         return values
-    return [_told(value, array.type, time_of) for value in array.cast(kind).to_pylist()]
+    return [_convert_times(value, array.type, time_of) for value in array.cast(kind).to_pylist()]
 
 
 def _numeric(kind: pa.DataType) -> pa.DataType:
@@ -109,7 +109,7 @@ def _numeric(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _told(value: Any, kind: pa.DataType, time_of: TimeOf) -> Any:
+def _convert_times(value: Any, kind: pa.DataType, time_of: TimeOf) -> Any:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if value is None:
@@ -117,14 +117,19 @@ def _told(value: Any, kind: pa.DataType, time_of: TimeOf) -> Any:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return time_of(value, kind)
     if pa.types.is_struct(kind):
-        return {field.name: _told(value[field.name], field.type, time_of) for field in kind}
+        return {
+            field.name: _convert_times(value[field.name], field.type, time_of) for field in kind
+        }
     if pa.types.is_map(kind):
         return [
-            (_told(key, kind.key_type, time_of), _told(item, kind.item_type, time_of))
+            (
+                _convert_times(key, kind.key_type, time_of),
+                _convert_times(item, kind.item_type, time_of),
+            )
             for key, item in value
         ]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_told(item, kind.value_type, time_of) for item in value]
+        return [_convert_times(item, kind.value_type, time_of) for item in value]
     return value
 
 

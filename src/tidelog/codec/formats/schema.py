@@ -82,7 +82,7 @@ def _count(field: pa.Field) -> int:
     return 1 + sum(_count(kind.field(index)) for index in range(kind.num_fields))
 
 
-def _checked(fields: Iterable[pa.Field]) -> list[pa.Field]:
+def _check_names(fields: Iterable[pa.Field]) -> list[pa.Field]:
     """Returns fields with different names, also for engines that ignore case."""
     found: dict[str, pa.Field] = {}
     for field in fields:
@@ -124,7 +124,7 @@ class _Ddl:
         fields = [self._field(depth)]
         while self._skip(","):
             fields.append(self._field(depth))
-        return _checked(fields)
+        return _check_names(fields)
 
     def _field(self, depth: int) -> pa.Field:
         name = self._name("a field's name")
@@ -282,7 +282,7 @@ class _JsonSchema:
         for name, each in properties.items():
             kind, nullable = self.type_of(each, f"{path}.{name}", depth + 1)
             fields.append(pa.field(name, kind, nullable=nullable or name not in required))
-        return pa.struct(_checked(fields))
+        return pa.struct(_check_names(fields))
 
     def _referred(self, reference: Any, path: str) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#/"):

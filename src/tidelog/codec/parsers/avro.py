@@ -164,7 +164,7 @@ def registry_schemas(url: str) -> Schemas:
             raise InvalidError(f"schema {number} is not in the registry")
         if not isinstance(body, dict) or body.get("schemaType", "AVRO") != "AVRO":
             raise InvalidError(f"schema {number} in the registry is not an Avro schema")
-        return _parsed(str(body.get("schema")), f"schema {number} in the registry")
+        return _parse(str(body.get("schema")), f"schema {number} in the registry")
 
     return Schemas(fetch)
 
@@ -195,10 +195,10 @@ def read_schema(file: str) -> Any:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
         raise InvalidError(f"schema file `{file}` cannot be read ({exc}): check its path") from exc
-    return _parsed(text, f"schema file `{file}`")
+    return _parse(text, f"schema file `{file}`")
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parse(text: str, what: str) -> Any:
     try:
         check_json_depth(text, what)
         schema = _fastavro().parse_schema(json.loads(text))

@@ -27,7 +27,7 @@ __all__ = ["ForeignParser", "open_foreign"]
 
 def open_foreign(spec: Spec, settings: LayoutSettings, known: Iterable[str]) -> Parser:
     """Returns a parser of another package. Raises ``InvalidError`` if there is none."""
-    made, argument = _entered(spec) or _imported(spec, known)
+    made, argument = _load_entry_point(spec) or _import_class(spec, known)
     try:
         parser = made(argument, settings)
     except InvalidError as exc:
@@ -49,21 +49,19 @@ class ForeignParser:
 
     def lay_out(self, batch: pa.RecordBatch) -> Layout:
         try:
-            return _checked(self._parser.lay_out(batch), batch.num_rows)
+            return _check_layout(self._parser.lay_out(batch), batch.num_rows)
         except UnavailableError:
             raise
         except Exception as exc:  # noqa: BLE001 - foreign code; the event is kept, with the reason
             if batch.num_rows == 1:
                 return _nowhere(f"parser failed: {_said(exc)}")
             if batch.num_rows == 0:
-                return _joined([])
+                return _join([])
             middle = batch.num_rows // 2
-            return _joined(
-                [self.lay_out(batch.slice(0, middle)), self.lay_out(batch.slice(middle))]
-            )
+            return _join([self.lay_out(batch.slice(0, middle)), self.lay_out(batch.slice(middle))])
 
 
-def _entered(spec: Spec) -> tuple[Any, str] | None:
+def _load_entry_point(spec: Spec) -> tuple[Any, str] | None:
     """Returns what an entry point of the kind's name loads, and its argument."""
     for entry in entry_points(group="tidelog.parsers", name=spec.kind):
         try:
@@ -75,7 +73,7 @@ def _entered(spec: Spec) -> tuple[Any, str] | None:
     return None
 
 
-def _imported(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
+def _import_class(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
     """Returns the class of ``module:Class|argument``, and its argument."""
     name, _, argument = spec.argument.partition("|")
     kinds = sorted(known)
@@ -97,7 +95,7 @@ def _imported(spec: Spec, known: Iterable[str]) -> tuple[Any, str]:
     return getattr(module, name), argument
 
 
-def _checked(layout: Layout, rows: int) -> Layout:
+def _check_layout(layout: Layout, rows: int) -> Layout:
     """Returns the layout with a path or an error in every row, and no path that leads outside."""
     if not isinstance(layout, Layout):
         raise InvalidError(f"it gave {type(layout).__name__}, not a Layout")
@@ -129,7 +127,7 @@ def _nowhere(error: str) -> Layout:
     )
 
 
-def _joined(layouts: list[Layout]) -> Layout:
+def _join(layouts: list[Layout]) -> Layout:
     """Returns consecutive layouts as one, with one dictionary."""
     paths = pa.chunked_array([each.paths.cast(pa.string()) for each in layouts], pa.string())
     errors = pa.chunked_array([each.errors for each in layouts], pa.string())

@@ -54,12 +54,12 @@ _STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
 def _binary_field(data: bytes, wanted: int) -> int:
     place = 0
     while kind := data[place]:
-        found = int(_unpacked(_SHORT, data, place + 1))
+        found = int(_unpack(_SHORT, data, place + 1))
         place += 3
         if found == wanted:
             if kind not in (8, 10):
                 raise InvalidError(f"field {wanted} is not an i64 or i32")
-            return _unpacked(_LONG if kind == 10 else _INT, data, place)
+            return _unpack(_LONG if kind == 10 else _INT, data, place)
         place = _binary_skip(data, place, kind, 0)
     raise InvalidError(f"field {wanted} is missing or null")
 
@@ -93,7 +93,7 @@ def _binary_skip(data: bytes, place: int, kind: int, depth: int) -> int:
 
 def _count(data: bytes, place: int) -> int:
     """Returns a length; never longer than the data, since every element takes at least a byte."""
-    return _bounded(data, _unpacked(_INT, data, place))
+    return _bounded(data, _unpack(_INT, data, place))
 
 
 # The compact protocol: the id's step and the type in one byte, numbers as zigzag varints.
@@ -182,7 +182,7 @@ def _zigzag(number: int) -> int:
     return (number >> 1) ^ -(number & 1)
 
 
-def _unpacked(form: Struct, data: bytes, place: int) -> int:
+def _unpack(form: Struct, data: bytes, place: int) -> int:
     _within(data, place + form.size)
     return int(form.unpack_from(data, place)[0])
 

@@ -207,7 +207,7 @@ class Amender:
             who=self.why.who,
             at_ms=self._context.clock.now_ms(),
             why=self.why.why,
-            events=_audited(marks),
+            events=_audit_events(marks),
             key="" if key is None else key_mark(key),
         )
         until_ms = max(record.at_ms, latest_now_ms(self._context)) if op == "delete" else 0
@@ -216,7 +216,7 @@ class Amender:
             found = self._enter(record, marks, heads, until_ms)
             if len(found) > len(marks):
                 marks = found
-                record = msgspec.structs.replace(record, events=_audited(marks))
+                record = msgspec.structs.replace(record, events=_audit_events(marks))
                 version = put_record(self._context, self.topic, record, version)
         applied = self._put(record, marks, heads)
         done = msgspec.structs.replace(record, state="done")
@@ -368,7 +368,7 @@ def _marks(
             )
 
 
-def _audited(marks: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
+def _audit_events(marks: Iterable[AmendmentChange]) -> tuple[AuditedEvent, ...]:
     return tuple(
         AuditedEvent(None if mark.id is None else id_mark(mark.id), mark.partition, mark.offset)
         for mark in marks

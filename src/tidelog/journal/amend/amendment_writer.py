@@ -114,7 +114,7 @@ class Marker:
         for delay_s in RACE.delays_s(self.context.random):
             head, version = self.seen
             if head.closed:
-                raise self._deleted()
+                raise self._deleted_error()
             if version == write_id:
                 self._wrote(marks, head)
                 return
@@ -125,7 +125,7 @@ class Marker:
             if not marks:
                 return
             new_head, rows = self._plan(marks, head)
-            rows += list_unused(write_id, [*self._replaced(marks, head), *self.left])
+            rows += list_unused(write_id, [*self._replaced_objects(marks, head), *self.left])
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -182,7 +182,7 @@ class Marker:
             is_known = is_settled or self._is_not_compiled(left[0], before)
             for each in left if is_known else ():
                 self._leave(each)
-            raise self._moved(is_known)
+            raise self._moved_error(is_known)
         return left
 
     def _is_not_compiled(self, mark: AmendmentChange, before: Head | None) -> bool:
@@ -209,7 +209,7 @@ class Marker:
         found = all_pending(self.context, self.topic, self.partition, self.seen[0], first, last + 1)
         return [found.get(each) for each in offsets]
 
-    def _replaced(self, marks: Sequence[AmendmentChange], head: Head) -> Sequence[str]:
+    def _replaced_objects(self, marks: Sequence[AmendmentChange], head: Head) -> Sequence[str]:
         """Returns the objects that rows of these offsets name, as of the head to expect."""
         first, last = head.amended or (0, -1)
         inside = [mark for mark in marks if first <= mark.offset <= last]
@@ -254,7 +254,7 @@ class Marker:
             if topic.generation < floor:
                 topic = find_topic(self.context, self.topic.name)
                 if topic.incarnation != self.topic.incarnation:
-                    raise self._deleted()
+                    raise self._deleted_error()
                 self.topic = topic
             generation = topic.generation
             key = layout.amendment(
@@ -274,7 +274,7 @@ class Marker:
         if key:
             self.left.append(key)
 
-    def _moved(self, is_settled: bool) -> Exception:
+    def _moved_error(self, is_settled: bool) -> Exception:
         where = f"partition `{self.topic.name}/{self.partition}`"
         if is_settled:
             return MovedError(f"{where}: was compiled meanwhile: try again")
@@ -283,5 +283,5 @@ class Marker:
             "update landed: read the events, then decide"
         )
 
-    def _deleted(self) -> NotFoundError:
+    def _deleted_error(self) -> NotFoundError:
         return NotFoundError(f"topic `{self.topic.name}`: was deleted: nothing was amended")

@@ -64,7 +64,7 @@ def append_absent(context: Context, lookup: Lookup, events: Events, append: Appe
     try:
         for partition in np.unique(places).tolist():
             rows = np.flatnonzero(places == partition)
-            lot = _Lot(partition, [ids[row] for row in rows.tolist()], _taken(given, rows))
+            lot = _Lot(partition, [ids[row] for row in rows.tolist()], _select_rows(given, rows))
             end = found.heads[partition][0].next
             offsets[rows] = lot.append(context, lookup, append, end).offsets
     except TidelogError as exc:
@@ -116,7 +116,7 @@ def _ids(given: Any) -> list[str]:
     return ids
 
 
-def _taken(given: Any, rows: npt.NDArray[np.int64]) -> Any:
+def _select_rows(given: Any, rows: npt.NDArray[np.int64]) -> Any:
     if isinstance(given, pa.Table | pa.RecordBatch):
         return given.take(pa.array(rows))
     return [given[row] for row in rows.tolist()]

@@ -133,13 +133,13 @@ def choose_groups(
 
     ``runs`` may be the first of many, and all of them follow the journals.
     """
-    ready = _ready(list(_filled(runs, policy)), policy, now_ms)
+    ready = _ready(list(_fill_groups(runs, policy)), policy, now_ms)
     parts = [_Neighbours((each,)) for each in journals] + ready[:1]
-    groups = [*_merged(parts, len(journals), policy, now_ms), *ready[1:]]
+    groups = [*_merge_groups(parts, len(journals), policy, now_ms), *ready[1:]]
     return [CompileGroup(tuple(each.run for each in part.candidates)) for part in groups]
 
 
-def _filled(runs: Sequence[Candidate], policy: CompilePolicy) -> Iterator[_Neighbours]:
+def _fill_groups(runs: Sequence[Candidate], policy: CompilePolicy) -> Iterator[_Neighbours]:
     """Yields runs in groups that each fill a journal; the last one may be small."""
     waiting: list[Candidate] = []
     events = size = raw = 0
@@ -190,7 +190,7 @@ def _is_cut(part: _Neighbours, policy: CompilePolicy) -> bool:
     return policy.min_trimmed is not None and trimmed >= policy.min_trimmed
 
 
-def _merged(
+def _merge_groups(
     parts: list[_Neighbours], journals: int, policy: CompilePolicy, now_ms: int
 ) -> Iterator[_Neighbours]:
     """Yields journals to rewrite, alone or with neighbors, and everything after them."""

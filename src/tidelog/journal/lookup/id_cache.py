@@ -215,11 +215,11 @@ class Shelves:
         halves = np.concatenate([each for each, _ in blocks])
         counts = [len(each) for each, _ in blocks]
         owners = np.repeat(np.array([owner for _, owner in blocks], np.uint32), counts)
-        self._rows.append(_sorted(halves, owners))
+        self._rows.append(_sort(halves, owners))
         while len(self._rows) > 1 and len(self._rows[-2][0]) <= 2 * len(self._rows[-1][0]):
             last, before = self._rows.pop(), self._rows.pop()
             joined = [np.concatenate(pair) for pair in zip(before, last, strict=True)]
-            self._rows.append(_sorted(joined[0], joined[1]))
+            self._rows.append(_sort(joined[0], joined[1]))
 
     def owners(self, wanted: Halves) -> Iterator[tuple[int, int]]:
         """Yields the index in ``wanted`` with each owner of that half; a pair may come twice."""
@@ -240,8 +240,6 @@ class Shelves:
         self._rows = kept
 
 
-def _sorted(
-    halves: Halves, owners: npt.NDArray[np.uint32]
-) -> tuple[Halves, npt.NDArray[np.uint32]]:
+def _sort(halves: Halves, owners: npt.NDArray[np.uint32]) -> tuple[Halves, npt.NDArray[np.uint32]]:
     order = np.argsort(halves, kind="stable")
     return halves[order], owners[order]

@@ -198,7 +198,7 @@ class Forgotten:
             if (now.start, now.compiled) == (head.start, head.compiled):
                 return found
             head = now
-        raise self._changing()
+        raise self._changing_error()
 
     def _add_segment(
         self, found: dict[tuple[str, int], Unit], info: ObjectInfo, uses: Uses
@@ -235,10 +235,10 @@ class Forgotten:
             except CorruptError:
                 self.unreadable.append(info.key)
                 continue
-            here = self._held(partition)
+            here = self._held_origins(partition)
             if here is None:
                 continue  # it may be the only copy: left
-            sources = self._not_trimmed(info.key, sources, here, self._rows[partition])
+            sources = self._untrimmed_sources(info.key, sources, here, self._rows[partition])
             forgotten = [each for each in sources if each.origin not in here]
             for source in forgotten:
                 key = (source.origin, partition)
@@ -252,7 +252,7 @@ class Forgotten:
             if info.key not in self.with_others and not forgotten:
                 self.unneeded.append(info)
 
-    def _not_trimmed(
+    def _untrimmed_sources(
         self, key: str, sources: list[JournalOrigin], here: Mapping[str, bool], rows: References
     ) -> list[JournalOrigin]:
         """Returns the sources of a journal, without what was trimmed from the partition since.
@@ -289,12 +289,12 @@ class Forgotten:
         if all((each.row, each.version) != row for each in self._rows[partition].producers):
             self._rows[partition] = self._references(partition)
             self._holding.pop(partition, None)
-        here = self._held(partition)
+        here = self._held_origins(partition)
         if here is None:
             return None
         return (here[origin] or None) if origin in here else False
 
-    def _held(self, partition: int) -> dict[str, bool] | None:
+    def _held_origins(self, partition: int) -> dict[str, bool] | None:
         if partition not in self._holding:
             self._holding[partition] = self._read_held(partition, self._rows[partition])
         return self._holding[partition]
@@ -321,7 +321,7 @@ class Forgotten:
                 )
             except NotFoundError:
                 if key not in self._references(partition).objects:
-                    raise self._changing() from None
+                    raise self._changing_error() from None
                 self.unreadable.append(key)
                 return None
             except CorruptError:
@@ -374,7 +374,7 @@ class Forgotten:
             self.unreadable.append(info.key)
             return None
 
-    def _changing(self) -> UnavailableError:
+    def _changing_error(self) -> UnavailableError:
         return UnavailableError(
             f"topic `{self.topic.name}`: is compiled or trimmed while it is read: recover it again"
         )
@@ -469,8 +469,8 @@ class Present:
         for row, event_id in enumerate(events.column("id").to_pylist()):
             if event_id is not None:
                 rows.setdefault(event_id, []).append(row)
-        met = self._met(sorted(rows))
-        updated = self._updated() if met else set()
+        met = self._known_ids(sorted(rows))
+        updated = self._updated_marks() if met else set()
         times = events.column("timestamp").cast(pa.int64())
         for first in range(0, len(met), _READ):
             found = self._lookup.find(met[first : first + _READ], columns=None).events
@@ -485,7 +485,7 @@ class Present:
                         doubted[row] = is_updated and bool(there)
         return has, doubted
 
-    def _met(self, ids: Sequence[str]) -> list[str]:
+    def _known_ids(self, ids: Sequence[str]) -> list[str]:
         """Returns the ids that events of the topic have."""
         met: list[str] = []
         for first in range(0, len(ids), _LOOKED_UP):
@@ -496,7 +496,7 @@ class Present:
     def _was_here(self, event: Occurrence) -> bool:
         return event.offset < self._ends[event.partition]
 
-    def _updated(self) -> set[str]:
+    def _updated_marks(self) -> set[str]:
         """Returns the marks of ids whose events were updated."""
         records = read_records(self._context, self._topic)
         updates = (record for record, _ in records if record.op == "update")

@@ -137,7 +137,7 @@ class _Deletion:
         Reads the fence first: it may be that of an earlier consumer, but never of a later one.
         """
         which = self._which()
-        found, row = self._found()
+        found, row = self._read_consumer()
         return (f"{which}/ending" if found.state == "ending" else which), found, row
 
     def run(self, force: bool, shown: str) -> None:
@@ -170,7 +170,7 @@ class _Deletion:
         if self._put("deleted", version) is None:
             self._check_deleted("ending")
 
-    def _found(self) -> tuple[RegisteredConsumer, Row]:
+    def _read_consumer(self) -> tuple[RegisteredConsumer, Row]:
         row = self._context.catalog.get(self._where, self._row)
         found = None if row is None else decode_registered(row)
         if row is None or found is None or found.state == "deleted":
@@ -193,7 +193,7 @@ class _Deletion:
         """
         for delay_s in RACE.delays_s(self._context.random):
             # May be ``deleting``, by a call that died or one that runs now.
-            found, row = self._found()
+            found, row = self._read_consumer()
             state: _State = "ending" if found.state == "ending" else "deleting"
             if state == "deleting" and self._which() != wanted:  # the fence is read last here
                 raise NotFoundError(

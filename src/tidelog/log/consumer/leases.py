@@ -274,14 +274,14 @@ class Membership:
         # commit whose outcome was unknown.
         found = read_lease(self._context, self._topic, self._name, partition)
         if found is None or (found[0].owner, found[0].epoch) != (self.id, held.lease.epoch):
-            self._lost(partition, held)
+            self._raise_lost(partition, held)
             return
         lease, version = found
         if cursor <= lease.cursor and not back:
             self.held[partition] = HeldLease(partition, lease, version)
             return  # that earlier commit landed: the cursor stays
         if not self._put(partition, msgspec.structs.replace(lease, cursor=cursor), version):
-            self._lost(partition, held)
+            self._raise_lost(partition, held)
 
     def release(self, partition: int) -> None:
         """Step 4. Skips a lease that was lost, and does nothing in a forked child."""
@@ -348,7 +348,7 @@ class Membership:
             self.held[partition] = HeldLease(partition, lease, mine)
         return mine is not None
 
-    def _lost(self, partition: int, held: HeldLease) -> None:
+    def _raise_lost(self, partition: int, held: HeldLease) -> None:
         self.held.pop(partition, None)
         found = None
         with contextlib.suppress(UnavailableError):  # only the message needs it
@@ -460,7 +460,7 @@ Start = str | int | datetime
 
 
 def check_consumer_name(name: str) -> None:
-    """Refuse a name that could not be part of a row. ``InvalidError``."""
+    """Raises ``InvalidError`` for a name that cannot be part of a row."""
     check_utf8("consumer name", name)
     if not 1 <= len(name) <= limits.CONSUMER_NAME_MAX or "/" in name:
         raise InvalidError(

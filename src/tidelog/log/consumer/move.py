@@ -1,8 +1,9 @@
-"""Moving a consumer's cursor from outside: planned, shown to a person, and then done as shown.
+"""Moves a consumer's cursor from outside: plans the move, shows it to a person, and does it as
+shown.
 
-The lease is written by the version that the plan was made of, with a higher epoch and no owner. So
-a member that holds it loses it at its next commit, and goes on from the new cursor when it takes
-the lease again; and a plan that was overtaken by a commit changes nothing.
+The lease is written by the version that the plan was made from, with a higher epoch and no owner.
+So a member that holds it loses it at its next commit, and resumes at the new cursor when it takes
+the lease again. A plan that was overtaken by a commit changes nothing.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ __all__ = ["CursorMove", "check_consumer", "move_cursor", "plan_move"]
 
 @dataclass(frozen=True, slots=True)
 class CursorMove:
-    """Where a cursor stands, and where it is to stand."""
+    """Where a cursor is, and where it would move."""
 
     partition: int
-    cursor: int | None  # None: nobody has read the partition yet
+    cursor: int | None  # None: no member has read the partition yet
     to: int
     owner: str
-    version: str  # of the lease; empty where there is none
+    version: str  # of the lease; empty if there is none
 
     @property
     def again(self) -> int:
-        """Events that will be handled a second time."""
+        """Returns how many events would be handled a second time."""
         return max(0, (self.cursor or 0) - self.to) if self.cursor is not None else 0
 
     @property
     def skipped(self) -> int:
-        """Events that will never be handled."""
+        """Returns how many events would never be handled."""
         return max(0, self.to - self.cursor) if self.cursor is not None else 0
 
 
 def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str) -> CursorMove:
-    """Where one cursor would go: ``earliest``, ``latest``, an offset, or a time.
+    """Returns where one cursor would move: ``earliest``, ``latest``, an offset, or a time.
 
-    ``InvalidError`` for an offset that is not there.
+    Raises ``InvalidError`` for an offset that does not exist.
     """
     topic.check_partition(partition)
     head, _ = read_head(context, topic, partition)
@@ -73,7 +74,7 @@ def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str
 def move_cursor(
     context: Context, topic: Topic, name: str, partition: int, to: int, version: str
 ) -> bool:
-    """Do what was planned; False when the lease has changed since. ``InvalidError``.
+    """Does what was planned; returns False if the lease has changed since. Raises ``InvalidError``.
 
     ``version`` is that of the plan.
     """
@@ -96,7 +97,7 @@ def move_cursor(
 
 
 def check_consumer(context: Context, topic: Topic, name: str) -> None:
-    """Refuse a consumer that the topic has not had. ``NotFoundError``."""
+    """Raises ``NotFoundError`` for a consumer that the topic has not had."""
     where = layout.consumers_partition(topic.incarnation)
     found = context.catalog.get(where, layout.consumer_row(name))
     if not name or found is None or decode_registered(found).state != "ready":

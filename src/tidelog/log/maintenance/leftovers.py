@@ -52,7 +52,7 @@ _SLOTS_APART = 16  # slots further apart than this are looked up one by one
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
+class _Removal:
     """A row to delete, with its slot rows and its object."""
 
     row: Row
@@ -174,7 +174,7 @@ def _remove_runs(context: Context, topic: Topic, partition: int, end: int) -> Re
             break
         below = [run for _, run in pairs]
         slots = _slot_rows(context, topic, where, below)
-        gone = (_Gone(row, slots.get(run.base, ()), run.object) for row, run in pairs)
+        gone = (_Removal(row, slots.get(run.base, ()), run.object) for row, run in pairs)
         _delete_rows(context, where, gone)
         runs += len(below)
         total += sum(map(_size, below))
@@ -197,7 +197,7 @@ def _remove_journals(
     context: Context, topic: Topic, partition: int, journals: Sequence[tuple[Row, Run]]
 ) -> None:
     where = layout.topic_partition(topic.incarnation, partition)
-    gone = (_Gone(row, journal_slots(run, topic.slot_ms), run.object) for row, run in journals)
+    gone = (_Removal(row, journal_slots(run, topic.slot_ms), run.object) for row, run in journals)
     _delete_rows(context, where, gone)
 
 
@@ -216,7 +216,7 @@ def _remove_amendments_below(context: Context, topic: Topic, partition: int, hea
             end = min(end, decode_row(row.value, Run, row.row).base)
     bounds = layout.amend_row(0), layout.amend_row(end)
     gone = (
-        _Gone(row, object=decode_row(row.value, Amendment, row.row).object)
+        _Removal(row, object=decode_row(row.value, Amendment, row.row).object)
         for row in context.catalog.scan(where, *bounds)
     )
     _delete_rows(context, where, gone)
@@ -294,9 +294,9 @@ def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
+def _chunks(groups: Iterable[_Removal]) -> Iterator[list[_Removal]]:
     """Yields as many as fit into one write, beside the row that lists their objects."""
-    chunk: list[_Gone] = []
+    chunk: list[_Removal] = []
     size = 1
     for group in groups:
         own = len(group.changes)
@@ -309,7 +309,7 @@ def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
         yield chunk
 
 
-def _delete_rows(context: Context, where: str, groups: Iterable[_Gone]) -> None:
+def _delete_rows(context: Context, where: str, groups: Iterable[_Removal]) -> None:
     """Deletes rows by their versions, so that no write can land twice.
 
     If another process has deleted or replaced a row, the other rows of its write are deleted

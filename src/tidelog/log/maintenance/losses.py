@@ -213,13 +213,13 @@ class _Check:
 
     def add_segment(self, info: ObjectInfo) -> None:
         try:
-            known = _known(self._context, info)
+            known = _read_views(self._context, info)
         except NotFoundError:
             return  # another sweep has deleted it in the meantime
         except CorruptError:
             known = []
         self._found.committed += [each for each in known if each.object]
-        what = self._first_proof(known) or self._witnessed(info)
+        what = self._first_proof(known) or self._witness_proof(info)
         if what is not None:
             self._found.proofs.append(LossProof(info, what))
             return
@@ -312,7 +312,7 @@ class _Check:
             "the catalog has given it to another object"
         )
 
-    def _witnessed(self, info: ObjectInfo) -> str | None:
+    def _witness_proof(self, info: ObjectInfo) -> str | None:
         """Returns how a witness proves that the catalog lost a commit of a staged segment."""
         partition = lost_partition(self._context, self._topic, info)
         if partition is None:
@@ -369,7 +369,7 @@ class _Check:
         return self._compilers[partition]
 
 
-def _known(context: Context, info: ObjectInfo) -> list[AppenderView]:
+def _read_views(context: Context, info: ObjectInfo) -> list[AppenderView]:
     """Returns what a segment carries. Raises ``CorruptError`` and ``NotFoundError``."""
     what = f"segment `{info.key}`"
     start = max(0, info.size - _TAIL_BYTES)

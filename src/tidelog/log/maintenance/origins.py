@@ -44,14 +44,16 @@ def contradiction(context: Context, topic: Topic, partition: int, info: ObjectIn
             f"{head.next}"
         )
     with contextlib.suppress(CorruptError, NotFoundError):  # trimmed since, or rows are lost
-        for known in _known(context, topic, partition, max(sources[0].base, head.start), end):
+        for known in _read_origins(
+            context, topic, partition, max(sources[0].base, head.start), end
+        ):
             at = _first_difference(sources, known)
             if at is not None:
                 return f"has another event at offset {at} of partition {partition} than the catalog"
     return None
 
 
-def _known(
+def _read_origins(
     context: Context, topic: Topic, partition: int, start: int, end: int
 ) -> Iterator[Sequence[JournalOrigin]]:
     """Yields, for each row that holds offsets of ``[start, end)``, where they came from."""

@@ -390,7 +390,7 @@ def _list_objects(
     keys: set[str] = set()
     unnamed, kept, shared = [], [], []
     for folder in (layout.segments, layout.amendments, layout.journals):
-        for info in _seen(context, folder(topic.incarnation), tally):
+        for info in _list_counted(context, folder(topic.incarnation), tally):
             keys.add(info.key)
             if info.key not in needed:
                 unnamed.append(info)
@@ -530,7 +530,7 @@ def _is_below(key: str, epochs: Sequence[int]) -> bool:
     return 0 <= partition < len(epochs) and epoch < epochs[partition]
 
 
-def _seen(context: Context, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
+def _list_counted(context: Context, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
     for info in context.store.list(prefix):
         tally.objects_seen += 1
         yield info
@@ -567,5 +567,5 @@ def _sweep_deleted(context: Context, stored: Iterable[str], age: _Age, tally: _T
     known = {topic.incarnation for topic in list_topics(context)}
     for incarnation in stored:
         if incarnation not in known and is_deleted(context, incarnation):
-            objects = _seen(context, f"{TOPICS}{incarnation}/", tally)
+            objects = _list_counted(context, f"{TOPICS}{incarnation}/", tally)
             _delete_old(context, objects, age, tally)

@@ -168,7 +168,7 @@ def _newest_ms(context: Context, topic: Topic, partition: int) -> int:
 def _plan(context: Context, topic: Topic, to: TrimTo) -> dict[int, int]:
     """Returns where each partition will start; plans again if something was compiled meanwhile."""
     if isinstance(to, ToOffsets):
-        return {p: _checked(context, topic, p, offset) for p, offset in to.offsets.items()}
+        return {p: _check_offset(context, topic, p, offset) for p, offset in to.offsets.items()}
     for delay_s in RACE.delays_s(context.random):
         heads = _heads(context, topic)
         if isinstance(to, BeforeTime):
@@ -202,7 +202,7 @@ def _trim(context: Context, topic: Topic, partition: int, start: int) -> TrimRes
     return TrimResult(partition, before.start, after.start, removed.runs, removed.bytes)
 
 
-def _checked(context: Context, topic: Topic, partition: int, offset: int) -> int:
+def _check_offset(context: Context, topic: Topic, partition: int, offset: int) -> int:
     topic.check_partition(partition)
     head, _ = read_head(context, topic, partition)
     if not 0 <= offset <= head.next:

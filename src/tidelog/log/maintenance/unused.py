@@ -132,7 +132,7 @@ def read_unused(context: Context, topic: Topic, partition: int) -> list[ListedRo
     for row in context.catalog.scan(where, layout.unused_row(""), "unused0"):
         what = f"row `{row.row}` of `{topic.name}/{partition}`"
         objects = decode_row(row.value, UnusedObjects, what).objects
-        if start == sys.maxsize and any(_planned(key) for key in objects):
+        if start == sys.maxsize and any(_compile_of(key) for key in objects):
             start = read_head(context, topic, partition)[0].start
         found.append(ListedRow(row.row, row.version, objects, start))
     return found
@@ -171,7 +171,7 @@ def planned_starts(rows: Iterable[ListedRow]) -> dict[str, int]:
     A plan is written before the compile reads the rows. So the events that it finds at an offset
     are those of these rows; what it reads below the start was trimmed.
     """
-    return {work: row.start for row in rows for key in row.objects if (work := _planned(key))}
+    return {work: row.start for row in rows for key in row.objects if (work := _compile_of(key))}
 
 
 def is_shared(key: str) -> bool:
@@ -190,7 +190,7 @@ class Uses:
     def add(self, partition: int, objects: Collection[str], start: int = sys.maxsize) -> None:
         """Adds objects that rows of a partition, which has this start, name or list."""
         for key in objects:
-            work = _planned(key)
+            work = _compile_of(key)
             if work:
                 self._plans[work] = start
                 continue
@@ -243,7 +243,7 @@ def origin_of(key: str) -> tuple[str, int]:
     return key, 1
 
 
-def _planned(key: str) -> str:
+def _compile_of(key: str) -> str:
     """Returns the compile whose journals a listed key means; empty for the key of one object."""
     if not key.endswith(".parquet") or "-" in key.rpartition("/")[2]:
         return ""
@@ -252,7 +252,7 @@ def _planned(key: str) -> str:
 
 def _listed_as(key: str) -> str:
     """Returns how rows of unused objects list a key."""
-    work = _planned(key)
+    work = _compile_of(key)
     return f"plan {work}" if work else origin_of(key)[0]
 
 
@@ -287,13 +287,13 @@ def kept_since(context: Context, rows: Iterable[NotedRow], now_ms: int) -> dict[
         return noted_since(rows)
     since: dict[str, int] = {}
     for row in rows:
-        begun_ms = now_ms - _moved(context, row.noted, now_ms).kept_ms
+        begun_ms = now_ms - _advance(context, row.noted, now_ms).kept_ms
         for key in row.noted.objects:
             since[key] = min(begun_ms, since.get(key, begun_ms))
     return since
 
 
-def _moved(context: Context, noted: Strays, now_ms: int) -> Strays:
+def _advance(context: Context, noted: Strays, now_ms: int) -> Strays:
     """Returns a note with the time that this sweep has seen pass."""
     if has_own_clock(context.store):
         return noted
@@ -321,7 +321,7 @@ def note_strays(
         if not left:
             changes.append(Delete(row.row, row.version))
             continue
-        moved = msgspec.structs.replace(_moved(context, row.noted, now_ms), objects=left)
+        moved = msgspec.structs.replace(_advance(context, row.noted, now_ms), objects=left)
         if moved != row.noted:
             changes.append(Put(row.row, encode_row(moved), expect=row.version))
     for change in changes:

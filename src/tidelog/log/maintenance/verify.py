@@ -199,12 +199,12 @@ def _check_orphans(
         if info.key in proofs and not is_accepted:
             proven += 1
             lost = f"the catalog has lost commits: {remedy_for_lost(tally.topic.name)}"
-            tally.add("error", where, f"{proofs[info.key]}, and {_unnamed(tally, info)}: {lost}")
+            tally.add("error", where, f"{proofs[info.key]}, and {_missing(tally, info)}: {lost}")
             continue
         if info.key in doubts and not is_accepted:
             doubted += 1
             what = (
-                f"{info.size} bytes, {_unnamed(tally, info)} or says that it is not needed: a "
+                f"{info.size} bytes, {_missing(tally, info)} or says that it is not needed: a "
                 "producer is at work or died before its commit, or the catalog has lost this "
                 "commit; sweeps keep it for a week: if the catalog was restored from a copy, "
                 f"{remedy_for_lost(tally.topic.name)}"
@@ -216,7 +216,7 @@ def _check_orphans(
     return proven, doubted
 
 
-def _unnamed(tally: VerifyTally, info: ObjectInfo) -> str:
+def _missing(tally: VerifyTally, info: ObjectInfo) -> str:
     return f"{'not every partition' if info.key in tally.named else 'no row'} names it"
 
 

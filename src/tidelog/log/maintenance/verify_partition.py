@@ -285,7 +285,7 @@ def _problem_of_row(row: str, run: Run) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Met:
+class _AmendmentKey:
     """An amendment's row, without its value."""
 
     offset: int
@@ -303,7 +303,7 @@ class AmendmentCheck:
         self._partition = partition
         self._name = f"`{tally.topic.name}/{partition}`"
         self._where = layout.topic_partition(tally.topic.incarnation, partition)
-        self._met: list[_Met] = []
+        self._met: list[_AmendmentKey] = []
 
     def add(self, row: Row) -> None:
         """Adds a scanned row."""
@@ -318,7 +318,7 @@ class AmendmentCheck:
             return
         if amendment.object is not None:
             self._tally.name(self._partition, amendment.object)
-        met = _Met(offset, row.row, row.version, amendment.sequence, amendment.object)
+        met = _AmendmentKey(offset, row.row, row.version, amendment.sequence, amendment.object)
         self._met.append(met)
 
     def finish(self, head: Head, first: int | None) -> None:
@@ -340,7 +340,7 @@ class AmendmentCheck:
             what = f"{trimmed} amendments of trimmed events: the next trim or sweep ends that"
             self._tally.add("note", f"partition {self._name}", what)
 
-    def _problem_of(self, each: _Met, head: Head) -> str | None:
+    def _problem_of(self, each: _AmendmentKey, head: Head) -> str | None:
         first, last = head.amended or (0, -1)
         if not first <= each.offset <= last:
             return "is not where the head says that amendments are: no reader sees it"
@@ -356,7 +356,7 @@ class AmendmentCheck:
             return f"object `{each.object}`: is missing: restore it from a copy"
         return None
 
-    def _is_there(self, each: _Met) -> bool:
+    def _is_there(self, each: _AmendmentKey) -> bool:
         """Returns whether the row is unchanged; if not, it was amended again or compiled."""
         row = self._tally.context.catalog.get(self._where, each.row)
         return row is not None and row.version == each.version

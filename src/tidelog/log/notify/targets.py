@@ -114,7 +114,7 @@ class WebhookTarget:
             raise self._refusal(status, reason)
 
     def _post(self, body: bytes) -> tuple[int, str]:
-        """The status of the answer. A timer ends the connection, however the answer drips."""
+        """Returns the status of the reply. A timer ends the connection of a slow one."""
         until_s = self._clock.monotonic_s() + self._timeout_s
         parts = self._parts
         kind = (
@@ -152,7 +152,7 @@ class WebhookTarget:
         return headers
 
     def _connect(self, address: tuple[str, int], timeout_s: float, *_: Any) -> socket.socket:
-        """Connect to an address that was looked at, so that a name cannot lead elsewhere."""
+        """Connects to an address that was checked, so that a name cannot lead elsewhere."""
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
         error: OSError | None = None
         for family, kind, protocol, _name, place in found:

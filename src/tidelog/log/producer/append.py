@@ -231,7 +231,7 @@ class Appender:
                     next=head.next,
                 )
             if stored.generation < head.floor:
-                stored = self._upload_anew(stored, head.floor)
+                stored = self._upload_again(stored, head.floor)
             if stored.is_copy:
                 base = self._recovered_at(stored, piece, sequences, head_version, mark)
                 if base is not None:
@@ -260,7 +260,7 @@ class Appender:
     def check_head(self, partition: int, head: Head) -> None:
         """Raises if the head does not allow commits: ``NotFoundError`` if the topic was deleted."""
         if head.closed:
-            raise self._deleted()
+            raise self._deleted_error()
 
     def close(self) -> None:
         """Deletes the rows of an unnamed producer. Best effort: sweeps delete old ones too."""
@@ -504,11 +504,11 @@ class Appender:
             "others keep changing it: try again"
         )
 
-    def _upload_anew(self, stored: StoredSegment, floor: int) -> StoredSegment:
+    def _upload_again(self, stored: StoredSegment, floor: int) -> StoredSegment:
         """Stores a segment again, since a sweep has raised the floor above its generation."""
         topic = find_topic(self._context, self._topic.name)
         if topic.incarnation != self._topic.incarnation:
-            raise self._deleted()
+            raise self._deleted_error()
         if topic.generation < floor:
             raise InternalError(
                 f"topic `{topic.name}`: a head has floor {floor}, the registry generation "
@@ -541,7 +541,7 @@ class Appender:
             "then decide"
         )
 
-    def _deleted(self) -> NotFoundError:
+    def _deleted_error(self) -> NotFoundError:
         return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
 
     def _delays(self) -> Iterator[float]:

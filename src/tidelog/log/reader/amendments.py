@@ -159,7 +159,7 @@ def apply(rows: EventRows, amendments: Amendments, store: Store) -> Iterator[Eve
     for first, last, numbers_here, values in _portions(updated, rows.batch.num_rows, store):
         part = rows.numbered(first, last)
         if numbers_here:
-            part = replace(part, batch=_replaced(part.batch, numbers_here, values))
+            part = replace(part, batch=_replace_values(part.batch, numbers_here, values))
         yield part.only(keep[first:last]) if deleted else part
 
 
@@ -183,13 +183,13 @@ def _portions(
     yield first, count, numbers, values
 
 
-def _replaced(
+def _replace_values(
     batch: pa.RecordBatch, numbers: list[int], values: list[bytes | None]
 ) -> pa.RecordBatch:
     index = batch.schema.get_field_index("value")
     old, new = batch.column(index), pa.array(values, pa.binary())
     if len(numbers) * _FEW < len(old):
-        column = pa.concat_arrays(list(_spliced(old, new, numbers)))
+        column = pa.concat_arrays(list(_splice(old, new, numbers)))
     else:
         mask = np.zeros(len(old), np.bool_)
         mask[numbers] = True
@@ -197,7 +197,7 @@ def _replaced(
     return batch.set_column(index, batch.schema.field(index), column)
 
 
-def _spliced(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
+def _splice(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
     """Yields the old values, with the new ones in their places, as slices."""
     at = 0
     for index, number in enumerate(numbers):

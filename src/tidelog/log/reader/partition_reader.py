@@ -206,7 +206,7 @@ class Reader:
         """Raises ``NotFoundError`` for an offset that was trimmed."""
         head, _ = read_head(self._context, self._topic, self._partition)
         if offset < head.start:
-            raise self._trimmed(offset, head.start)
+            raise self._trimmed_error(offset, head.start)
 
     def _look_at_head(self) -> Head:
         """Returns the head, and notes when it was read."""
@@ -228,7 +228,7 @@ class Reader:
             if head is None:
                 head, _ = read_head(self._context, self._topic, self._partition)
             if offset < head.start:
-                raise self._trimmed(offset, head.start)
+                raise self._trimmed_error(offset, head.start)
             if offset >= head.next:
                 return []
             row = layout.journal_row if offset < head.journaled else layout.run_row
@@ -274,12 +274,12 @@ class Reader:
         """Raises unless a change of the catalog explains why an object is missing."""
         head, _ = read_head(self._context, self._topic, self._partition)
         if at < head.start:
-            raise self._trimmed(at, head.start) from error
+            raise self._trimmed_error(at, head.start) from error
         if may_have_gone(page.head, head) and losses < _REREADS:
             return
         raise lost_object(self._topic.name, self._partition, page.runs, error) from error
 
-    def _trimmed(self, offset: int, start: int) -> NotFoundError:
+    def _trimmed_error(self, offset: int, start: int) -> NotFoundError:
         return NotFoundError(
             f"partition `{self._topic.name}/{self._partition}`: offset {offset} was trimmed, the "
             f"first is {start}: go on from {start}",
