@@ -4,8 +4,9 @@ It promises that a write lands whole or not at all, that no version of a row eve
 lost reply is never mistaken for a conflict. It must not know what its rows mean.
 
 ``base`` has the interface and its values, ``settle`` determines the outcome of a write whose reply
-was lost. The backends are ``memory`` (to copy from), ``sqlite``, ``dynamodb`` and ``cql``. Other
-packages can add a backend through the entry point group ``tidelog.catalogs``.
+was lost, and ``update`` is the one loop that reads, decides, writes and retries. The backends are
+``memory`` (to copy from), ``sqlite``, ``dynamodb`` and ``cql``. Other packages can add a backend
+through the entry point group ``tidelog.catalogs``.
 """
 
 from __future__ import annotations

@@ -18,14 +18,17 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
-from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
-from tidelog.clock import RandomIds
+from tidelog.catalog.base import ABSENT, Catalog, Change, Check, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
+from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.errors import ConflictError, InternalError, InvalidError, UnknownOutcomeError
 from tidelog.model import limits
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog
@@ -33,6 +36,7 @@ from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 __all__ = ["CatalogContract"]
 
 ids = RandomIds()
+_Work = Callable[[Callable[[], Catalog], str, int, str], None]
 
 STRANGE_KEYS = [
     " leading and trailing ",
@@ -55,6 +59,7 @@ class CatalogContract:
 
     workers = 8
     increments_each = 200
+    updates_each = 50
     deleted_rows = 200_000
 
     @pytest.fixture
@@ -371,22 +376,87 @@ class CatalogContract:
             lossy.write(partition, Delete("a"), write_id="w3")
         assert catalog.get(partition, "a") is None
 
+    # Updates: the loop over reads and writes that everything above uses.
+
+    def test_an_update_decides_again_with_the_rows_of_a_conflict(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("n", b"1"), Put("kept", b""), write_id="w1")
+        seen: list[tuple[Row | None, ...]] = []
+
+        def decide(rows: Rows) -> Decision[str]:
+            seen.append((rows["n"], rows["kept"], rows["new"]))
+            if len(seen) == 1:  # another process comes before the write
+                catalog.write(partition, Put("n", b"2"), Put("new", b"x"), write_id="w2")
+            changes = rows.put("n", b"3"), rows.check("kept"), rows.put("new", b"y")
+            return Decision(rows.write_id, changes)
+
+        counting = _CountingReads(catalog)
+        version = update(_Tools(counting), partition, ["n", "kept", "new"], decide, "rows")
+        kept = Row("kept", b"", "w1")
+        assert seen == [
+            (Row("n", b"1", "w1"), kept, None),
+            (Row("n", b"2", "w2"), kept, Row("new", b"x", "w2")),
+        ]
+        assert counting.reads == 3
+        assert catalog.get(partition, "n") == Row("n", b"3", version)
+        assert catalog.get(partition, "new") == Row("new", b"y", version)
+
+    def test_an_update_sees_that_a_row_was_deleted(self, catalog: Catalog, partition: str) -> None:
+        catalog.write(partition, Put("n", b"1"), write_id="w1")
+        seen: list[bool] = []
+
+        def decide(rows: Rows) -> Decision[bool]:
+            seen.append(rows["n"] is not None)
+            if len(seen) == 1:
+                catalog.write(partition, Delete("n"), write_id="w2")
+            return Decision(True, [rows.put("n", b"2")] if rows["n"] else [])
+
+        assert update(_Tools(catalog), partition, ["n"], decide, "row `n`")
+        assert seen == [True, False]
+        assert catalog.get(partition, "n") is None
+
+    def test_an_update_whose_replies_get_lost_is_made_once(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        with self.losing_replies(catalog) as (lossy, lose):
+            for done, losses in enumerate((1, 2, 0, 1)):
+                lose(losses)
+                assert _count(lossy, partition, "w") == done + 1
+            lose(1)
+            gone = update(_Tools(lossy), partition, ["n"], _without_n, "row `n`")
+        assert gone
+        assert catalog.get(partition, "n") is None
+
+    def test_updates_by_many_workers_add_up(self, catalog: Catalog, partition: str) -> None:
+        names = [f"w{number}" for number in range(self.workers)]
+        self._work(catalog, partition, names, _count_up, self.updates_each)
+        found = catalog.get(partition, "n")
+        assert found is not None
+        assert json.loads(found.value) == dict.fromkeys(names, self.updates_each)
+
     # Concurrency.
 
     def test_increments_by_many_workers_add_up(self, catalog: Catalog, partition: str) -> None:
         names = [f"w{number}" for number in range(self.workers)]
         catalog.write(partition, Put("n", _spell(dict.fromkeys(names, 0))), write_id=ids.new())
+        self._work(catalog, partition, names, _increment, self.increments_each)
+        found = catalog.get(partition, "n")
+        assert found is not None
+        assert json.loads(found.value) == dict.fromkeys(names, self.increments_each)
+
+    def _work(
+        self, catalog: Catalog, partition: str, names: Sequence[str], work: _Work, times: int
+    ) -> None:
+        """Run a worker for each name, in processes of their own where the rows can be opened."""
         open_again = self.opener(catalog)
         spawn = multiprocessing.get_context("spawn").Process if open_again else threading.Thread
-        each = (open_again or (lambda: catalog), partition, self.increments_each)
-        workers = [spawn(target=_increment, args=(*each, name)) for name in names]
+        each = (open_again or (lambda: catalog), partition, times)
+        workers = [spawn(target=work, args=(*each, name)) for name in names]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        found = catalog.get(partition, "n")
-        assert found is not None
-        assert json.loads(found.value) == dict.fromkeys(names, self.increments_each)
 
 
 def _increment(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
@@ -420,3 +490,75 @@ def _increment(open_again: Callable[[], Catalog], partition: str, times: int, na
 
 def _spell(counts: dict[str, int]) -> bytes:
     return json.dumps(counts).encode()
+
+
+@dataclass
+class _Tools:
+    """What an update works with."""
+
+    catalog: Catalog
+    clock: Clock = field(default_factory=SystemClock)
+    ids: Ids = ids
+    random: random.Random = field(default_factory=system_random)
+
+
+class _CountingReads(Catalog):
+    """Counts the rows that are read."""
+
+    def __init__(self, inner: Catalog) -> None:
+        self.inner = inner
+        self.reads = 0
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        self.reads += 1
+        return self.inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        return self.inner.scan(partition, start, end, limit, reverse)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        self.inner.write(partition, *changes, write_id=write_id)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _count_up(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
+    """Count up our own number in a row that all share, each time by an update."""
+    catalog = open_again()
+    for done in range(times):
+        counted = _count(catalog, partition, name)
+        if counted != done + 1:
+            raise AssertionError(f"{name} counted to {done + 1}, the row says {counted}")
+
+
+def _count(catalog: Catalog, partition: str, name: str) -> int:
+    """Add one to our own number; what it is then. Only we change it, so it is the mark."""
+
+    def decide(rows: Rows) -> Decision[int]:
+        counts = _counts(rows)
+        wanted = counts.get(name, 0) + 1
+        change = rows.put("n", _spell(counts | {name: wanted}))
+        return Decision(wanted, [change], lambda now: _counts(now).get(name) == wanted)
+
+    return update(_Tools(catalog), partition, ["n"], decide, f"counter of {name}")
+
+
+def _counts(rows: Rows) -> dict[str, int]:
+    row = rows["n"]
+    return json.loads(row.value) if row else {}
+
+
+def _without_n(rows: Rows) -> Decision[bool]:
+    return Decision(True, [rows.delete("n")] if rows["n"] else [])

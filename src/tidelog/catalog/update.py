@@ -1,0 +1,214 @@
+"""The one loop that changes rows against other writers: read, decide, write, and again.
+
+1. the rows are read, in the order in which they are named
+2. ``decide``, which is pure, says what to write, or that nothing is to be written
+3. the changes are written under a new write id
+4. a conflict returns the rows that were not as expected: after a wait, ``decide`` is called again
+   with these. No read follows, except of rows of which the write expected nothing, and of all rows
+   after a long wait
+5. a lost reply: after a wait all rows are read again. The write has landed if a row carries its id,
+   or if the mark of the decision says so. Otherwise ``decide`` is called again, and the decision
+   must allow that: it has a mark, or what it wants is there already, or writing it twice does no
+   harm
+
+An earlier write may land after all while a later one is decided. Both expect the same versions, so
+one of them conflicts, and the rows of that conflict carry the other's id.
+
+| dies after | what is in the catalog       | who repairs it                       |
+|------------|------------------------------|--------------------------------------|
+| 1, 2       | as it was                    | nothing to repair                    |
+| 3, 4, 5    | the whole change, or nothing | the next caller decides by the rows  |
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tidelog.catalog.base import (
+    ABSENT,
+    Absent,
+    Catalog,
+    Change,
+    Check,
+    Delete,
+    Put,
+    Row,
+    carries,
+    versions_of,
+)
+from tidelog.clock import Clock, Ids
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.model import limits
+from tidelog.model.backoff import Backoff
+
+__all__ = ["RACE", "Decision", "Rows", "UpdateContext", "update"]
+
+T = TypeVar("T")
+RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # against others on one row
+_FRESH_S = 0.01  # after a longer wait, busy writers have changed the rows of a conflict again
+
+
+class UpdateContext(Protocol):
+    """What an update works with; a ``Context`` has it."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def ids(self) -> Ids: ...
+
+    @property
+    def random(self) -> random.Random: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows as ``decide`` sees them, and the id that its write will have.
+
+    The methods make changes that expect the rows to be as they were read.
+    """
+
+    found: Mapping[str, Row | None]
+    write_id: str
+
+    def __getitem__(self, name: str) -> Row | None:
+        """The row of this name, None where there is none. ``KeyError`` if it was not asked for."""
+        return self.found[name]
+
+    def expect(self, name: str) -> str | Absent:
+        """The version of a row, or ``ABSENT``."""
+        row = self.found[name]
+        return ABSENT if row is None else row.version
+
+    def put(self, name: str, value: bytes) -> Put:
+        return Put(name, value, self.expect(name))
+
+    def delete(self, name: str) -> Delete:
+        return Delete(name, self.expect(name))
+
+    def check(self, name: str) -> Check:
+        return Check(name, self.expect(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """What to write, and what :func:`update` returns once that is written.
+
+    ``mark`` tells from later rows whether this very decision has landed, though others have
+    changed the rows since. A change that must not be made twice, such as a count, needs one.
+    """
+
+    result: T
+    changes: Sequence[Change] = ()
+    mark: Callable[[Rows], bool] | None = None
+
+
+def update(
+    context: UpdateContext,
+    partition: str,
+    rows: Sequence[str],
+    decide: Callable[[Rows], Decision[T]],
+    what: str,
+    known: Mapping[str, Row | None] | None = None,
+) -> T:
+    """Change rows of a partition as ``decide`` wants it; returns the decision's result.
+
+    ``decide`` may raise, which ends the update. ``what`` names the thing in errors. Rows that are
+    ``known`` are not read at first, so the changes must expect their versions.
+    ``UnavailableError``: nothing was written, as others keep changing the rows or the catalog
+    cannot be reached. ``UnknownOutcomeError``: the same after a reply was lost.
+    """
+    lost: list[tuple[str, Decision[T]]] = []
+    try:
+        return _settled(context, partition, _Names(rows, known or {}), decide, lost)
+    except UnavailableError as exc:
+        if lost:
+            raise UnknownOutcomeError(
+                f"{what}: a reply was lost, and whether its write has landed is not known "
+                f"({exc}): look at it, then try again",
+                **exc.context,
+            ) from exc
+        raise
+    except _BusyError as exc:
+        if lost:
+            raise UnknownOutcomeError(
+                f"{what}: replies keep getting lost: look at it, then try again"
+            ) from exc
+        raise UnavailableError(f"{what}: too many writers at once: try again") from exc
+
+
+class _BusyError(Exception):
+    """The attempts are used up; never leaves the module."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Which rows to read, and those that the caller knows."""
+
+    rows: Sequence[str]
+    known: Mapping[str, Row | None]
+
+
+def _settled(
+    context: UpdateContext,
+    partition: str,
+    names: _Names,
+    decide: Callable[[Rows], Decision[T]],
+    lost: list[tuple[str, Decision[T]]],
+) -> T:
+    """All steps; ``lost`` gets the writes whose replies were lost."""
+    delays = RACE.delays_s(context.random)
+    found = dict(names.known)
+    stale = {name for name in names.rows if name not in found}
+    while True:
+        found |= _read(context, partition, (name for name in names.rows if name in stale))
+        rows = Rows(found, context.ids.new())
+        for write_id, earlier in lost:
+            if _has_landed(earlier, write_id, rows):
+                return earlier.result
+        decision = decide(rows)
+        if not decision.changes:
+            return decision.result
+        try:
+            context.catalog.write(partition, *decision.changes, write_id=rows.write_id)
+        except ConflictError as exc:
+            stale = _unreported(names.rows, decision.changes, exc.rows)
+            found = found | dict(exc.rows)
+        except UnknownOutcomeError:
+            lost.append((rows.write_id, decision))
+            stale = set(names.rows)
+        else:
+            return decision.result
+        delay_s = next(delays, None)
+        if delay_s is None:
+            raise _BusyError
+        context.clock.sleep(delay_s)
+        if delay_s > _FRESH_S:
+            stale = set(names.rows)
+
+
+def _read(context: UpdateContext, partition: str, names: Iterable[str]) -> dict[str, Row | None]:
+    return {name: context.catalog.get(partition, name) for name in names}
+
+
+def _has_landed(decision: Decision[T], write_id: str, rows: Rows) -> bool:
+    """Step 5."""
+    if carries(decision.changes, versions_of(rows.found), write_id):
+        return True
+    return decision.mark is not None and decision.mark(rows)
+
+
+def _unreported(
+    names: Iterable[str], changes: Iterable[Change], reported: Mapping[str, Row | None]
+) -> set[str]:
+    """The rows of which a conflict says nothing: it returned none, and nothing was expected."""
+    expected = {change.row for change in changes if change.expect is not None}
+    if not expected & set(reported):
+        return set(names)
+    return set(names) - expected - set(reported)
