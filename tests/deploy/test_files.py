@@ -145,3 +145,23 @@ def test_a_container_file_copies_what_is_there_and_runs_what_exists(path: Path) 
         if words[0] == "CMD" and "tidelog" in path.parent.name:
             assert json.loads(line.removeprefix("CMD "))[0] in cli.commands
     assert any(line.startswith("CMD ") for line in lines)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+@pytest.mark.parametrize("path", [p for p in UNITS if p.suffix == ".service"], ids=lambda p: p.name)
+def test_services_have_few_rights(path: Path, tmp_path: Path) -> None:
+    text = re.sub(r"(?m)^User=.*$", "User=nobody", path.read_text())
+    unit = tmp_path / path.name.replace("@", "-x")
+    unit.write_text(re.sub(r"(?m)^Group=.*$", "Group=nogroup", text))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    found = re.search(r"exposure level for \S+: ([0-9.]+)", done.stdout)
+    if found is None:
+        pytest.skip("this systemd does not judge files")
+    assert float(found[1]) < 3.0
+    assert "UMask=0077" in text

@@ -310,7 +310,8 @@ class FrontDoor:
                 bytes_max = self._options.body_bytes_max
                 body = await self._threads.run(inflate, headers, body, bytes_max)
                 place.charge(len(body))
-            positions = await self._ingest.append(topic, headers, body, place.charge)
+            by = "" if admission.token is None else admission.token.id
+            positions = await self._ingest.append(topic, headers, body, place.charge, by)
             self.metrics.events_in += len(positions)
             self.metrics.bytes_in += len(body)
             rows = await self._ingest.rows(positions)

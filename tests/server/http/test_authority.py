@@ -419,3 +419,20 @@ def test_sessions_end_when_they_are_logged_out_unused_or_old(
                 patch.setattr(f"tidelog.server.console.session.{limit}", 0.0)
                 time.sleep(0.01)
                 browser.get("/", 401)
+
+
+def test_idempotency_keys_belong_to_their_token(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    def first(home: Home) -> None:
+        texts.extend(create_token(home.context, ["append"])[1] for _ in range(2))
+
+    with serving(tmp_path, first=first) as served:
+        one, other = texts
+        event = {"value": "x"}
+        before = served.post(event, **bearer(one), idempotency_key="k")
+        assert served.post(event, **bearer(one), idempotency_key="k").json() == before.json()
+        apart = served.post(event, **bearer(other), idempotency_key="k")
+        assert apart.status_code == 201
+        assert apart.json() != before.json()
+        assert served.values() == [b"x", b"x"]

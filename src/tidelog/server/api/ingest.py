@@ -77,9 +77,11 @@ class Ingest:
         headers: Headers,
         body: bytes,
         charge: Callable[[int], None] = lambda size: None,
+        by: str = "",
     ) -> Sequence[Position]:
         """Store the events of a body, all or none of them refused; where they stand.
 
+        ``by`` is the id of the request's token: idempotency keys of one are not those of others.
         ``charge`` counts what they take in memory while they are stored, and may refuse them.
         """
         opened = self._topics.get(topic) or await self._topics.open(topic)
@@ -97,7 +99,7 @@ class Ingest:
             return await loop.run_in_executor(self._pool, self._append_absent, topic, events)
         if key is None:
             return await self.send(opened, events)
-        return await self._send_once(opened, _idempotency_key(key), events)
+        return await self._send_once(opened, _idempotency_key(key, by), events)
 
     async def rows(self, positions: Sequence[Position]) -> bytes:
         """Positions as JSON objects with commas between them."""
@@ -360,9 +362,9 @@ def _if_absent(headers: Headers) -> bool:
     return True
 
 
-def _idempotency_key(key: bytes) -> str:
+def _idempotency_key(key: bytes, by: str) -> str:
     if not 1 <= len(key) <= _IDEMPOTENCY_KEY_MAX or not key.isascii():
         raise InvalidError(
             f"header {IDEMPOTENCY_KEY}: give 1 to {_IDEMPOTENCY_KEY_MAX} ASCII characters"
         )
-    return key.decode()
+    return f"{by}:{key.decode()}" if by else key.decode()
