@@ -46,6 +46,7 @@ from tidelog.archive.freeze import freeze_heads
 from tidelog.archive.roots import has_our_mark, is_own_name, own_folders
 from tidelog.catalog.base import Put
 from tidelog.catalog.disk_reserve import freeing
+from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.coordination.pipeline_rows import (
@@ -58,7 +59,6 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.coordination.registry import check_shown, remove_name
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
-from tidelog.log.heads import RACE
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveEnd

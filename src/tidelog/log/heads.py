@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.log.topics import read_head
-from tidelog.model import layout, limits
-from tidelog.model.backoff import Backoff
+from tidelog.log.topics import open_head
+from tidelog.model import layout
 from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["RACE", "raise_epoch", "raise_head"]
-
-RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # producers write the same row
+__all__ = ["raise_epoch", "raise_head"]
 
 
 def raise_head(
@@ -28,26 +24,16 @@ def raise_head(
     ``NotFoundError`` for a deleted topic.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    found: Head | None = None
-    for delay_s in RACE.delays_s(context.random):
-        head, version = read_head(context, topic, partition)
-        if found is None:
-            found = head
-        if head.closed:
-            raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was changed")
+    first: list[Head] = []
+
+    def decide_row(rows: Rows) -> Decision[tuple[Head, Head]]:
+        head, _ = open_head(context, topic, partition, rows["head"])
+        first.append(head)
         wanted = decide(head)
-        if wanted == head:
-            return found, head
-        try:
-            change = Put("head", encode_row(wanted), expect=version)
-            context.catalog.write(where, change, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return found, wanted
-    raise UnavailableError(
-        f"partition `{topic.name}/{partition}`: too many writers at once: try again"
-    )
+        changes = [] if wanted == head else [rows.put("head", encode_row(wanted))]
+        return Decision((first[0], wanted), changes)
+
+    return update(context, where, ["head"], decide_row, f"partition `{topic.name}/{partition}`")
 
 
 def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
@@ -57,25 +43,20 @@ def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) 
     and the next compiler gets an epoch above ``above`` anyway.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    before: HeldRow | None = None
-    for delay_s in RACE.delays_s(context.random):
-        row = context.catalog.get(where, layout.COMPILE_ROW)
+    what = f"compile row of `{topic.name}/{partition}`"
+    before: list[HeldRow] = []
+
+    def decide(rows: Rows) -> Decision[int]:
+        row = rows[layout.COMPILE_ROW]
         if row is None and not above:
-            return 0
-        what = f"compile row of `{topic.name}/{partition}`"
+            return Decision(0)
         lease = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
         if not lease.owner and lease.epoch >= above:
-            return lease.epoch + 1
-        if before is not None and lease.epoch > max(before.epoch, above):
-            return lease.epoch
-        before = lease
+            return Decision(lease.epoch + 1)
+        if before and lease.epoch > max(before[-1].epoch, above):
+            return Decision(lease.epoch)
+        before.append(lease)
         epoch = max(lease.epoch, above) + 1
-        expect = ABSENT if row is None else row.version
-        free = Put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)), expect=expect)
-        try:
-            context.catalog.write(where, free, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return epoch
-    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
+        return Decision(epoch, [rows.put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)))])
+
+    return update(context, where, [layout.COMPILE_ROW], decide, what)

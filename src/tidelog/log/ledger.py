@@ -43,7 +43,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.catalog.base import ABSENT, Expectation, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.segment import encode_staged, read_piece
 from tidelog.context import Context
@@ -52,9 +52,8 @@ from tidelog.errors import (
     ConflictError,
     NotFoundError,
     UnavailableError,
-    UnknownOutcomeError,
 )
-from tidelog.log.heads import RACE, raise_head
+from tidelog.log.heads import raise_head
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.staged import StagedSegment, is_claimed, put_witness, staged_origin
 from tidelog.log.topics import read_head
@@ -263,30 +262,23 @@ def _mark_copied(context: Context, topic: Topic, partition: int) -> Head:
 
 def _enter(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> None:
     """Puts rows of one bucket, or raises the times of existing ones."""
-    changes = [Put(name, encode_row(row), ABSENT) for name, row in rows.items()]
-    for delay_s in RACE.delays_s(context.random):
-        if not changes:
-            return
-        try:
-            context.catalog.write(where, *changes, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-            changes = list(_raise_times(context, where, rows))
-        else:
-            return
-    raise UnavailableError("ledger of erased ids: too many writers at once: try again")
+
+    def decide(now: Rows) -> Decision[None]:
+        return Decision(None, [now.put(name, encode_row(rows[name])) for name in _lower(now, rows)])
+
+    what = "ledger of erased ids"
+    update(context, where, list(rows), decide, what, dict.fromkeys(rows))  # most ids are new
 
 
-def _raise_times(context: Context, where: str, rows: Mapping[str, LedgerEntry]) -> Iterable[Put]:
+def _lower(now: Rows, rows: Mapping[str, LedgerEntry]) -> Iterable[str]:
+    """The rows that are not there, or that have an earlier time."""
     for name, row in rows.items():
-        found = context.catalog.get(where, name)
-        expect: Expectation = ABSENT
+        found = now[name]
         if found is not None:
             before = decode_row(found.value, LedgerEntry, f"row `{name}` of the ledger")
             if before.until_ms >= row.until_ms:
                 continue
-            expect = found.version
-        yield Put(name, encode_row(row), expect)
+        yield name
 
 
 def _until(column: pa.Array | pa.ChunkedArray, times: Times) -> npt.NDArray[np.int64] | None:

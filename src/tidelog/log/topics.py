@@ -73,6 +73,7 @@ __all__ = [
     "find_topic",
     "head_of",
     "list_topics",
+    "open_head",
     "read_head",
 ]
 
@@ -218,7 +219,11 @@ def read_head(context: Context, topic: Topic, partition: int) -> tuple[Head, str
     has started: then the row was lost.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    row = context.catalog.get(where, "head")
+    return open_head(context, topic, partition, context.catalog.get(where, "head"))
+
+
+def open_head(context: Context, topic: Topic, partition: int, row: Row | None) -> tuple[Head, str]:
+    """The head and its version from its row, which may be missing; as :func:`read_head`."""
     if row is None:
         raise _without_head(context, topic, partition)
     head, version = head_of(topic, partition, row)

@@ -29,11 +29,11 @@ from typing import Literal
 import msgspec
 
 from tidelog.catalog.base import Put
+from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.lookup.lookup import Seen, amendment_of
 from tidelog.journal.partition_map import MovedError, covering
-from tidelog.log.heads import RACE
 from tidelog.log.maintenance.unused import list_unused
 from tidelog.log.reader.amendments import all_pending
 from tidelog.log.topics import find_topic, read_head

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (
@@ -27,7 +28,6 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.lookup.lookup import Lookup, Occurrence
-from tidelog.log.heads import RACE
 from tidelog.log.partitioner import partitions_for
 from tidelog.model.positions import Positions
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.catalog.base import Change, Check, Delete, Put
+from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.coordination.ownership import Ownership
 from tidelog.errors import (
@@ -22,7 +23,6 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.compile.policy import CompileGroup
-from tidelog.log.heads import RACE
 from tidelog.log.maintenance.unused import list_unused
 from tidelog.log.reader.amendments import are_pending
 from tidelog.log.topics import read_head

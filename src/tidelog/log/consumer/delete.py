@@ -48,11 +48,12 @@ the name is free.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tidelog.catalog.base import Change, Delete, Row
+from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.registry import check_shown
@@ -69,9 +70,9 @@ from tidelog.log.consumer.leases import (
     Member,
     RegisteredConsumer,
     decode_registered,
+    lease_of,
     read_lease_row,
 )
-from tidelog.log.heads import RACE
 from tidelog.log.status import consumer_names
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
@@ -79,6 +80,8 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["consumer_version", "delete_consumer"]
+
+T = TypeVar("T")
 
 _State = Literal["ready", "deleting", "ending", "deleted"]
 _LOOK_S = 0.2  # between two checks for a heartbeat
@@ -171,7 +174,10 @@ class _Deletion:
             self._check_deleted("ending")
 
     def _read_consumer(self) -> tuple[RegisteredConsumer, Row]:
-        row = self._context.catalog.get(self._where, self._row)
+        return self._checked(self._context.catalog.get(self._where, self._row))
+
+    def _checked(self, row: Row | None) -> tuple[RegisteredConsumer, Row]:
+        """The consumer of a row. ``NotFoundError`` where there is none."""
         found = None if row is None else decode_registered(row)
         if row is None or found is None or found.state == "deleted":
             like = nearest(self._name, consumer_names(self._context, self._topic))
@@ -181,9 +187,13 @@ class _Deletion:
     def _which(self) -> str:
         """Returns the fence: how often the name became free, since each delete raises it before."""
         row = self._context.catalog.get(self._members, layout.FENCE_ROW)
-        what = f"fence of {self._what}"
-        deletes = 0 if row is None else decode_row(row.value, Fence, what).deletes
-        return f"{self._topic.incarnation}/{deletes}"
+        return f"{self._topic.incarnation}/{self._deletes(row)}"
+
+    def _deletes(self, fence: Row | None) -> int:
+        """How often consumers of this name were deleted, from the fence's row."""
+        if fence is None:
+            return 0
+        return decode_row(fence.value, Fence, f"fence of {self._what}").deletes
 
     def _begin(self, wanted: str) -> tuple[_State, str]:
         """Step 2: returns ``deleting``, or ``ending`` if that was already decided, and the version.
@@ -191,20 +201,20 @@ class _Deletion:
         Raises ``NotFoundError`` if another consumer than ``wanted`` has the name by now. A decided
         delete is finished, whichever consumer it is for.
         """
-        for delay_s in RACE.delays_s(self._context.random):
+
+        def decide(rows: Rows) -> Decision[tuple[_State, str]]:
             # May be ``deleting``, by a call that died or one that runs now.
-            found, row = self._read_consumer()
+            found, _ = self._checked(rows[self._row])
             state: _State = "ending" if found.state == "ending" else "deleting"
             if state == "deleting" and self._which() != wanted:  # the fence is read last here
                 raise NotFoundError(
                     f"{self._what}: was deleted and made again meanwhile: nothing was deleted by "
                     "this call: look at it, then delete again"
                 )
-            version = self._put(state, row.version)
-            if version is not None:
-                return state, version
-            self._context.clock.sleep(delay_s)
-        raise self._busy()
+            change = rows.put(self._row, encode_row(RegisteredConsumer(self._name, state)))
+            return Decision((state, rows.write_id), [change])
+
+        return self._update(self._where, self._row, decide)
 
     @contextlib.contextmanager
     def _ready_if_alive(self, version: str, is_deleting: bool = True) -> Iterator[None]:
@@ -289,33 +299,28 @@ class _Deletion:
         consumer as ``ready``, before this delete started.
         """
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
-        what = f"lease on `{self._topic.name}/{partition}`"
-        for delay_s in RACE.delays_s(self._context.random):
-            found = read_lease_row(self._context, self._topic, self._name, partition)
+
+        def decide(rows: Rows) -> Decision[None]:
+            row = rows["lease"]
             self._check_ours(version)
-            epoch, read = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            epoch = 1
+            if row is not None:
+                epoch += lease_of(self._topic, self._name, partition, row)[0].epoch
             ended = encode_row(Lease("", epoch, 0, deleted=True))
-            if put_held(self._context, where, "lease", ended, read, what) is not None:
-                return
-            self._context.clock.sleep(delay_s)
-        raise self._busy()
+            return Decision(None, [rows.put("lease", ended)])
+
+        self._update(where, "lease", decide)
 
     def _raise_fence(self, version: str) -> None:
         """Step 6: makes the heartbeats of all current members fail."""
-        for delay_s in RACE.delays_s(self._context.random):
-            row = self._context.catalog.get(self._members, layout.FENCE_ROW)
+
+        def decide(rows: Rows) -> Decision[None]:
+            row = rows[layout.FENCE_ROW]
             self._check_ours(version)
-            what = f"fence of {self._what}"
-            before = 0 if row is None else decode_row(row.value, Fence, what).deletes
-            read = None if row is None else row.version
-            raised = encode_row(Fence(before + 1))
-            if (
-                put_held(self._context, self._members, layout.FENCE_ROW, raised, read, what)
-                is not None
-            ):
-                return
-            self._context.clock.sleep(delay_s)
-        raise self._busy()
+            raised = encode_row(Fence(self._deletes(row) + 1))
+            return Decision(None, [rows.put(layout.FENCE_ROW, raised)])
+
+        self._update(self._members, layout.FENCE_ROW, decide)
 
     def _remove_members(self, version: str) -> None:
         """Step 7. Reads a row again if its member removes it in the meantime."""
@@ -334,6 +339,9 @@ class _Deletion:
             else:
                 return
         raise self._busy()
+
+    def _update(self, where: str, row: str, decide: Callable[[Rows], Decision[T]]) -> T:
+        return update(self._context, where, [row], decide, self._what)
 
     def _busy(self) -> UnavailableError:
         return UnavailableError(f"{self._what}: too many writers at once: delete it again")

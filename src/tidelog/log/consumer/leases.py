@@ -45,6 +45,7 @@ from typing import Literal
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
+from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ownership import put_held
 from tidelog.errors import (
@@ -55,7 +56,6 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.heads import RACE
 from tidelog.log.reader.partition_reader import find_offset
 from tidelog.log.topics import check_exists, read_head
 from tidelog.model import layout, limits
@@ -314,27 +314,22 @@ class Membership:
         """
         where = layout.consumers_partition(self._topic.incarnation)
         row = layout.consumer_row(self._name)
-        for delay_s in RACE.delays_s(self._context.random):
-            found = self._context.catalog.get(where, row)
+
+        def decide(rows: Rows) -> Decision[None]:
+            found = rows[row]
             state = None if found is None else decode_registered(found).state
             if state == "ready":
-                return
+                return Decision(None)
             if state in ("deleting", "ending"):
                 raise NotFoundError(
                     f"consumer `{self._name}` of `{self._topic.name}`: is being deleted: delete it "
                     "again to finish"
                 )
             check_exists(self._context, self._topic)
-            wanted = encode_row(RegisteredConsumer(self._name))
-            version = ABSENT if found is None else found.version
-            changes = Put(row, wanted, version), Check(layout.CLOSED_ROW, ABSENT)
-            try:
-                self._context.catalog.write(where, *changes, write_id=self._context.ids.new())
-            except (ConflictError, UnknownOutcomeError):
-                self._context.clock.sleep(delay_s)
-            else:
-                return
-        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
+            wanted = rows.put(row, encode_row(RegisteredConsumer(self._name)))
+            return Decision(None, [wanted, Check(layout.CLOSED_ROW, ABSENT)])
+
+        update(self._context, where, [row], decide, f"consumer `{self._name}`")
 
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
         """Writes our lease by the version that we know; returns False after a conflict."""
@@ -444,8 +439,11 @@ def read_lease_row(
 ) -> tuple[Lease, str] | None:
     """Returns the same, including what a delete of the consumer has left."""
     row = context.catalog.get(layout.lease_partition(topic.incarnation, name, partition), "lease")
-    if row is None:
-        return None
+    return None if row is None else lease_of(topic, name, partition, row)
+
+
+def lease_of(topic: Topic, name: str, partition: int, row: Row) -> tuple[Lease, str]:
+    """A lease and its version, from its row. ``CorruptError``."""
     what = f"lease of consumer `{name}` on `{topic.name}/{partition}`"
     return decode_row(row.value, Lease, what), row.version
 

@@ -43,11 +43,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
-from tidelog.coordination.ownership import put_held
-from tidelog.errors import CorruptError, NotFoundError, UnavailableError
-from tidelog.log.heads import RACE
+from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.origins import contradiction
 from tidelog.log.maintenance.unused import read_unused
 from tidelog.log.producer.staged import lost_partition
@@ -185,17 +184,16 @@ def accept_losses(context: Context, topic: Topic, until_ms: int) -> None:
     Never pass a date in the future: objects of that time would be deleted unseen.
     """
     where, what = layout.topic_partition(topic.incarnation, 0), f"topic `{topic.name}`"
-    for delay_s in RACE.delays_s(context.random):
-        row = context.catalog.get(where, layout.ACCEPTED_ROW)
+
+    def decide(rows: Rows) -> Decision[None]:
+        row = rows[layout.ACCEPTED_ROW]
         found = None if row is None else decode_row(row.value, LossAccepted, what)
         if found is not None and found.until_ms >= until_ms:
-            return
+            return Decision(None)
         value = encode_row(LossAccepted(context.clock.now_ms(), until_ms))
-        version = None if row is None else row.version
-        if put_held(context, where, layout.ACCEPTED_ROW, value, version, what) is not None:
-            return
-        context.clock.sleep(delay_s)
-    raise UnavailableError(f"{what}: too many sweeps at once: sweep again")
+        return Decision(None, [rows.put(layout.ACCEPTED_ROW, value)])
+
+    update(context, where, [layout.ACCEPTED_ROW], decide, what)
 
 
 class _Check:

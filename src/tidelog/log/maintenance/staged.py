@@ -25,17 +25,17 @@ segment is missing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.base import Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.digest import Contents
 from tidelog.context import Context
 from tidelog.coordination.ages import is_old, trusted_now_ms
-from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import NotFoundError
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.partition_rows import decode_row, encode_row
@@ -45,7 +45,6 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["STAGED_MS", "SinkState", "SweptStaging", "are_young", "left_by_sinks", "read_swept"]
 
 STAGED_MS = 24 * 3_600_000  # a younger staged batch may belong to a running job
-_ATTEMPTS = 50  # of a write that keeps conflicting
 
 
 class SinkState(Persisted, frozen=True):
@@ -69,7 +68,10 @@ class SweptStaging(Persisted, frozen=True):
 def read_swept(context: Context, topic: Topic) -> tuple[SweptStaging, str | None]:
     """Returns the topic's ``staged`` row and its version; None as version if there is none."""
     where = layout.topic_partition(topic.incarnation, 0)
-    row = context.catalog.get(where, layout.STAGED_ROW)
+    return _swept_of(context.catalog.get(where, layout.STAGED_ROW))
+
+
+def _swept_of(row: Row | None) -> tuple[SweptStaging, str | None]:
     if row is None:
         return SweptStaging(), None
     return decode_row(row.value, SweptStaging, f"row `{row.row}`"), row.version
@@ -117,15 +119,15 @@ def _old_batches(
 def _raise_swept(context: Context, topic: Topic) -> None:
     """Step 2."""
     where = layout.topic_partition(topic.incarnation, 0)
-    for _ in range(_ATTEMPTS):
-        found, version = read_swept(context, topic)
+
+    def decide(rows: Rows) -> Decision[None]:
+        found, _ = _swept_of(rows[layout.STAGED_ROW])
         if found.swept >= topic.generation:
-            return
+            return Decision(None)
         raised = encode_row(msgspec.structs.replace(found, swept=topic.generation))
-        change = Put(layout.STAGED_ROW, raised, expect=version or ABSENT)
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            context.catalog.write(where, change, write_id=context.ids.new())
-    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
+        return Decision(None, [rows.put(layout.STAGED_ROW, raised)])
+
+    update(context, where, [layout.STAGED_ROW], decide, f"topic `{topic.name}`")
 
 
 def _undone(context: Context, topic: Topic) -> Iterator[tuple[str, str]]:

@@ -94,20 +94,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from tidelog.catalog.base import Put
 from tidelog.catalog.deleted_rows import clear_deleted_rows
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ages import FUTURE_MS, clock_ahead_ms, is_old, read_times
 from tidelog.errors import (
-    ConflictError,
     CorruptError,
     InvalidError,
     NotFoundError,
     TidelogError,
-    UnavailableError,
-    UnknownOutcomeError,
 )
-from tidelog.log.heads import RACE, raise_epoch, raise_head
+from tidelog.log.heads import raise_epoch, raise_head
 from tidelog.log.maintenance.ended_producers import forget_producer
 from tidelog.log.maintenance.incarnations import (
     TOPICS,
@@ -465,26 +462,22 @@ def _raise_generation(context: Context, name: str) -> Topic | None:
     After a conflict or a lost reply it is enough that the generation has grown, through this sweep
     or another one.
     """
-    before: Topic | None = None
-    for delay_s in RACE.delays_s(context.random):
-        row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
+    before: list[Topic] = []
+
+    def decide(rows: Rows) -> Decision[Topic | None]:
+        row = rows[layout.topic_row(name)]
         if row is None:
-            return None
+            return Decision(None)
         topic = decode_row(row.value, Topic, f"registry row `{row.row}`")
         if topic.state != "ready":
-            return None  # no objects yet, or `topic delete` deletes them
-        if before is not None and _has_grown(before, topic):
-            return topic
-        before = topic
+            return Decision(None)  # no objects yet, or `topic delete` deletes them
+        if before and _has_grown(before[-1], topic):
+            return Decision(topic)
+        before.append(topic)
         raised = msgspec.structs.replace(topic, generation=topic.generation + 1)
-        try:
-            change = Put(row.row, encode_row(raised), expect=row.version)
-            context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return raised
-    raise UnavailableError(f"topic `{name}`: too many writers at once: sweep again")
+        return Decision(raised, [rows.put(row.row, encode_row(raised))])
+
+    return update(context, layout.REGISTRY, [layout.topic_row(name)], decide, f"topic `{name}`")
 
 
 def _has_grown(before: Topic, now: Topic) -> bool:

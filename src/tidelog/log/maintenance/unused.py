@@ -45,12 +45,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import Change, Check, Delete, Put
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ages import has_own_clock
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.log.heads import RACE
-from tidelog.log.topics import read_head
+from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Strays, UnusedObjects, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -97,7 +97,7 @@ def list_apart(context: Context, topic: Topic, partition: int, objects: Sequence
 
     Best effort: a sweep keeps an unlisted object for a week.
     """
-    with contextlib.suppress(NotFoundError, UnavailableError):
+    with contextlib.suppress(NotFoundError, UnavailableError, UnknownOutcomeError):
         list_now(context, topic, partition, objects)
         return True
     return False
@@ -107,22 +107,23 @@ def list_now(context: Context, topic: Topic, partition: int, objects: Sequence[s
     """Lists objects with a separate write.
 
     The write expects the head, so that it lands once, and never after the topic was deleted. Raises
-    ``NotFoundError`` if it was deleted, and ``UnavailableError`` if others keep writing.
+    ``NotFoundError`` if it was deleted, and otherwise what ``update`` raises.
     """
+    for listed in list_unused(context.ids.new(), objects):
+        _add_row(context, topic, partition, listed)
+
+
+def _add_row(context: Context, topic: Topic, partition: int, added: Put) -> None:
+    """Put a row of a new name, once, by a write that expects the head. Errors as ``list_now``."""
     where = layout.topic_partition(topic.incarnation, partition)
-    for delay_s in RACE.delays_s(context.random):
-        head, version = read_head(context, topic, partition)
-        if head.closed:
-            raise NotFoundError(f"topic `{topic.name}`: was deleted")
-        write_id = context.ids.new()
-        listed = list_unused(write_id, objects)
-        try:
-            context.catalog.write(where, Check("head", version), *listed, write_id=write_id)
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return
-    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: try again")
+
+    def decide(rows: Rows) -> Decision[None]:
+        open_head(context, topic, partition, rows["head"])
+        put = rows.put(added.row, added.value)
+        return Decision(None, () if rows[added.row] else (rows.check("head"), put))
+
+    what = f"partition `{topic.name}/{partition}`"
+    update(context, where, ["head", added.row], decide, what, {added.row: None})
 
 
 def read_unused(context: Context, topic: Topic, partition: int) -> list[ListedRow]:
@@ -334,18 +335,6 @@ def note_strays(
 
 
 def _note(context: Context, topic: Topic, noted: Strays) -> None:
-    where = layout.topic_partition(topic.incarnation, 0)
-    for delay_s in RACE.delays_s(context.random):
-        head, version = read_head(context, topic, 0)
-        if head.closed:
-            return
-        write_id = context.ids.new()
-        note = Put(layout.stray_row(write_id), encode_row(noted))
-        try:
-            context.catalog.write(where, Check("head", version), note, write_id=write_id)
-        except UnknownOutcomeError:
-            return
-        except ConflictError:
-            context.clock.sleep(delay_s)
-        else:
-            return
+    note = Put(layout.stray_row(context.ids.new()), encode_row(noted))
+    with contextlib.suppress(UnknownOutcomeError):  # the next sweep notes what is not noted
+        _add_row(context, topic, 0, note)

@@ -46,6 +46,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.errors import (
@@ -73,7 +74,7 @@ from tidelog.log.producer.append_plan import (
     sent_batch,
 )
 from tidelog.log.producer.staged import staged_origin
-from tidelog.log.topics import find_topic, head_of, read_head
+from tidelog.log.topics import find_topic, head_of, open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import (
     AppenderView,
@@ -88,6 +89,14 @@ from tidelog.model.topic import Topic
 from tidelog.store.create import copy_fresh, put_fresh
 
 __all__ = ["Appender", "StoredSegment"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Opened:
+    """A partition's head, and our row there with our epoch, each with its version."""
+
+    head: tuple[Head, str]
+    state: tuple[ProducerState, str]
 
 
 class Appender:
@@ -476,33 +485,25 @@ class Appender:
         """
         where = layout.topic_partition(self._topic.incarnation, partition)
         row = layout.producer_row(self._producer)
-        ours: set[str] = set()
-        for delay_s in self._delays():
-            self._forget(partition)
-            _, head_version = self._head(partition)
-            state, version = self._state(partition)
-            if version in ours:
-                return None
+
+        def decide(rows: Rows) -> Decision[int | _Opened]:
+            head = open_head(self._context, self._topic, partition, rows["head"])
+            state, version = self._state_of(rows[row])
             if version is not None and state.epoch >= self._epoch:
-                return state.epoch
+                return Decision(state.epoch)
             now_ms = self._context.clock.now_ms()
             mine = msgspec.structs.replace(state, epoch=self._epoch, seen_ms=now_ms, silent_ms=0)
-            change = Put(row, encode_row(mine), expect=version or ABSENT)
-            write_id = self._context.ids.new()
-            ours.add(write_id)
-            try:
-                # A new row also expects the head, since ABSENT alone could become true again later.
-                guard = () if version else (Check("head", head_version),)
-                self._context.catalog.write(where, change, *guard, write_id=write_id)
-            except (ConflictError, UnknownOutcomeError):
-                self._context.clock.sleep(delay_s)
-            else:
-                self._states[partition] = (mine, write_id)
-                return None
-        raise UnavailableError(
-            f"producer `{self._producer}` on `{self._topic.name}/{partition}`: not opened, "
-            "others keep changing it: try again"
-        )
+            # A new row also expects the head, since ABSENT alone could become true again later.
+            guard = () if version else (rows.check("head"),)
+            changes = (rows.put(row, encode_row(mine)), *guard)
+            return Decision(_Opened(head, (mine, rows.write_id)), changes)
+
+        what = f"producer `{self._producer}` on `{self._topic.name}/{partition}`"
+        found = update(self._context, where, ["head", row], decide, what)
+        if isinstance(found, int):
+            return found
+        self._heads[partition], self._states[partition] = found.head, found.state
+        return None
 
     def _upload_again(self, stored: StoredSegment, floor: int) -> StoredSegment:
         """Stores a segment again, since a sweep has raised the floor above its generation."""
