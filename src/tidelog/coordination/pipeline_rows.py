@@ -14,7 +14,6 @@ continues in the merged row. A head that was read before may be older than the r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, dropwhile, groupby
 from typing import NamedTuple
@@ -22,13 +21,12 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
     CorruptError,
     NotFoundError,
-    UnavailableError,
-    UnknownOutcomeError,
 )
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, check_archive_name
@@ -71,7 +69,6 @@ __all__ = [
     "scan_archives",
 ]
 
-_ATTEMPTS = 50  # of a write that keeps conflicting
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
 
 
@@ -87,17 +84,17 @@ def read_archive(context: Context, name: str) -> Archive:
 
 
 def change_archive(context: Context, name: str, edit: Callable[[Archive], Archive]) -> Archive:
-    """Changes an archive's row by a conditional write, with retries; returns the new archive."""
-    for _ in range(_ATTEMPTS):
-        archive, version = _read(context, name)
+    """One conditional write of an archive's row, repeated until it holds; the row as it is then."""
+    row = layout.archive_row(name)
+    check_archive_name(name)
+
+    def decide(rows: Rows) -> Decision[Archive]:
+        archive, _ = _ready(context, name, rows[row])
         wanted = edit(archive)
-        if wanted == archive:
-            return archive
-        change = Put(layout.archive_row(name), encode_archive(context, wanted), version)
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
-            return wanted
-    raise UnavailableError(f"archive `{name}`: others keep changing it: try again")
+        same = wanted == archive
+        return Decision(wanted, [] if same else [rows.put(row, encode_archive(context, wanted))])
+
+    return update(context, layout.REGISTRY, [row], decide, f"archive `{name}`")
 
 
 def encode_archive(context: Context, archive: Archive) -> bytes:
@@ -339,7 +336,10 @@ def _put_absent(context: Context, where: str, puts: Sequence[Put]) -> None:
 
 def _read(context: Context, name: str) -> tuple[Archive, str]:
     check_archive_name(name)
-    row = context.catalog.get(layout.REGISTRY, layout.archive_row(name))
+    return _ready(context, name, context.catalog.get(layout.REGISTRY, layout.archive_row(name)))
+
+
+def _ready(context: Context, name: str, row: Row | None) -> tuple[Archive, str]:
     archive = decode_archive(context, row) if row else None
     if row is None or archive is None or archive.state != "ready":
         raise NotFoundError(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.catalog.base import Change, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import NotFoundError
 from tidelog.model import layout
 
 __all__ = ["add_name", "check_shown", "remove_name"]
@@ -68,21 +69,17 @@ def check_shown(what: str, shown: str, found: str) -> None:
 
 
 def _change(context: Context, name: str, decide: Callable[[Row | None], list[Change]]) -> None:
-    """Writes what ``decide`` returns for the current row, until it returns nothing."""
-    delays = context.backoff.delays_s(context.random)
-    while True:
-        counted = context.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)
-        changes = decide(context.catalog.get(layout.REGISTRY, name))
-        if not changes:
-            return
-        count = int(counted.value) + 1 if counted else 1
-        version = counted.version if counted else ABSENT
-        counter = Put(layout.REGISTRY_CHANGES, str(count).encode(), expect=version)
-        try:
-            context.catalog.write(layout.REGISTRY, counter, *changes, write_id=context.ids.new())
-            return
-        except (ConflictError, UnknownOutcomeError):
-            delay_s = next(delays, None)
-        if delay_s is None:
-            raise UnavailableError(f"registry row `{name}`: too many writers: try again")
-        context.clock.sleep(delay_s)
+    """Write what ``decide`` wants for the row as it is, until it wants nothing more.
+
+    The count is read before the row, and before what ``decide`` looks at.
+    """
+
+    def counted(rows: Rows) -> Decision[None]:
+        changes = decide(rows[name])
+        before = rows[layout.REGISTRY_CHANGES]
+        count = int(before.value) + 1 if before else 1
+        counter = rows.put(layout.REGISTRY_CHANGES, str(count).encode())
+        return Decision(None, [counter, *changes] if changes else [])
+
+    rows = [layout.REGISTRY_CHANGES, name]
+    update(context, layout.REGISTRY, rows, counted, f"registry row `{name}`")
