@@ -84,7 +84,7 @@ def read_archive(context: Context, name: str) -> Archive:
 
 
 def change_archive(context: Context, name: str, edit: Callable[[Archive], Archive]) -> Archive:
-    """One conditional write of an archive's row, repeated until it holds; the row as it is then."""
+    """Changes an archive's row by a conditional write, with retries; returns the new archive."""
     row = layout.archive_row(name)
     check_archive_name(name)
 

@@ -69,7 +69,7 @@ def check_shown(what: str, shown: str, found: str) -> None:
 
 
 def _change(context: Context, name: str, decide: Callable[[Row | None], list[Change]]) -> None:
-    """Write what ``decide`` wants for the row as it is, until it wants nothing more.
+    """Writes what ``decide`` returns for the current row, if it returns something.
 
     The count is read before the row, and before what ``decide`` looks at.
     """

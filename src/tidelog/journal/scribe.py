@@ -33,9 +33,10 @@ from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Check, Put
+from tidelog.catalog.base import Check, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.coordination.ownership import Ownership, write_held
+from tidelog.coordination.ownership import Ownership
 from tidelog.errors import (
     CorruptError,
     InternalError,
@@ -67,7 +68,7 @@ __all__ = [
     "TurnPosition",
 ]
 
-_ATTEMPTS = 100  # against other scribes on one row
+_QUEUE = "the scribe's queue"
 _WAITING_MAX = 1_000  # tickets; the row has a limit
 
 
@@ -117,24 +118,26 @@ class Tickets:
 
     def issue(self) -> Queue:
         """Adds the ticket of this interval if there is none, drops old ones; returns the queue."""
-        for _ in range(_ATTEMPTS):
-            queue, version = self.read()
+
+        def decide(rows: Rows) -> Decision[Queue]:
+            queue, _ = _queue_of(rows[layout.SCRIBE_QUEUE])
             wanted = self._with_ticket(queue)
-            if wanted == queue or self._put(wanted, version):
-                return wanted
-        raise _crowded_error()
+            put = rows.put(layout.SCRIBE_QUEUE, encode_row(wanted))
+            return Decision(wanted, [] if wanted == queue else [put])
+
+        return update(self._context, layout.SCRIBE, [layout.SCRIBE_QUEUE], decide, _QUEUE)
 
     def read(self) -> tuple[Queue, str | None]:
         """Returns the queue and its version; an empty queue if it was never written."""
-        row = self._context.catalog.get(layout.SCRIBE, layout.SCRIBE_QUEUE)
-        if row is None:
-            return Queue(), None
-        return decode_row(row.value, Queue, "the scribe's queue"), row.version
+        return _queue_of(self._context.catalog.get(layout.SCRIBE, layout.SCRIBE_QUEUE))
 
     def done(self, ticket: int | None, place: TurnPosition, swept_ms: int, held: Check) -> bool:
         """Removes the ticket of a finished turn. Returns False if the lease is no longer ours."""
-        for _ in range(_ATTEMPTS):
-            queue, version = self.read()
+
+        def decide(rows: Rows) -> Decision[bool]:
+            if rows.expect(held.row) != held.expect:
+                return Decision(False)
+            queue, _ = _queue_of(rows[layout.SCRIBE_QUEUE])
             wanted = msgspec.structs.replace(
                 queue,
                 tickets=tuple(each for each in queue.tickets if each != ticket),
@@ -142,12 +145,10 @@ class Tickets:
                 place=place,
                 swept_ms=swept_ms,  # not the later one, which a wrong clock may have written
             )
-            if self._put(wanted, version, held):
-                return True
-            row = self._context.catalog.get(layout.SCRIBE, held.row)
-            if row is None or row.version != held.expect:
-                return False
-        raise _crowded_error()
+            return Decision(True, [rows.put(layout.SCRIBE_QUEUE, encode_row(wanted)), held])
+
+        rows = [layout.SCRIBE_QUEUE, held.row]
+        return update(self._context, layout.SCRIBE, rows, decide, _QUEUE)
 
     def _with_ticket(self, queue: Queue) -> Queue:
         now_ms = self._context.clock.now_ms()
@@ -161,14 +162,11 @@ class Tickets:
         dropped = queue.dropped + len(waiting) - len(kept)
         return msgspec.structs.replace(queue, tickets=kept[-_WAITING_MAX:], dropped=dropped)
 
-    def _put(self, queue: Queue, version: str | None, *held: Check) -> bool:
-        change = Put(layout.SCRIBE_QUEUE, encode_row(queue), version or ABSENT)
-        what = "the scribe's queue"
-        return write_held(self._context, layout.SCRIBE, what, change, *held) is not None
 
-
-def _crowded_error() -> InvalidError:
-    return InvalidError("the scribe's queue: too many scribes at once: run one or two of a home")
+def _queue_of(row: Row | None) -> tuple[Queue, str | None]:
+    if row is None:
+        return Queue(), None
+    return decode_row(row.value, Queue, _QUEUE), row.version
 
 
 _LOOKS = 3  # per interval, and per time to live of another scribe

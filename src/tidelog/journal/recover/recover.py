@@ -60,19 +60,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
-    ConflictError,
     NotFoundError,
     UnavailableError,
-    UnknownOutcomeError,
 )
 from tidelog.journal.lookup.lookup import Lookup
 from tidelog.journal.recover.stray_events import Forgotten, Present, Unit, UnitEvents
-from tidelog.log.heads import RACE, raise_epoch, raise_head
+from tidelog.log.heads import raise_epoch, raise_head
 from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
 from tidelog.log.maintenance.unused import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
@@ -186,20 +184,19 @@ def _fence(context: Context, topic: Topic) -> Topic:
 
 
 def _raise_generation(context: Context, topic: Topic, wanted: int) -> Topic:
-    for delay_s in RACE.delays_s(context.random):
-        row = context.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
-        now = None if row is None else decode_row(row.value, Topic, f"registry row `{row.row}`")
-        if row is None or now is None or now.incarnation != topic.incarnation:
+    name = layout.topic_row(topic.name)
+
+    def decide(rows: Rows) -> Decision[Topic]:
+        row = rows[name]
+        now = None if row is None else decode_row(row.value, Topic, f"registry row `{name}`")
+        if now is None or now.incarnation != topic.incarnation:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was recovered")
         if now.generation >= wanted:
-            return now
+            return Decision(now)
         raised = msgspec.structs.replace(now, generation=wanted)
-        change = Put(row.row, encode_row(raised), expect=row.version)
-        try:
-            context.catalog.write(layout.REGISTRY, change, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-    raise _busy(topic)
+        return Decision(raised, [rows.put(name, encode_row(raised))])
+
+    return update(context, layout.REGISTRY, [name], decide, f"topic `{topic.name}`")
 
 
 class _UnitRecovery(Copier):
