@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.context import Context
 from tidelog.coordination.ages import trusted_now_ms
@@ -179,22 +180,17 @@ def reopen(context: Context, pipeline: str, span: Span) -> None:
     """Lets the next finalize delete a folder's marker, and write it again after a delay."""
     where = layout.pipeline_shards(pipeline)
     row = layout.folder_row(span.end_ms, span.folder)
-    for _ in range(_ATTEMPTS):
-        found = context.catalog.get(where, row)
+    index = Put(layout.unsettled_row(span.end_ms, span.folder), row.encode())
+
+    def decide(rows: Rows) -> Decision[None]:
+        found = rows[row]
         folder = DateFolder(span.folder, span.end_ms, span.length_ms)
         if found is not None:
             folder = decode_row(found.value, DateFolder, f"row `{row}`")
         after = msgspec.structs.replace(folder, state="reopening", late_ms=trusted_now_ms(context))
-        changes = (
-            Put(row, encode_row(after), found.version if found is not None else ABSENT),
-            Put(layout.unsettled_row(span.end_ms, span.folder), row.encode()),
-        )
-        try:
-            context.catalog.write(where, *changes, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            continue  # the row shows the outcome
-        return
-    raise UnavailableError(f"row `{row}`: others keep changing it: try again")
+        return Decision(None, [rows.put(row, encode_row(after)), index])
+
+    update(context, where, [row], decide, f"row `{row}`")
 
 
 def _with_files(folder: DateFolder, touches: list[_Touch], now_ms: int) -> DateFolder:

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import Bounds, KnowsEnds, Source, SourcePartition
 from tidelog.context import Context
-from tidelog.errors import ConflictError, InvalidError, TidelogError
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Begin, DriverFailure, Gap, Progress, joined_gaps
@@ -49,7 +50,6 @@ _WAIT_S = 0.5  # after the first failure
 _WAIT_MAX_S = 15.0
 _MESSAGE_CHARS_MAX = 500
 _ROWS_AT_ONCE = 25
-_ATTEMPTS = 5  # of a write, while drivers of other shards write theirs
 _WHOLE = ""  # means the source as a whole
 
 
@@ -138,15 +138,15 @@ class PipelineFailures:
         except TidelogError:  # only the display is incomplete
             return False
 
-    def _write_lot(self, rows: list[Change]) -> bool:
+    def _write_lot(self, changes: list[Change]) -> bool:
+        """Write some rows, in one write with the row that all drivers of the pipeline change."""
+
+        def decide(rows: Rows) -> Decision[bool]:
+            return Decision(True, [rows.put(layout.FAILURES_ROW, b""), *changes])
+
         where = layout.pipeline_shards(self.pipeline)
-        for _ in range(_ATTEMPTS):
-            row = self.context.catalog.get(where, layout.FAILURES_ROW)
-            guard = Put(layout.FAILURES_ROW, b"", expect=row.version if row else ABSENT)
-            with contextlib.suppress(ConflictError):
-                self.context.catalog.write(where, guard, *rows, write_id=self.context.ids.new())
-                return True
-        return False
+        what = f"failures of pipeline `{self.pipeline}`"
+        return update(self.context, where, [layout.FAILURES_ROW], decide, what)
 
 
 def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:

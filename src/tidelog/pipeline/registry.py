@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
 from tidelog.context import Context
@@ -34,7 +35,6 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.heads import RACE
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row, encode_row
@@ -256,7 +256,6 @@ def _decode(row: Row) -> NamedPipeline:
 
 _DELETES_AT_ONCE = 1_000  # objects, in one request
 _ROWS_AT_ONCE = 25
-_ATTEMPTS = 50  # of a write that conflicts
 
 
 def close_heads(context: Context, pipeline: str) -> None:
@@ -291,18 +290,16 @@ def delete_below(store: Store, prefix: str, wanted: Callable[[str], bool] = lamb
 
 def _close(context: Context, pipeline: str, partition: str) -> None:
     where = layout.pipeline_partition(pipeline, partition)
-    for _ in range(_ATTEMPTS):
-        row = context.catalog.get(where, "head")
+
+    def decide(rows: Rows) -> Decision[None]:
+        row = rows["head"]
         head = Progress("", 0, 0)  # of a partition that a driver may be about to begin
         if row is not None:
             head = decode_row(row.value, Progress, f"head of `{partition}`")
-        if head.closed:
-            return
-        expect = ABSENT if row is None else row.version
-        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), expect)
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            context.catalog.write(where, closed, write_id=context.ids.new())
-    raise UnavailableError(f"head of `{partition}`: others keep changing it: try again")
+        closed = encode_row(msgspec.structs.replace(head, closed=True))
+        return Decision(None, [] if head.closed else [rows.put("head", closed)])
+
+    update(context, where, ["head"], decide, f"head of `{partition}`")
 
 
 def _remove_rows(context: Context, where: str, kind: str) -> None:

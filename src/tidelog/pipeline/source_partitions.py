@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.base import Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import (
     Bounds,
     KnownPartition,
@@ -40,8 +41,6 @@ from tidelog.connectors.source import (
 )
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import list_partitions, read_listed, read_progress
-from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.log.heads import RACE
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Gap, ListedPartition, Progress, SeenEnd
@@ -149,24 +148,19 @@ def _put(context: Context, pipeline: str, ends: Mapping[SourcePartition, str]) -
 def _raise(context: Context, pipeline: str, ends: Sequence[tuple[SourcePartition, str]]) -> None:
     """Puts ends that are beyond the stored ones. A repeated packet never lowers one."""
     where = layout.pipeline_shards(pipeline)
-    for delay_s in RACE.delays_s(context.random):
-        rows = []
+    names = {partition: layout.seen_row(partition.text) for partition, _ in ends}
+
+    def decide(rows: Rows) -> Decision[None]:
+        changes = []
         for partition, end in ends:
-            row = context.catalog.get(where, layout.seen_row(partition.text))
+            row = rows[names[partition]]
             known = None if row is None else decode_row(row.value, SeenEnd, f"row `{row.row}`")
             if known is None or int(known.end) < int(end):
                 seen = encode_row(SeenEnd(partition.text, end))
-                expect = ABSENT if row is None else row.version
-                rows.append(Put(layout.seen_row(partition.text), seen, expect=expect))
-        if not rows:
-            return
-        try:
-            context.catalog.write(where, *rows, write_id=context.ids.new())
-        except (ConflictError, UnknownOutcomeError):
-            context.clock.sleep(delay_s)
-        else:
-            return
-    raise UnavailableError("ends of files: too many drivers at once: run the archive again")
+                changes.append(rows.put(names[partition], seen))
+        return Decision(None, changes)
+
+    update(context, where, list(names.values()), decide, f"ends of files of pipeline `{pipeline}`")
 
 
 @dataclass
