@@ -21,7 +21,8 @@ import contextlib
 import msgspec
 
 from tidelog.archive.coverage import is_same_sequence
-from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.ages import store_now_ms
@@ -37,7 +38,6 @@ from tidelog.errors import (
     ConflictError,
     FencedError,
     NotFoundError,
-    UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.model import layout, limits
@@ -57,8 +57,6 @@ __all__ = [
     "release_heads",
     "withdraw",
 ]
-
-_ATTEMPTS = 50  # of a write that conflicts
 
 
 def freeze_heads(context: Context, pipeline: Pipeline, promotion: Promotion | ArchiveEnd) -> None:
@@ -101,21 +99,20 @@ def carry_known(context: Context, old: str, new: str) -> None:
 
 def _carry_head(context: Context, before: Progress, where: str) -> None:
     """Copies what a head says to that of another generation, which a driver may be changing."""
-    for _ in range(_ATTEMPTS):
-        row = context.catalog.get(where, "head")
+
+    def decide(rows: Rows) -> Decision[None]:
+        row = rows["head"]
         if row is None:
-            return
+            return Decision(None)
         head = decode_row(row.value, Progress, where)
         carried = _with_note(head, before)
         same = head.position == before.position and is_same_sequence(head, before)
         if same and not head.ended:
             carried = _with_decisions(carried, before)
-        if carried == head:
-            return
-        change = Put("head", encode_row(carried), expect=row.version)
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            context.catalog.write(where, change, write_id=context.ids.new())
-    raise UnavailableError(f"head `{where}`: others keep changing it: try again")
+        changes = [] if carried == head else [rows.put("head", encode_row(carried))]
+        return Decision(None, changes)
+
+    update(context, where, ["head"], decide, f"head `{where}`")
 
 
 def _with_note(head: Progress, before: Progress) -> Progress:
@@ -148,20 +145,21 @@ class _Freeze(Cycle):
     def freeze(self, partition: SourcePartition, promotion: str) -> None:
         """Freezes one head, and settles its range."""
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        for _ in range(_ATTEMPTS):
-            row = self._context.catalog.get(where, "head")
+
+        def decide(rows: Rows) -> Decision[Track | None]:
+            row = rows["head"]
             found = decode_row(row.value, Progress, where) if row is not None else None
             if found is not None and found.closed:
-                return
+                return Decision(None)
             if row is not None and found is not None and found.frozen == promotion:
-                self._settle(Track(partition, where, found, row.version))
-                return
+                return Decision(Track(partition, where, found, row.version))
             head = msgspec.structs.replace(found or Progress("", 0, 0), frozen=promotion)
-            expect = ABSENT if row is None else row.version
-            change = Put("head", encode_row(head), expect=expect)
-            with contextlib.suppress(ConflictError, UnknownOutcomeError):
-                self._context.catalog.write(where, change, write_id=self._context.ids.new())
-        raise UnavailableError(f"head of `{partition.text}`: others keep changing it: try again")
+            track = Track(partition, where, head, rows.write_id)
+            return Decision(track, [rows.put("head", encode_row(head))])
+
+        track = update(self._context, where, ["head"], decide, f"head of `{partition.text}`")
+        if track is not None:
+            self._settle(track)
 
     def _settle(self, track: Track) -> None:
         self._read_intent(track)
