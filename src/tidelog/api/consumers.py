@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.errors import ConflictError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
@@ -12,7 +13,6 @@ from tidelog.log.consumer.delete import consumer_version, delete_consumer
 from tidelog.log.consumer.drain import DrainOptions, drain
 from tidelog.log.consumer.leases import Start
 from tidelog.log.consumer.move import CursorMove, check_consumer, move_cursor, plan_move
-from tidelog.log.heads import RACE
 from tidelog.log.status import Lag, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
