@@ -173,6 +173,11 @@ class Accountant:
             return
         data = _offsets(self.folders.events(of), partition)
         dead = _offsets(self.folders.dead(of), partition)
+        if rows.head["begin"] is None:  # a promote that died froze it before any driver began it
+            left = rows.commits or data or dead or rows.head["position"] or claim
+            assert rows.head["frozen"], f"{of.folder}: {partition} begins nowhere"
+            assert not left, f"{of.folder}: {partition} begins nowhere, and has {left}"
+            return
         begin, end = int(rows.head["begin"]["position"]), int(rows.head["position"])
         gaps = [(int(gap["start"]), int(gap["end"])) for gap in rows.head["gaps"]]
         head = rows.head | {"incarnation": self._incarnation(of, partition, rows.head)}

@@ -103,7 +103,7 @@ class RebalanceWorld(ClientsWorld):
         context = self._context()
         topic = find_topic(context, "t")
         with Consumer(context, topic, "s", "earliest") as consumer:
-            for _ in range(24):
+            for _ in range(72):
                 with contextlib.suppress(*self.passing, FencedError):
                     self._poll(consumer, topic)
                     if self.chance(0.8):
