@@ -79,13 +79,17 @@ def drain(
 def accept_loss(consumer: Consumer, lost: NotFoundError) -> LostOffsets | None:
     """Moves a cursor to the first event that is left; returns what is lost.
 
-    Returns None if another member has accepted the loss and read on: its cursor stays.
+    Returns None if another member has accepted the loss and read on: its cursor stays. Also if
+    another member has the partition now, or more was trimmed since: the next read says so.
     """
     found = LostOffsets(*(lost.context[name] for name in ("partition", "cursor", "start")))
     if (consumer.lag()[found.partition].cursor or 0) >= found.start:
         return None
-    consumer.seek(found.partition, found.start)
-    consumer.commit()
+    try:
+        consumer.seek(found.partition, found.start)
+        consumer.commit()
+    except (InvalidError, FencedError):
+        return None
     return found
 
 
