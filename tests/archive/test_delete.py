@@ -24,6 +24,7 @@ from tidelog.archive.metrics import metrics_text
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
+from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import change_archive, read_intent, read_progress
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import (
@@ -140,7 +141,7 @@ def test_running_driver_stops_with_one_clear_line(home: Home, idle: bool, whole:
     thread = threading.Thread(target=follow)
     thread.start()
     until(cycles.is_set)
-    (delete_archive if whole else end_archive)(home, "daily")
+    (delete_archive if whole else end_archive)(home.context, "daily")
     if not idle:
         fill(home, 10, first=80)
     until(lambda: not thread.is_alive())
@@ -196,10 +197,10 @@ def test_end_beside_an_erasure_loses_neither(home: Home) -> None:
 
 
 @pytest.mark.parametrize("work", [end_archive, delete_archive])
-def test_two_at_once_do_it_once(home: Home, work: Callable[[Home, str], object]) -> None:
+def test_two_at_once_do_it_once(home: Home, work: Callable[[Context, str], object]) -> None:
     prepared(home)
     with ThreadPoolExecutor(2) as pool:
-        done = [pool.submit(work, home, "daily") for _ in range(2)]
+        done = [pool.submit(work, home.context, "daily") for _ in range(2)]
         errors = [each.exception() for each in done]
     assert None in errors
     assert all(each is None or isinstance(each, NotFoundError) for each in errors)
@@ -233,7 +234,7 @@ def test_delete_that_dies_after_any_call_is_finished_by_a_sweep(
 ) -> None:
     prepared(home)
     with monkeypatch.context() as patch:
-        patch.setattr(ending, "files_at", lambda home, _: home.context.store)
+        patch.setattr(ending, "files_at", lambda context, _: context.store)
         dies(home, monkeypatch, call, lambda: delete_archive(home.context, "daily"))
     found = [each for each in list_archives(home.context) if each.name == "daily"]
     if found and (found[0].ended is None or not found[0].ended.removing):
