@@ -236,7 +236,7 @@ class _EraseLane:
         self._pipeline = pipeline
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
-        self._lessener = FileRewriter(store, archive.making(generation))
+        self._rewriter = FileRewriter(store, archive.making(generation))
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """Yields the commits that may hold some of these offsets."""
@@ -412,7 +412,7 @@ class _EraseLane:
 
         entry(file, lessened.events, lessened.erased)
         if lessened.sidecar is not None:
-            beside = self._lessener.sidecar_name(file.target)
+            beside = self._rewriter.sidecar_name(file.target)
             entry(next(each for each in files if each.target == beside), 0, 0)
 
     def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
@@ -482,7 +482,7 @@ class _EraseLane:
     ) -> RewrittenFile | None:
         """Returns a file without some offsets; None if it has none, or a replay deletes it."""
         try:
-            return self._lessener.without(manifest, file, offsets)
+            return self._rewriter.without(manifest, file, offsets)
         except (CorruptError, NotFoundError):
             if self._is_there(file):
                 raise

@@ -31,13 +31,12 @@ from tidelog.errors import (
 from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
-from tidelog.model.topic import check_topic_name
-from tidelog.server.api import pixel
 from tidelog.server.api.by_id import WHO, ByIdHandlers
 from tidelog.server.api.by_offset import Reads
 from tidelog.server.api.by_time import ByTimeHandlers
 from tidelog.server.api.ingest import Ingest
 from tidelog.server.api.openapi import description
+from tidelog.server.api.pixel import Pixels
 from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
@@ -49,7 +48,6 @@ from tidelog.server.http.connection import HEAD_TOO_LARGE
 from tidelog.server.http.encodings import inflate, is_encoded
 from tidelog.server.http.errors import (
     DisconnectedError,
-    ForbiddenError,
     HeadError,
     MethodError,
     answer,
@@ -145,6 +143,7 @@ class FrontDoor:
         self.certificate: Certificate | None = None  # of the listener; read again now and then
         self._complaints = Complaints(self._clock)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
+        self._pixels = Pixels(options, self.gate, self._topics, self._ingest, self.metrics)
         self._health = Health(home)
         self._console = Console(home, options, self.gate, self._threads, self.metrics)
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
@@ -282,7 +281,7 @@ class FrontDoor:
             if path.startswith("/topics/") and path.endswith("/events"):
                 return APPEND.name, self._append
         elif scope["method"] == "GET" and is_pixel:
-            return TRACK.name, self._track
+            return TRACK.name, self._pixels.track
         allowed: set[str] = set()
         for route, operation, handler in self._routes:
             match, child = route.matches(scope)
@@ -318,72 +317,6 @@ class FrontDoor:
         answered = b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
         await answer(send, 201, [_JSON_TYPE], answered)
         return 201
-
-    async def _track(
-        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
-    ) -> int:
-        """``GET /track.gif``, ``GET /track/{topic}.gif``"""
-        params = pixel.parse_query(scope["query_string"])
-        topic = self._pixel_topic(scope["path"], params)
-        await self._admit_pixel(scope, headers, topic, params)
-        address = self.gate.address(scope, headers) if self._options.behind_proxy else None
-        durable = pixel.is_durable(params)
-        event = pixel.event_of_query(params, headers, address)
-        opened = self._topics.get(topic) or await self._topics.open(topic)
-        answered = list(pixel.HEADERS)
-        if durable:
-            (position,) = await self._ingest.send(opened, [event])
-            answered.append((b"tidelog-position", str(position).encode()))
-        else:
-            self._ingest.enter(opened, event)
-        self.metrics.events_in += 1
-        await answer(send, 200, answered, pixel.GIF)
-        return 200
-
-    async def _admit_pixel(
-        self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: pixel.Params
-    ) -> None:
-        """Let a pixel in. Only a token that may append chooses ids, and not from a query.
-
-        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
-        """
-        shown = params.get("token")
-        in_query = shown if isinstance(shown, str) else None
-        by_header = b"authorization" in headers
-        if topic in self._options.public_pixels and in_query is None and not by_header:
-            self.gate.admit_page(scope, headers)
-            may_choose = False
-        else:
-            admission = await self.gate.admit(scope, headers, "pixel", topic, in_query)
-            scope[ADMISSION] = admission
-            may_choose = admission.allows("append", topic)
-            if in_query is not None and not by_header and admission.token is not None:
-                may_choose = False
-                if any(grant.scope != "pixel" for grant in admission.token.grants):
-                    raise ForbiddenError(
-                        f"token `{admission.token.id}`: may do more than send pixels, and queries "
-                        "end in logs and in the source of pages: use one made with --pixel",
-                        token=admission.token.id,
-                    )
-        if "id" in params and not may_choose:
-            raise ForbiddenError(
-                "query: this pixel may not choose the id of its event: leave out `id`, or send a "
-                "token made with --append in a header"
-            )
-
-    def _pixel_topic(self, path: str, params: pixel.Params) -> str:
-        if path != TRACK.path:
-            topic = path[len("/track/") : -len(".gif")]
-            if not path.startswith("/track/") or "/" in topic:
-                raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
-            if "topic" in params:
-                raise InvalidError("query: `topic` is in the path already: leave it out")
-            return topic
-        named = params.get("topic", self._options.topic_default)
-        if not isinstance(named, str):
-            raise InvalidError("query: names no topic, or several: give `topic` once, as UTF-8")
-        check_topic_name(named)
-        return named
 
     async def _run(
         self,

@@ -13,12 +13,18 @@ from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.event import Event
-from tidelog.server.api.ingest import time_of
+from tidelog.model.topic import check_topic_name
+from tidelog.server.api.ingest import Ingest, time_of
 from tidelog.server.http import limits
-from tidelog.server.http.errors import Pair
+from tidelog.server.http.auth import ADMISSION, Gate
+from tidelog.server.http.errors import ForbiddenError, Pair, answer
+from tidelog.server.http.metrics import Metrics
+from tidelog.server.options import ServeOptions
+from tidelog.server.topics import OpenTopics
 
 __all__ = [
     "GIF",
@@ -26,6 +32,7 @@ __all__ = [
     "HEADERS_KEPT",
     "OWN_PARAMETERS",
     "Params",
+    "Pixels",
     "event_of_query",
     "is_durable",
     "parse_query",
@@ -46,8 +53,93 @@ OWN_PARAMETERS = ("topic", "id", "key", "t", "token", "ack")
 Text = str | bytes  # bytes: not UTF-8
 Params = dict[str, Text | list[Text]]
 
+_PATH = "/track.gif"
 _KEPT = tuple((name, name.encode()) for name in HEADERS_KEPT)
 _encode = msgspec.json.Encoder().encode
+
+
+class Pixels:
+    """The handler of pixels."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        gate: Gate,
+        topics: OpenTopics,
+        ingest: Ingest,
+        metrics: Metrics,
+    ) -> None:
+        self._options = options
+        self._gate = gate
+        self._topics = topics
+        self._ingest = ingest
+        self._metrics = metrics
+
+    async def track(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> int:
+        """``GET /track.gif``, ``GET /track/{topic}.gif``"""
+        params = parse_query(scope["query_string"])
+        topic = self._topic(scope["path"], params)
+        await self._admit(scope, headers, topic, params)
+        address = self._gate.address(scope, headers) if self._options.behind_proxy else None
+        durable = is_durable(params)
+        event = event_of_query(params, headers, address)
+        opened = self._topics.get(topic) or await self._topics.open(topic)
+        answered = list(HEADERS)
+        if durable:
+            (position,) = await self._ingest.send(opened, [event])
+            answered.append((b"tidelog-position", str(position).encode()))
+        else:
+            self._ingest.enter(opened, event)
+        self._metrics.events_in += 1
+        await answer(send, 200, answered, GIF)
+        return 200
+
+    async def _admit(
+        self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: Params
+    ) -> None:
+        """Admits a pixel. Only a token that may append chooses ids, and not from a query.
+
+        Raises ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        """
+        shown = params.get("token")
+        in_query = shown if isinstance(shown, str) else None
+        by_header = b"authorization" in headers
+        if topic in self._options.public_pixels and in_query is None and not by_header:
+            self._gate.admit_page(scope, headers)
+            may_choose = False
+        else:
+            admission = await self._gate.admit(scope, headers, "pixel", topic, in_query)
+            scope[ADMISSION] = admission
+            may_choose = admission.allows("append", topic)
+            if in_query is not None and not by_header and admission.token is not None:
+                may_choose = False
+                if any(grant.scope != "pixel" for grant in admission.token.grants):
+                    raise ForbiddenError(
+                        f"token `{admission.token.id}`: may do more than send pixels, and queries "
+                        "end in logs and in the source of pages: use one made with --pixel",
+                        token=admission.token.id,
+                    )
+        if "id" in params and not may_choose:
+            raise ForbiddenError(
+                "query: this pixel may not choose the id of its event: leave out `id`, or send a "
+                "token made with --append in a header"
+            )
+
+    def _topic(self, path: str, params: Params) -> str:
+        if path != _PATH:
+            topic = path[len("/track/") : -len(".gif")]
+            if not path.startswith("/track/") or "/" in topic:
+                raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
+            if "topic" in params:
+                raise InvalidError("query: `topic` is in the path already: leave it out")
+            return topic
+        named = params.get("topic", self._options.topic_default)
+        if not isinstance(named, str):
+            raise InvalidError("query: names no topic, or several: give `topic` once, as UTF-8")
+        check_topic_name(named)
+        return named
 
 
 def parse_query(query: bytes) -> Params:
