@@ -88,7 +88,8 @@ class JournalCalls(ABC):
         No reader that starts after this returned sees them. Their bytes are deleted when the
         objects that contain them have been compiled and swept. For a single id, raises
         ``NotFoundError`` if there is no such event. For several, the result lists the ids without
-        an event.
+        an event. Archives follow with the next maintenance, except for events that the topic has
+        trimmed: ``erase`` deletes these too.
 
         >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
         2
@@ -113,6 +114,7 @@ class JournalCalls(ABC):
         """Deletes all events that have this key, up to the current ends, as ``delete`` does.
 
         Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
+        Events that were trimmed stay in archives: ``erase`` deletes these too.
 
         >>> home.delete_key("orders", b"customer-1").events
         2

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.serving import Served, ask, serving, status
-from tidelog import Event
+from tidelog import Event, ToOffsets
 from tidelog.coordination.tokens import create_token
 from tidelog.home import Home
 from tidelog.journal.compile.compile import compile_topic
@@ -25,6 +25,17 @@ T0 = 1_700_000_000_000
 
 def path(event_id: str, topic: str = "t") -> str:
     return f"/topics/{topic}/ids/{quote(event_id, safe='')}"
+
+
+def test_delete_reaches_events_that_only_an_archive_holds(served: Served) -> None:
+    served.home.append("t", [Event(b'{"at": 1700000000}', id=f"e{n}") for n in range(3)])
+    archive = served.home.archives.create("daily", source="topic:t", parser="json:at")
+    archive.run()
+    served.home.trim("t", ToOffsets({0: 3}))
+    assert served.client.delete(path("e1")).json()["deleted"] == 1
+    served.home.maintain(grace="0s")
+    assert [each for batch in archive.read() for each in batch["id"].to_pylist()] == ["e0", "e2"]
+    assert served.client.delete(path("e1")).status_code == 404
 
 
 def test_an_event_is_found_updated_and_deleted_by_its_id(served: Served) -> None:

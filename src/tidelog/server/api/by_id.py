@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidelog.codec.event_json import event_lines
-from tidelog.errors import InvalidError
+from tidelog.erasure.from_archives import DeleteResult
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.calls import presign_s
 from tidelog.journal.listing import JournalEntry, list_journals
@@ -103,8 +104,19 @@ class ByIdHandlers:
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
         why, who = request.query_params.get("why", ""), request.scope[WHO]
-        done = await self._threads.run(self._home.delete, topic, event_id, why=why, who=who)
-        return _json({"topic": topic, "id": event_id, "deleted": done.events})
+        done = await self._threads.run(self._erase, topic, event_id, why, who)
+        return _json({"topic": topic, "id": event_id, "deleted": done.events + done.archived})
+
+    def _erase(self, topic: str, event_id: str, why: str, who: str) -> DeleteResult:
+        """Deletes the events of an id from the topic and from archives. ``NotFoundError``."""
+        done = self._home.erase(topic, ids=[event_id], why=why, who=who, prove=False)
+        if done.missing:
+            raise NotFoundError(
+                f"topic `{topic}`: has no event with id `{event_id[:200]}`, nor have its archives: "
+                "nothing was deleted: check the id",
+                topic=topic,
+            )
+        return done
 
     async def journals(self, request: Request) -> Response:
         """``GET /topics/{topic}/journals``"""
