@@ -118,7 +118,7 @@ def test_names_of_consumers_may_be_anything(served: Served, browser: Browser) ->
 
 def test_labels_of_tokens_are_escaped(browser: Browser) -> None:
     page = browser.get("/console/tokens")
-    made = browser.send(page, "/console/tokens", label=MARKUP, write="1")
+    made = browser.send(page, "/console/tokens", label=MARKUP, admin="1")
     check(made.text)
     text = made.text.split('id="token"')[1].split(">")[1].split("<")[0]
     browser.login(text)
