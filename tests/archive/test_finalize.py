@@ -373,7 +373,7 @@ def test_a_webhook_is_told() -> None:
     world = World()
     world.commit(["2026-11-16T10:00"])
     with answering(503) as server:
-        target = open_target(server.url, {})
+        target = open_target(server.url, {"TIDELOG_NOTIFY_LOCAL": "1"})
         assert len(world.finalizer(world.context(), target).run(HOUR).errors) == 1  # type: ignore[arg-type]
         assert world.finalizer(world.context(), target).run(HOUR).errors == []  # type: ignore[arg-type]
         assert len(server.requests) == 2

@@ -69,7 +69,7 @@ def test_archive_whose_folder_is_lost_is_not_ended_half(
 ) -> None:
     shutil.rmtree(lake_of(home, tmp_path))
     with pytest.raises(InvalidError, match="`tidelog archive delete one --lost-files`"):
-        end(home, "one")  # type: ignore[operator]
+        end(home.context, "one")  # type: ignore[operator]
     found = find_archive(home.context, "one")
     assert found.ended is None
     (line,) = troubles(read_status(home.context, found), Limits())

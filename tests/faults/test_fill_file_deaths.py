@@ -28,7 +28,7 @@ def deaths(calls: int) -> list[Any]:
     return [pytest.param(n, marks=long if n % 60 else ()) for n in range(1, calls)]
 
 
-RUN, FILL, PROMOTE, ROLLBACK = 60, 110, 80, 190
+RUN, FILL, PROMOTE, ROLLBACK = 90, 150, 150, 300
 
 
 def prepared(logs: Logs) -> None:

@@ -113,10 +113,10 @@ def test_a_child_does_not_keep_the_lock_of_a_local_store(
     holds, go_on = threading.Event(), threading.Event()
     unlink = os.unlink
 
-    def slow_unlink(path: Path) -> None:
+    def slow_unlink(path: Path, **how: int) -> None:
         holds.set()
         assert go_on.wait(60)
-        unlink(path)
+        unlink(path, **how)
 
     monkeypatch.setattr(local.os, "unlink", slow_unlink)
     deleter = threading.Thread(target=store.delete, args=(["a"],))

@@ -31,14 +31,14 @@ def test_names_are_replaced_while_simulated_and_restored_after() -> None:
         return [
             each[name]
             for each in found
-            for name in ("threading", "ThreadPoolExecutor", "wait")
+            for name in ("threading", "Pool", "wait")
             if name in each
         ]
 
     before = names()
     with simulated(Scheduler(1)) as threads:
         assert vars(producer)["threading"] is threads
-        assert vars(carrier)["ThreadPoolExecutor"] == threads.pool
+        assert vars(carrier)["Pool"] == threads.pool
         assert not any(old is new for old, new in zip(before, names(), strict=True))
     assert names() == before
 

@@ -353,6 +353,8 @@ def erase_archived(
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
+        out_of_reach = (*other_sources(context, archive), *copied)
+        named = tuple(name for each in covered for name in files_named_by_events(context, each))
     return ErasedFromArchives(
         events=len(found),
         ids=frozenset(each.id for each in found.values() if each.id is not None),
@@ -360,8 +362,8 @@ def erase_archived(
         unseen=tuple(unseen),
         archives=done,
         left=left,
-        out_of_reach=(*other_sources(context, archive), *copied),
-        named=tuple(name for each in covered for name in files_named_by_events(context, each)),
+        out_of_reach=out_of_reach,
+        named=named,
     )
 
 
