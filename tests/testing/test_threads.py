@@ -29,10 +29,7 @@ def test_names_are_replaced_while_simulated_and_restored_after() -> None:
     def names() -> list[object]:
         found = [vars(module) for module in (producer, carrier)]
         return [
-            each[name]
-            for each in found
-            for name in ("threading", "Pool", "wait")
-            if name in each
+            each[name] for each in found for name in ("threading", "Pool", "wait") if name in each
         ]
 
     before = names()
