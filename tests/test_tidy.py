@@ -200,7 +200,6 @@ SINGLE_ERRORS = {  # loops that try one thing again, and hold no others
     "journal/scribe.py",  # a turn, which contains its parts itself
     "maintenance/follower.py",  # contains all others too
     "server/console/pipelines.py",  # likewise
-    "server/api/watch.py",  # a look at one topic, which wakes all that wait for it
 }
 
 

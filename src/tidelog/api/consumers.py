@@ -96,7 +96,7 @@ class ConsumerHandle:
         self.topic = topic
         self.name = name
         self._context = context
-        self._shown = ""  # what a later consumer of the name is told from, once it was asked for
+        self._shown = ""  # the fence that was read, to notice a later consumer of this name
 
     def __repr__(self) -> str:
         return f"ConsumerHandle({self.topic.name!r}, {self.name!r})"

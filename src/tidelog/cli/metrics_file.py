@@ -46,7 +46,7 @@ _METRICS_S = 15.0  # between two writes of the file
 
 
 class AfterCycles:
-    """An error here is told, and does not stop the archive: the next cycle tries again."""
+    """Registers tables and writes metrics after cycles; an error does not stop the archive."""
 
     def __init__(self, home: Home, archive: ArchiveHandle, metrics: Path | None) -> None:
         self._clock = home.context.clock

@@ -198,5 +198,5 @@ class DriverWatch:
 
 
 def traced_world() -> World:
-    """This process's own, with spans for whoever has set up a provider for them."""
+    """Returns this process's world, with spans if OpenTelemetry has a provider."""
     return replace(real_world(), spans=open_telemetry() or NoSpans())
