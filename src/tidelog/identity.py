@@ -232,11 +232,15 @@ def _put_identity(catalog: Catalog, identity: Identity, version: str, ids: Ids) 
 
 
 def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tuple[Identity, str]:
-    """Step 2: returns the identity in the catalog, creating it if there is none."""
+    """Step 2: returns the identity in the catalog, creating it if there is none.
+
+    Reads the store first: a creation marks the catalog before the store, so a store that is marked
+    by now has a catalog that was marked earlier, unless that catalog is lost.
+    """
+    in_store = read_store(store)
     claimed = read_catalog(catalog)
     if claimed is not None:
         return claimed
-    in_store = read_store(store)
     if in_store is not None:
         raise lost_catalog(store, catalog.url, in_store)
     mine, write_id = (

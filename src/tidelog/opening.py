@@ -127,13 +127,7 @@ def open_context(
         return create_context(settings, world=world)[0]
     meter = Meter()
     store = open_store_of(settings, world, meter)
-    try:
-        catalog = open_catalog_of(settings, world, create=False)
-    except NotFoundError as exc:
-        in_store = read_store(store)
-        if in_store is not None:
-            raise lost_catalog(store, settings.catalog, in_store) from exc
-        raise
+    catalog = _existing_catalog(store, settings, world)
     try:
         identity = read_pair(store, catalog, location_of(world, store, catalog))
     except BaseException:
@@ -192,12 +186,27 @@ def _find_catalog(
 
     Returns None if the catalog must be created.
     """
-    in_store = read_store(store)
     try:
-        return open_catalog_of(settings, world, create=False)
+        return _existing_catalog(store, settings, world)
     except NotFoundError:
-        if in_store is not None:
-            raise lost_catalog(store, settings.catalog, in_store) from None
         if not may_create:
             raise
         return None
+
+
+def _existing_catalog(store: Store, settings: Settings, world: World) -> Catalog:
+    """Returns the catalog; raises ``InvalidError`` if it is missing and the store is of a home.
+
+    Looks again after it has read the store: a home that is created meanwhile has its catalog
+    before it marks its store.
+    """
+    try:
+        return open_catalog_of(settings, world, create=False)
+    except NotFoundError:
+        in_store = read_store(store)
+        if in_store is None:
+            raise
+    try:
+        return open_catalog_of(settings, world, create=False)
+    except NotFoundError as exc:
+        raise lost_catalog(store, settings.catalog, in_store) from exc

@@ -6,13 +6,15 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
 
 import tidelog
 from tidelog import home as home_module
-from tidelog import opening
+from tidelog import identity, opening
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -220,6 +222,45 @@ def test_many_who_create_one_home_at_once_get_the_same(tmp_path: Path) -> None:
     assert errors == []
     assert len(ids) == 8
     assert len(set(ids)) == 1
+
+
+def create_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, place: ModuleType, name: str
+) -> None:
+    """Lets another process create the home right after this one's first look."""
+    look, looks = getattr(place, name), []
+
+    def first_look(*args: Any, **kwargs: Any) -> Any:
+        looks.append(name)
+        is_first = len(looks) == 1
+        try:
+            return look(*args, **kwargs)
+        finally:
+            if is_first:
+                create_home(settings(folder), world=world(folder))[0].close()
+
+    monkeypatch.setattr(place, name, first_look)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(identity, "read_store"), (identity, "read_catalog"), (opening, "open_catalog_of")],
+)
+def test_home_created_between_two_looks_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str
+) -> None:
+    create_meanwhile(monkeypatch, tmp_path, place, name)
+    with create_home(settings(tmp_path), world=world(tmp_path))[0] as made:
+        assert made.topics() == []
+
+
+def test_home_created_while_it_is_opened_is_open_or_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_meanwhile(monkeypatch, tmp_path, opening, "open_catalog_of")
+    folder = tmp_path / "home"
+    with open_home(str(folder), world=world(tmp_path)) as found:
+        assert found.topics() == []
 
 
 class TestDiesAfterEveryStep:
