@@ -44,7 +44,7 @@ from tidelog.server.http import limits
 from tidelog.server.http.access_log import AccessLog, request_id_of
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
 from tidelog.server.http.bodies import Bodies
-from tidelog.server.http.connection import HEAD_TOO_LARGE
+from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, OldCycle
 from tidelog.server.http.encodings import inflate, is_encoded
 from tidelog.server.http.errors import (
     DisconnectedError,
@@ -55,7 +55,7 @@ from tidelog.server.http.errors import (
     encode,
     status_of,
 )
-from tidelog.server.http.headers import WholeRoute, check_path, check_query, headers_of
+from tidelog.server.http.headers import WholeRoute, check_host, check_path, check_query, headers_of
 from tidelog.server.http.health import Health
 from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.telemetry import Telemetry
@@ -216,7 +216,7 @@ class FrontDoor:
         self._count += 1
         own = b"%s-%d" % (self._prefix, self._count)
         request_id = request_id_of(scope["headers"], self._options.behind_proxy, own)
-        send = _with_headers(send, request_id)
+        send = _with_headers(send, request_id, scope["state"].get(OLD_CYCLE))
         name, status = "none", _GONE
         try:
             name, run = self._find(scope)
@@ -268,8 +268,7 @@ class FrontDoor:
                 f"request: its URL and headers have more than {limits.HEAD_BYTES_MAX} bytes, or "
                 f"more than {limits.HEADERS_MAX} headers: send less"
             )
-        if scope["http_version"] == "1.1" and not any(n == b"host" for n, _ in scope["headers"]):
-            raise InvalidError("request: HTTP/1.1 without a Host header: give one")
+        check_host(scope)
         check_path(scope)
         path: str = scope["path"]
         is_pixel = path.startswith("/track") and path.endswith(".gif")
@@ -278,7 +277,7 @@ class FrontDoor:
         if Console.has(path):
             return "console", self._console.run
         if scope["method"] == "POST":
-            if path.startswith("/topics/") and path.endswith("/events"):
+            if path.startswith("/topics/") and path.endswith("/events") and path.count("/") == 3:
                 return APPEND.name, self._append
         elif scope["method"] == "GET" and is_pixel:
             return TRACK.name, self._pixels.track
@@ -300,8 +299,6 @@ class FrontDoor:
     ) -> int:
         """``POST /topics/{topic}/events``"""
         topic = scope["path"][len("/topics/") : -len("/events")]
-        if "/" in topic:
-            raise NotFoundError(f"path `{scope['path'][:80]}`: not found: see /openapi.json")
         admission = scope[ADMISSION] = await self.gate.admit(scope, headers, "append", topic)
         with self._bodies.place(admission.client) as place:
             body = await place.read(receive, headers)
@@ -373,8 +370,12 @@ class FrontDoor:
         return [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
 
 
-def _with_headers(send: Send, request_id: bytes) -> Send:
-    """Give each answer its request's id, and forbid browsers to guess types and embed answers."""
+def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
+    """Give each answer its request's id, and forbid browsers to guess types and embed answers.
+
+    A client of HTTP/1.0 that asks to keep its connection learns whether it is kept, which needs an
+    answer whose length is known.
+    """
 
     async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -382,6 +383,9 @@ def _with_headers(send: Send, request_id: bytes) -> Send:
             names = {name for name, _ in headers}
             headers += [pair for pair in _EVERY_ANSWER if pair[0] not in names]
             headers.append((b"x-request-id", request_id))
+            if old is not None and b"connection" not in names:
+                kept = old.keep_alive and b"content-length" in names
+                headers.append((b"connection", b"keep-alive" if kept else b"close"))
             message = {**message, "headers": headers}
         await send(message)
 

@@ -18,6 +18,7 @@ from tidelog.coordination.tokens import create_token
 from tidelog.home import Home
 from tidelog.journal.compile.compile import compile_topic
 from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.model.token import Token
 
 T0 = 1_700_000_000_000
@@ -53,7 +54,7 @@ def test_an_event_is_found_updated_and_deleted_by_its_id(served: Served) -> None
     gone = served.client.delete(path("a/b c"), params={"why": "asked for"})
     assert gone.json() == {"topic": "t", "id": "a/b c", "deleted": 1}
     for method in ("GET", "PUT", "DELETE"):
-        missing = served.client.request(method, path("a/b c"))
+        missing = served.client.request(method, path("a/b c"), content=b"x")
         assert missing.status_code == 404, method
         assert missing.json()["error"]["kind"] == "not_found"
     assert served.values() == [b"two"]
@@ -67,9 +68,23 @@ def test_what_is_wrong_is_refused(served: Served) -> None:
     assert served.client.get(path("1", "nowhere")).status_code == 404
     assert served.client.get(path("1"), params={"x": "y"}).status_code == 400
     assert served.client.put(path("1"), content=b"x" * (2 << 20)).status_code == 413
-    assert served.client.put(path("1"), params={"why": "x" * 3_000}).status_code == 400
+    too_long = served.client.put(path("1"), content=b"x", params={"why": "x" * 3_000})
+    assert too_long.status_code == 400
     assert served.client.post(path("1")).status_code == 405
+    for head in (b"content-length: 0", b"content-type: text/plain", b"transfer-encoding: chunked"):
+        sent = b"PUT /topics/t/ids/1 HTTP/1.1\r\nhost: localhost\r\n%s\r\n\r\n" % head
+        sent += b"0\r\n\r\n" if b"chunked" in head else b""
+        assert status(ask(served.address, sent)) == 400, head
     assert served.values() == [b"one"]
+
+
+def test_the_longest_ids_are_read_updated_and_erased(served: Served) -> None:
+    longest = "\u65e5" * (ID_BYTES_MAX // 3)  # nine bytes each in a URL
+    assert served.post({"value": "x", "id": longest}).status_code == 201
+    assert served.client.get(path(longest)).json()["id"] == longest
+    assert served.client.put(path(longest), content=b"y").json()["bytes"] == 1
+    assert served.client.delete(path(longest)).json()["deleted"] == 1
+    assert served.values() == []
 
 
 def test_each_needs_its_right_and_the_audit_names_the_token(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import stat
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from tests.support.serving import Served, ask, error, serving, status
+from tests.support.serving import Served, ask, error, read_answer, serving, status
 from tidelog import InvalidError
 from tidelog.cli.commands.up import _of_server
 from tidelog.cli.main import cli
@@ -62,13 +63,17 @@ def test_the_access_log_has_each_request_and_no_token(tmp_path: Path) -> None:
         served.client.get(f"/track/t.gif?token={pixel}&a=1")
         served.client.get("/topics/%1b%5b2J%0a")
         served.client.get("/topics", headers={"x-request-id": "bad id!"})
+        for method in ("GET", "PATCH"):
+            served.client.request(method, "/topics/t/ids/person%40example")
     text = log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert read not in text
     assert pixel not in text
     assert "\x1b" not in text
+    assert "person" not in text, "an id may be personal data, and outlive its erasure here"
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [row["status"] for row in rows] == [200, 200, 401, 401]
+    assert [row["status"] for row in rows] == [200, 200, 401, 401, 401, 405]
+    assert [row["path"] for row in rows[-2:]] == ["/topics/t/ids/*"] * 2
     assert rows[0]["id"] == "from-proxy-1"
     assert rows[0]["client"] == "9.9.9.9"
     assert rows[0]["token"] == read.split("_")[1]
@@ -123,6 +128,67 @@ def test_http_1_1_needs_one_host(served: Served) -> None:
     two = b"GET /topics HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n"
     assert status(ask(served.address, two)) == 400
     assert status(ask(served.address, b"GET /topics HTTP/1.0\r\n\r\n")) == 200
+    for host in (
+        b"local host",
+        b"localhost/x",
+        b"localhost:80:80",
+        b"[::1",
+        b"a@localhost",
+        b"\xff",
+    ):
+        sent = b"GET /healthz HTTP/1.1\r\nhost: %s\r\n\r\n" % host
+        assert status(ask(served.address, sent)) == 400, host
+    for host in (b"localhost", b"127.0.0.1:80", b"[::1]:80", b"log.example", b""):
+        sent = b"GET /healthz HTTP/1.1\r\nhost: %s\r\n\r\n" % host
+        assert status(ask(served.address, sent)) == 200, host
+
+
+def test_http_1_0_keeps_a_connection_that_both_sides_want_to_keep(served: Served) -> None:
+    """As `ab -k` does."""
+    kept = b"GET /healthz HTTP/1.0\r\nconnection: Keep-Alive\r\n\r\n"
+    with socket.create_connection(served.address, timeout=60) as raw:
+        for _ in range(3):
+            raw.sendall(kept)
+            answer = read_answer(raw)
+            assert status(answer) == 200
+            assert b"connection: keep-alive\r\n" in answer
+        raw.sendall(kept.replace(b"Keep-Alive", b"close"))
+        assert b"connection: close\r\n" in read_answer(raw)
+        assert raw.recv(1) == b""
+    answer = ask(served.address, kept.replace(b"connection: Keep-Alive\r\n", b""))
+    assert b"connection: close\r\n" in answer
+    with socket.create_connection(served.address, timeout=60) as raw:  # its length is not known
+        raw.sendall(kept.replace(b"/healthz", b"/topics/t/tail"))
+        assert b"connection: close\r\n" in raw.recv(65_536)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/topics/t/partitions/0/events", "GET, HEAD"),
+        ("POST", "/topics/t/ids/a/events", "DELETE, GET, HEAD, PUT"),
+        ("POST", "/topics", "GET, HEAD"),
+        ("PUT", "/topics/t/events", "GET, HEAD, POST"),
+        ("HEAD", "/topics/t/tail", "GET"),
+        ("HEAD", "/track.gif", "GET"),
+        ("POST", "/track/t.gif", "GET"),
+        ("DELETE", "/healthz", "GET, HEAD"),
+        ("OPTIONS", "/openapi.json", "GET, HEAD"),
+        ("PUT", "/console/tokens", "GET, HEAD, POST"),
+        ("GET", "/console/login", "POST"),
+    ],
+)
+def test_another_method_is_405_with_those_that_are_allowed(
+    served: Served, method: str, path: str, allow: str
+) -> None:
+    answer = served.client.request(method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (405, allow)
+
+
+def test_unknown_paths_are_404_with_any_method(served: Served) -> None:
+    for path in ("/topics/a/b/events", "/track/a/b.gif", "/tracks.gif", "/x", "/topics/"):
+        for method in ("GET", "POST", "PUT"):
+            assert served.client.request(method, path).status_code == 404, (method, path)
 
 
 def test_up_passes_the_options_of_the_server_on() -> None:

@@ -90,6 +90,8 @@ class ByIdHandlers:
             if is_encoded(headers):
                 value = await self._threads.run(inflate, headers, value, bytes_max)
                 place.charge(len(value))
+            if not value:
+                raise InvalidError("body: is empty: give the new value; to erase, use DELETE")
             if len(value) > bytes_max:
                 raise TooLargeError(
                     f"body: has {len(value)} bytes, a value at most {bytes_max}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidelog import __version__
+from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.server.api.openapi_schemas import (
     BYTES,
     LIMIT,
@@ -281,7 +282,7 @@ def _schemas() -> Json:
     fields: Json = {
         "value": nullable_bytes,
         "key": nullable_bytes,
-        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": 16_384},
+        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": ID_BYTES_MAX},
         "timestamp": {"anyOf": [TIME, OFFSET, {"type": "null"}]},
         "type": nullable_text,
         "headers": {"type": ["array", "null"], "items": pair | {"maxItems": 2}},

@@ -135,7 +135,7 @@ def _update(options: ServeOptions) -> Json:
     body = {
         "required": True,
         "description": f"The new value, as it is; at most {options.body_bytes_max} bytes.",
-        "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+        "content": {"application/octet-stream": {"schema": {"type": "string", "minLength": 1}}},
     }
     found = operation("update", "Give an event another value", answers, _parameters())
     return found | {"requestBody": body}

@@ -314,7 +314,7 @@ def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
         if match is Match.FULL:
             return place, child["path_params"]
         if match is not Match.NONE:
-            allowed.add(place.method)
+            allowed |= _ROUTES[place].methods or set()
     path = scope["path"][:80]
     if not allowed:
         raise NotFoundError(f"page `{path}`: not found: begin at the overview")

@@ -1,10 +1,11 @@
 """What was asked and answered, as one JSON object per line; and the ids of requests.
 
 A line has the time, the request's id, the client's address, the token's id, the method, the path,
-the operation, the status and the milliseconds. It has no query, as that may hold a token. A thread
-writes lines, so that no request waits for a disk; when more wait than it may hold, some are
-dropped, and the next line counts them. The file is opened again for each write, so it can be
-rotated; only its owner can read it.
+the operation, the status and the milliseconds. It has no query, as that may hold a token, and no id
+of an event, as that may be personal data, which an erasure does not find here. A thread writes
+lines, so that no request waits for a disk; when more wait than it may hold, some are dropped, and
+the next line counts them. The file is opened again for each write, so it can be rotated; only its
+owner can read it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = ["AccessLog", "request_id_of"]
 _LINES_MAX = 20_000  # that wait to be written
 _EVERY_S = 0.2
 _PATH_MAX = 500  # characters
+_IDS = re.compile(r"^(/topics/[^/]*/ids/)[\s\S]*")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -74,7 +76,7 @@ class AccessLog:
 
     def _line(self, fields: dict[str, Any]) -> bytes:
         at = to_iso(fields.pop("at_ms"))
-        fields["path"] = fields["path"][:_PATH_MAX]
+        fields["path"] = _IDS.sub(r"\1*", fields["path"][:_PATH_MAX])
         dropped, self._dropped = self._dropped, 0
         more = {"dropped": dropped} if dropped else {}
         return msgspec.json.encode({"time": at, **fields, **more}) + b"\n"

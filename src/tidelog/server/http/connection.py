@@ -15,7 +15,7 @@ Timers are armed for requests that do not come in one piece, so that most reques
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -23,11 +23,18 @@ from tidelog.errors import InvalidError
 from tidelog.server.http import limits
 from tidelog.server.http.errors import encode
 
-__all__ = ["HEAD_TOO_LARGE", "Connection"]
+__all__ = ["HEAD_TOO_LARGE", "OLD_CYCLE", "Connection", "OldCycle"]
 
 _HEALTH = (b"/healthz", b"/readyz")
 _FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
+OLD_CYCLE = "tidelog.old_cycle"  # the same: a request of HTTP/1.0 that asks to keep its connection
+
+
+class OldCycle(Protocol):
+    """A request of HTTP/1.0, which keeps its connection only if both sides say so."""
+
+    keep_alive: bool
 
 
 class Connection(HttpToolsProtocol):
@@ -104,6 +111,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()  # raises for a URL that is none: still in the head then
         if self._surplus and self.cycle is not None:
             self.cycle.keep_alive = False
+        elif self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
+            self.cycle.keep_alive = True  # uvicorn never does; `ab -k` and old proxies ask for it
+            self.scope["state"][OLD_CYCLE] = self.cycle
         self._head_bytes = 0
         self._in_head = False
 

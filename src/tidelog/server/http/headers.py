@@ -25,6 +25,7 @@ from tidelog.server.http.errors import Pair
 __all__ = [
     "SINGLE",
     "WholeRoute",
+    "check_host",
     "check_path",
     "check_query",
     "headers_of",
@@ -71,6 +72,7 @@ def _joined(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
 _REPLACED = "\ufffd"
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
 class WholeRoute(Route):
@@ -82,6 +84,15 @@ class WholeRoute(Route):
     def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
         super().__init__(path, endpoint, methods=methods)
         self.path_regex = _pattern(path)
+
+
+def check_host(scope: Scope) -> None:
+    """Refuse HTTP/1.1 without a ``Host``, and one that is not a host. ``InvalidError``."""
+    given = [value for name, value in scope["headers"] if name == b"host"]
+    if not given and scope["http_version"] == "1.1":
+        raise InvalidError("request: HTTP/1.1 without a Host header: give one")
+    if not all(map(_HOST.fullmatch, given)):
+        raise InvalidError("header `Host`: is not a host with or without a port: fix it")
 
 
 def check_path(scope: Scope) -> None:
