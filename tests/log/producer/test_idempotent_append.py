@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -103,7 +105,54 @@ def test_a_key_that_was_used_for_other_events_is_refused() -> None:
     assert len(world.stored()) == len(EVENTS)
 
 
-def test_error_shows_what_is_stored_when_the_key_is_used_for_other_events_meanwhile(
+@pytest.mark.parametrize("key", [b"k1", b"k2", b"k3", b"k4", None])
+@pytest.mark.parametrize("other", [b"k1", b"k2", b"k3", b"k4", None])
+def test_a_key_is_refused_for_other_events_wherever_they_go(
+    key: bytes | None, other: bytes | None
+) -> None:
+    world = World()
+    first = append_once(world.good, world.topic, "key", [Event(b"one", key)])
+    with pytest.raises(AlreadyExistsError, match="key of its own"):
+        append_once(world.good, world.topic, "key", [Event(b"other", other)])
+    assert list(world.stored().values()) == [b"one"]
+    again = append_once(world.good, world.topic, "key", [Event(b"one", key)])
+    assert list(again) == list(first)
+
+
+def run_rivals(seed: int) -> set[bytes]:
+    """Three processes use one key for two requests in a bad world. Returns what is stored."""
+    world = World()
+    scheduler = Scheduler(seed)
+    faults = Faults(scheduler.random, RATES, scheduler)
+    requests = [[Event(b"%d-%d" % (n, k), b"k%d" % k) for k in range(n + 1, n + 3)] for n in (0, 1)]
+
+    def rival(number: int) -> None:
+        for attempt in range(3):
+            context = world.context(faults, scheduler, seed=number * 10 + attempt)
+            with contextlib.suppress(TidelogError):
+                append_once(context, world.topic, f"key-{seed}", requests[number % 2])
+            scheduler.sleep(scheduler.random.random())
+
+    for number in range(3):
+        scheduler.spawn(str(number), functools.partial(rival, number))
+    scheduler.run()
+    found = [value or b"" for value in world.stored().values()]
+    assert len(found) == len(set(found)), f"seed {seed}: an event is stored twice"
+    return set(found)
+
+
+def test_a_key_is_for_the_events_of_one_request_in_a_bad_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mixed(seed: int) -> bool:
+        return len({value[:1] for value in run_rivals(seed)}) > 1
+
+    assert not [seed for seed in range(60) if mixed(seed)]
+    monkeypatch.setattr(once._Request, "_claim", lambda request: None)
+    assert any(map(mixed, range(60))), "it would not notice a key that no request claims"
+
+
+def test_error_shows_what_is_stored_when_the_key_expires_and_is_used_for_other_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another request with the key commits between two commits of this one."""
@@ -114,6 +163,9 @@ def test_error_shows_what_is_stored_when_the_key_is_used_for_other_events_meanwh
         for number, each in enumerate(store(self, parts)):
             yield each
             if number == 0 and len(parts) == 3:
+                where = layout.topic_partition(world.topic.incarnation, parts[0].partition)
+                row = layout.producer_row(self._producer)
+                world.rows.write(where, Delete(row), write_id="swept")
                 key = parts[2].table.column("key")[0].as_py()  # goes to the third partition
                 append_once(world.good, world.topic, "key", [Event(b"other", key)])
 

@@ -165,10 +165,10 @@ def test_append_with_a_key_tells_what_is_stored_and_a_repeat_completes_it(
 ) -> None:
     catalog.refused = {2}
     with pytest.raises(PartialAppendError, match="same key") as told:
-        append_once(home.context, home.topic("t"), "k", events(home))
+        append_once(home.context, home.topic("t"), "d", events(home))
     assert told.value.remainder == [2, 3, 6, 7]
     catalog.heal()
-    done = append_once(home.context, home.topic("t"), "k", events(home))
+    done = append_once(home.context, home.topic("t"), "d", events(home))
     assert [at for at in told.value.positions if at is not None] == [done[n] for n in (0, 1, 4, 5)]
     assert len(stored(home)) == 8
 

@@ -436,3 +436,14 @@ def test_idempotency_keys_belong_to_their_token(tmp_path: Path) -> None:
         assert apart.status_code == 201
         assert apart.json() != before.json()
         assert served.values() == [b"x", b"x"]
+
+
+def test_an_idempotency_key_is_refused_for_other_events_in_any_partition(tmp_path: Path) -> None:
+    with serving(tmp_path, partitions=8) as served:
+        first = served.post({"value": "x", "key": "a"}, idempotency_key="k")
+        for key in "abcdefgh":
+            other = served.post({"value": "y", "key": key}, idempotency_key="k")
+            assert other.status_code == 409, key
+        again = served.post({"value": "x", "key": "a"}, idempotency_key="k")
+        assert again.json() == first.json()
+        assert sum(len(served.values("t", partition)) for partition in range(8)) == 1

@@ -4,14 +4,20 @@ A client that retries a request sends the same key. The key gives the name of a 
 ``~once-<hash>``, which all processes share: it has no epoch, and its sequences start at a number
 that depends on the events. A sweep deletes its rows after a week, like those of unnamed producers.
 
-    1. read the producer's row in each partition of the events   → nothing
-    2. upload one segment for the partitions without a row       → an orphan, swept later
-    3. one commit for each of these partitions, which also       → its events, and the row by
+    1. read the producer's row in the key's own partition and
+       in each partition of the events                           → nothing
+    2. claim the key: create the row in its own partition,
+       unless events go there, whose commit creates it first     → the key is for these events
+    3. upload one segment for the partitions without a row       → an orphan, swept later
+    4. one commit for each of these partitions, which also       → its events, and the row by
        creates the row                                             which a retry finds them
 
-If two processes do this at once, one of them finds the row in step 3 and returns its offsets. A
-retry after a crash within step 3 commits what is missing. All keyless events go to the partition
-that the key gives, so that every retry places each event in the same partition.
+The key's own partition depends on the key alone. Its row shows which events the key is for, so a
+request with other events is refused wherever they go: it finds the row in step 1, or if two
+processes do this at once in step 2 or 4, before it has stored anything. If both have the same
+events, the second one finds rows in step 4 and returns their offsets. A retry after a crash commits
+what is missing. All keyless events go to the key's own partition, so that every retry places each
+event in the same partition.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from tidelog.catalog.base import Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.event_batch import check_events, table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.context import Context
@@ -36,10 +44,10 @@ from tidelog.errors import (
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import FlushPart
-from tidelog.log.topics import read_head
+from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.event import Event
-from tidelog.model.partition_rows import Head, ProducerState, decode_row
+from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row
 from tidelog.model.positions import Positions
 from tidelog.model.producer_names import once_producer
 from tidelog.model.topic import Topic
@@ -55,10 +63,10 @@ _ADVICE_OTHER = "append the remainder with another key"
 def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
     """Returns the positions of the events, stored now or by an earlier call with the same key.
 
-    Raises ``AlreadyExistsError`` if the key was used for other events in one of these partitions
-    and this call stored nothing. Raises ``PartialAppendError`` if an error leaves only some of the
-    events stored. A retry with the same key completes them; if the key was used for other events in
-    the meantime, append with another key.
+    Raises ``AlreadyExistsError`` if the key was used for other events of the topic; then this call
+    stored nothing. Raises ``PartialAppendError`` if an error leaves only some of the events stored.
+    A retry with the same key completes them; if a sweep forgot the key in the meantime and it was
+    used for other events, append with another key.
     """
     if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
         raise InvalidError(
@@ -67,14 +75,15 @@ def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event
     table = table_of(events, context.clock.now_ms())
     check_events(table, context.settings.event_bytes_max)
     request = _Request(context, topic, key, _first_sequence(events))
-    places = partitions_for(table.column("key"), topic.partitions, request.keyless)
+    places = partitions_for(table.column("key"), topic.partitions, request.own)
     parts = [
         FlushPart(partition, part, rows, (request.first + rows).tolist())
         for partition, part, rows in split(table, places)
     ]
     offsets = np.full(len(events), -1, np.int64)
     missing = []
-    for part in parts:
+    request.check_key()
+    for part in sorted(parts, key=lambda part: part.partition != request.own):
         base = request.stored(part)
         if base is None:
             missing.append(part)
@@ -99,11 +108,18 @@ class _Request:
     def __init__(self, context: Context, topic: Topic, key: str, first: int) -> None:
         digest = hashlib.sha256(key.encode()).digest()
         self.first = first  # the sequence of the first event
-        self.keyless = int.from_bytes(digest, "big") % topic.partitions
+        self.own = int.from_bytes(digest, "big") % topic.partitions  # the key's own partition
         self._context = context
         self._topic = topic
         self._producer = once_producer(digest.hex())
+        self._is_known = False  # whether the key was claimed before
         self._appender = Appender(context, topic, self._producer, once=True)
+
+    def check_key(self) -> None:
+        """Step 1 for the key's own partition. ``AlreadyExistsError`` if it is for other events."""
+        where = layout.topic_partition(self._topic.incarnation, self.own)
+        row = self._context.catalog.get(where, layout.producer_row(self._producer))
+        self._is_known = self._is_claimed(row)
 
     def stored(self, part: FlushPart) -> int | None:
         """Returns the first offset of a part that is stored; None if it is not."""
@@ -114,16 +130,15 @@ class _Request:
         state = decode_row(row.value, ProducerState, f"row `{row.row}`")
         base = None if part.sequences is None else state.offset_of(part.sequences[0])
         if base is None:
-            raise AlreadyExistsError(
-                f"append to `{self._topic.name}` with a key: the key was used for other events: "
-                "give each request a key of its own"
-            )
+            raise self._other_events()
         return base
 
     def store(self, parts: Sequence[FlushPart]) -> Iterator[tuple[FlushPart, int]]:
-        """Steps 2 and 3: yields each part with its first offset, as soon as it is stored."""
+        """Steps 2 to 4: yields each part with its first offset, as soon as it is stored."""
         if not parts:
             return
+        if not self._is_known and parts[0].partition != self.own:
+            self._claim()
         known = self._appender.known([part.partition for part in parts])
         segment = encode_segment([(part.partition, part.table) for part in parts], known)
         stored = self._appender.upload(segment)
@@ -135,6 +150,39 @@ class _Request:
                 base = self._stored_meanwhile(part)
             yield part, base
         self._appender.list_abandoned()
+
+    def _claim(self) -> None:
+        """Step 2. The new row also expects the head, since ``ABSENT`` could become true again."""
+        where = layout.topic_partition(self._topic.incarnation, self.own)
+        row = layout.producer_row(self._producer)
+
+        def decide(rows: Rows) -> Decision[None]:
+            open_head(self._context, self._topic, self.own, rows["head"])
+            if self._is_claimed(rows[row]):
+                return Decision(None)
+            mine = ProducerState(0, self.first, (), self._context.clock.now_ms())
+            return Decision(None, (rows.put(row, encode_row(mine)), rows.check("head")))
+
+        what = f"append to `{self._topic.name}` with a key"
+        try:
+            update(self._context, where, ["head", row], decide, what)
+        except UnknownOutcomeError as exc:
+            raise UnavailableError(f"{what}: nothing was stored, {_ADVICE}: {exc}") from exc
+
+    def _is_claimed(self, row: Row | None) -> bool:
+        """Returns whether the row of the key's own partition is there, and for these events."""
+        if row is None:
+            return False
+        state = decode_row(row.value, ProducerState, f"row `{row.row}`")
+        if state.last >> _EVENTS_BITS != self.first >> _EVENTS_BITS:
+            raise self._other_events()
+        return True
+
+    def _other_events(self) -> AlreadyExistsError:
+        return AlreadyExistsError(
+            f"append to `{self._topic.name}` with a key: the key was used for other events: "
+            "give each request a key of its own"
+        )
 
     def _stored_meanwhile(self, part: FlushPart) -> int:
         try:
