@@ -162,7 +162,8 @@ class UpSupervisor:
             return
         self.url = said.text("url")
         command = self._commands[_SERVE]
-        command[command.index("--port") + 1] = self.url.rpartition(":")[2]
+        if not self.url.startswith("unix:"):
+            command[command.index("--port") + 1] = self.url.rpartition(":")[2]
         self._supervisor.change(Program(_SERVE, command))
         self._view.listening(self.url, bool(said.fields.get("open")))
         self._changed.set()
@@ -255,10 +256,11 @@ class View:
 
     def listening(self, url: str, is_open: bool) -> None:
         """The server has begun to listen."""
+        where = url if url.startswith("unix:") else f"{url}/"
         if self._output.as_json:
-            self._output.record({"console": f"{url}/", "open": is_open})
+            self._output.record({"console": where, "open": is_open})
         who = "open to all on this machine" if is_open else "asks for tokens"
-        self.say(f"Console: {url}/ ({who})")
+        self.say(f"Console: {where} ({who})")
 
     def complain(self, name: str, text: str) -> None:
         """What a part said on its standard error."""

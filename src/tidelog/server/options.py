@@ -20,23 +20,28 @@ class ServeOptions:
     port: int = 8480  # 0: one that is free
     topic_default: str | None = None  # of a pixel that names none
     public_pixels: tuple[str, ...] = ()  # topics whose pixel needs no token
-    rate: float = 0.0  # requests a second of one client; 0: as many as it likes
+    rate: float | None = None  # requests a second of one client; 0: no limit; None: the default
     body_bytes_max: int = 8 << 20
     behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
     access_log: str | None = None  # a file, or `-` for standard error
     tls_cert: str | None = None  # a PEM file with the certificate and its chain
     tls_key: str | None = None  # a PEM file with its key
+    socket: str | None = None  # a unix socket for a proxy, in place of host and port
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 65_536:
             raise InvalidError(f"serve: address `{self.host}:{self.port}`: give a host and a port")
-        if self.rate < 0 or self.body_bytes_max < 1:
+        if not 0 <= (self.rate or 0.0) < float("inf") or self.body_bytes_max < 1:
             raise InvalidError(
-                f"serve: rate {self.rate:g} and body-max {self.body_bytes_max}: give 0 or more "
-                "requests a second, and 1 byte or more"
+                f"serve: rate {self.rate or 0.0:g} and body-max {self.body_bytes_max}: give 0 or "
+                "more requests a second, and 1 byte or more"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidError("serve: give both --tls-cert and --tls-key, or neither")
+        if self.socket is not None:
+            if not self.socket or self.tls_cert is not None:
+                raise InvalidError("serve: give --socket a path, and let its proxy speak TLS")
+            object.__setattr__(self, "behind_proxy", True)  # nothing else has a reason to use it
         for name in (self.topic_default, *self.public_pixels):
             if name is not None:
                 check_topic_name(name)

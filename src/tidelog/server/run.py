@@ -18,6 +18,7 @@ import functools
 import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -39,6 +40,8 @@ __all__ = ["serve"]
 
 _BACKLOG = 2048  # connections that the system keeps until we take them
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SOCKET_MODE = 0o660  # a proxy that is in the group may connect
+_PROBE_S = 5.0  # in which a process that listens on a unix socket accepts
 
 
 def serve(
@@ -73,7 +76,7 @@ async def _serve(
     try:
         await door.start()
         if not options.may_be_open and not door.gate.has_tokens:
-            where = "the proxy" if options.is_loopback else f"`{options.host}`"
+            where = "the proxy" if options.behind_proxy else f"`{options.host}`"
             raise InvalidError(
                 f"serve: {where} can be reached from elsewhere, and the home has no tokens: create "
                 "one with `tidelog token create`, or listen on 127.0.0.1 without --behind-proxy"
@@ -162,6 +165,10 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def _bound(options: ServeOptions) -> Iterator[socket.socket]:
     """A socket at the address. ``UnavailableError``, ``InvalidError``."""
+    if options.socket is not None:
+        with _bound_to_path(options.socket) as listener:
+            yield listener
+        return
     where = f"serve: address `{options.host}:{options.port}`"
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
@@ -177,6 +184,47 @@ def _bound(options: ServeOptions) -> Iterator[socket.socket]:
         yield listener
 
 
+@contextlib.contextmanager
+def _bound_to_path(path: str) -> Iterator[socket.socket]:
+    """A unix socket for its user and group; one that a dead process left is replaced."""
+    where = f"serve: socket `{path}`"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _remove_stale(path, where)
+            listener.bind(path)
+            os.chmod(path, _SOCKET_MODE)  # before it listens, so no other user gets in
+        except (OSError, ValueError) as exc:  # ValueError: a path with a NUL
+            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+            raise InvalidError(f"{where}: {reason}: choose another path") from exc
+        own = os.stat(path)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(path), own):  # not one of a later process
+                    os.unlink(path)
+
+
+def _remove_stale(path: str, where: str) -> None:
+    """Remove a socket on which no process listens. ``UnavailableError``, ``InvalidError``."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise InvalidError(f"{where}: is a file, not a socket: choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise UnavailableError(f"{where}: another process listens on it: stop that one first")
+
+
 def _url(listener: socket.socket, scheme: str) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

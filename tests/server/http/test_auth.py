@@ -170,6 +170,30 @@ def test_a_client_beyond_its_rate_gets_429_and_is_let_in_again(tmp_path: Path) -
         assert served.client.get("/topics").status_code == 200
 
 
+def test_a_closed_server_has_a_rate_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open one has none, and neither has one that was started with 0."""
+    monkeypatch.setattr("tidelog.server.http.auth.RATE", 2.0)
+    made: list[str] = []
+
+    def first(home: Home) -> None:
+        made.append(create_token(home.context, ["read"])[1])
+
+    def statuses(served: Served) -> set[int]:
+        headers = bearer(made[0]) if made else {}
+        return {served.client.get("/topics", headers=headers).status_code for _ in range(30)}
+
+    with serving(tmp_path / "a") as served:
+        assert statuses(served) == {200}
+    with serving(tmp_path / "b", first=first) as served:
+        assert statuses(served) == {200, 429}
+        health = {served.client.get("/healthz").status_code for _ in range(30)}
+        assert health == {200}
+        with serving(tmp_path / "c", home=served.home, rate=0.0) as other:
+            assert statuses(other) == {200}
+
+
 def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
     made: list[str] = []
 

@@ -24,6 +24,13 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     "--port", type=int, default=8480, show_default=True, help="The port; 0 for one that is free."
 )
 @click.option(
+    "--socket",
+    type=click.Path(),
+    metavar="FILE",
+    help="Listen on this unix socket in place of a port, for a proxy in its group (mode 0660). "
+    "Implies --behind-proxy.",
+)
+@click.option(
     "--topic-default", metavar="T", help="The topic of pixels that name none in their query."
 )
 @click.option(
@@ -36,9 +43,9 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 @click.option(
     "--rate",
     type=float,
-    default=0.0,
     metavar="N",
-    help="Requests a second of one token or address; beyond that it gets 429. Default: no limit.",
+    help="Requests a second of one token or address; beyond that it gets 429. 0: no limit. "
+    "Default: 1000, and no limit while the server is open.",
 )
 @click.option(
     "--body-max",

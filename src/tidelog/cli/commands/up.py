@@ -25,6 +25,7 @@ __all__ = ["up"]
 
 _PORT = 8480
 _DEMO_MS = 8_000  # of sample traffic, where nobody watches
+_PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cert", "tls_key")
 _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 
 
@@ -52,6 +53,8 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 @click.option("--rate", type=float, metavar="N", help="As of `tidelog serve`.")
 @click.option("--public-pixel", multiple=True, metavar="T", help="As of `tidelog serve`.")
 @click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
+@click.option("--socket", metavar="FILE", help="As of `tidelog serve`.")
+@click.option("--topic-default", metavar="T", help="As of `tidelog serve`.")
 @click.option("--access-log", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--tls-cert", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--tls-key", metavar="FILE", help="As of `tidelog serve`.")
@@ -117,7 +120,7 @@ def _of_server(given: dict[str, Any]) -> list[str]:
     passed = ["--behind-proxy"] if given["behind_proxy"] else []
     for topic in given["public_pixel"]:
         passed += ["--public-pixel", topic]
-    for name in ("rate", "body_max", "access_log", "tls_cert", "tls_key"):
+    for name in _PASSED:
         if given[name] is not None:
             passed += [f"--{name.replace('_', '-')}", str(given[name])]
     return passed

@@ -27,7 +27,7 @@ from tidelog.coordination.tokens import KnownTokens
 from tidelog.errors import TidelogError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.errors import ForbiddenError, TooManyError, UnauthorizedError
-from tidelog.server.http.limits import Rates, client_of
+from tidelog.server.http.limits import RATE, Rates, client_of
 from tidelog.server.options import ServeOptions
 
 __all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate"]
@@ -89,7 +89,8 @@ class Gate:
         self._read_tokens = read_tokens
         self._pool = ThreadPoolExecutor(1, "tidelog-tokens")
         self._clock = clock
-        self._rates = Rates(options.rate, clock)
+        self._rate = RATE if options.rate is None else options.rate
+        self._rates = Rates(self._rate, clock)
         self._tokens: dict[str, Token] = {}
         self._is_closed = not options.may_be_open
         self._read_s = float("-inf")
@@ -182,7 +183,8 @@ class Gate:
     def _admit_local(self, scope: AsgiScope, headers: Headers) -> Admission:
         self._check_local(scope, headers)
         client = client_of(self.address(scope, headers))
-        self._count(client)
+        if self._options.rate is not None:  # programs of the machine have a limit only on request
+            self._count(client)
         return Admission(None, client)
 
     def _admit_token(
@@ -216,8 +218,7 @@ class Gate:
         wait_s = self._rates.take(client)
         if wait_s:
             raise TooManyError(
-                f"client: sends more than {self._options.rate:g} requests a second: "
-                f"wait {wait_s} s",
+                f"client: sends more than {self._rate:g} requests a second: wait {wait_s} s",
                 retry_after_s=wait_s,
             )
 

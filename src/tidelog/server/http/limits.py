@@ -29,6 +29,7 @@ __all__ = [
     "PARAMETERS_MAX",
     "PARTITIONS_TAILED_MAX",
     "PRODUCERS_MAX",
+    "RATE",
     "STOP_S",
     "TAILS_MAX",
     "WAIT_S_MAX",
@@ -53,6 +54,8 @@ IDLE_S = 60.0  # between two requests
 LINGER_S = 2.0  # in which who was refused should have ended
 LINGERING_MAX = 200  # beyond CONNECTIONS_MAX, for health checks; more are closed at once
 FILES_KEPT = 96  # open files that are not connections: the store, the catalog, threads
+
+RATE = 1_000.0  # requests a second of one token, or of an address without one, unless given
 
 # Of a request.
 ANSWER_S = 60.0  # in which an append is durable, or said to have an unknown outcome
