@@ -41,9 +41,8 @@ from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.readers import Past, check_all_read
 from tidelog.log.status import Lag, PartitionState, consumer_lag, consumer_names, partition_states
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
-from tidelog.model.event import Event
+from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time, whole_range
-from tidelog.model.positions import Positions
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.opening import World, create_context, open_context, real_world

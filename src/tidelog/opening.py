@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tidelog.catalog import Catalog, open_catalog
 from tidelog.catalog.checksums import CheckedCatalog
-from tidelog.catalog.settle import Repeat
+from tidelog.catalog.update import Repeat
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.context import Context, NoSpans, Spans
 from tidelog.errors import NotFoundError

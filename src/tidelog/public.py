@@ -43,11 +43,10 @@ from tidelog.log.producer.flush import SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.log.status import Lag, PartitionState
 from tidelog.maintenance.erase import Erasure
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Account, Archive, ArchiveFormat
+from tidelog.model.event import Positions
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import Pin, PlaybackState
-from tidelog.model.positions import Positions
 from tidelog.model.token import Grant, Token
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import CycleReport

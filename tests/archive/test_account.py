@@ -43,8 +43,7 @@ from tidelog.errors import AlreadyExistsError, InvalidError, UnavailableError, U
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.model.archive import Account, Archive, ArchiveFormat
 from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, Gap, Manifest

@@ -20,8 +20,7 @@ from tidelog.coordination.pipeline_rows import read_listed
 from tidelog.erasure.rewrite import erase_from_archive
 from tidelog.errors import TidelogError
 from tidelog.home import World, create_home
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Account, Archive
 from tidelog.settings import Settings
 
 

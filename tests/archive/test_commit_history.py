@@ -21,7 +21,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import find_pipeline
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 DAY_MS = 24 * 3600 * 1000
 HOUR_MS = 3600 * 1000

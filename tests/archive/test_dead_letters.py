@@ -71,9 +71,8 @@ from tidelog.pipeline.shard import PipelineShard
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 CALLS = 80  # of a whole replay, or somewhat more
 DIED = "ignore::pytest.PytestUnraisableExceptionWarning"  # a writer that dies closes no file

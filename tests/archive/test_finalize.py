@@ -38,9 +38,8 @@ from tidelog.model.pipeline import Commit, FileEntry, ListedPartition, Manifest,
 from tidelog.pipeline.date_folders import DateFolders
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 RATES = {

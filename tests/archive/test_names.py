@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tidelog import Event
 from tidelog.cli.main import cli
-from tidelog.codec.parsers.names import escaped, unescaped
+from tidelog.codec.parsers.base import escaped, unescaped
 from tidelog.connectors.files.names import archived_name
 from tidelog.home import create_home
 from tidelog.model import layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.archive.account import check_before
-from tidelog.model.account import Account
+from tidelog.model.archive import Account
 from tidelog.model.pipeline import Begin, Gap, PreviousAccount
 
 

@@ -35,7 +35,7 @@ from tidelog.model.pipeline import Intent
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.shard import PipelineShard
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
 HOUR_MS = 3_600_000

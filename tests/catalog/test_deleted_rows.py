@@ -12,9 +12,8 @@ import pytest
 from tests.support.archive_look import a_home
 from tests.support.homes import a_catalog
 from tidelog import Event
-from tidelog.catalog.base import Catalog, Delete, Put
-from tidelog.catalog.deleted_rows import clear_deleted_rows
-from tidelog.catalog.sqlite import catalog as sqlite_module
+from tidelog.catalog import sqlite as sqlite_module
+from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
 from tidelog.erasure.proof import prove_erased
 from tidelog.maintenance.erase import carry_out
 

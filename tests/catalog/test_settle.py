@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from tidelog.catalog.base import ABSENT, Change, Put, Row, conflict
-from tidelog.catalog.settle import LostReplyError, Repeat, write_settled
+from tidelog.catalog.update import LostReplyError, Repeat, write_settled
 from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 CHANGES: tuple[Change, ...] = (Put("a", b"2", expect="v1"), Put("b", b"2", expect=ABSENT))
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.homes import a_catalog
+from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import ABSENT, Put
-from tidelog.catalog.sqlite import catalog as sqlite_module
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 
 

@@ -20,7 +20,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.model import limits
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 Step = Callable[[], None]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidelog.codec.digest import Contents, contents_of
-from tidelog.codec.event_batch import table_of
+from tidelog.codec.event_batch import Contents, contents_of, table_of
 from tidelog.model.event import Event
 
 EVENTS = [

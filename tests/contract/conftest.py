@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.cassandra import Cassandra
 from tests.support.cql_tables import new_name, open_table, url_of
-from tidelog.catalog.cql.catalog import CqlCatalog
+from tidelog.catalog.cql import CqlCatalog
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from tests.servers.dynamodb import DynamoDb
 from tests.support.faults import FaultPlan, WireFault
 from tests.support.proxy import http_proxy
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
-from tidelog.catalog.dynamodb.catalog import DynamoCatalog
-from tidelog.catalog.dynamodb.client import BrokenReplyError, check_reply
+from tidelog.catalog.dynamodb import DynamoCatalog
+from tidelog.catalog.dynamodb_client import BrokenReplyError, check_reply
 from tidelog.errors import ConflictError
 
 BROKEN = [

@@ -23,11 +23,10 @@ from tests.servers.cassandra import Cassandra
 from tests.support.cql_tables import ids, new_name, open_table, raw_session, url_of
 from tests.support.proxy import LossyProxy, cut, lossy_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
+from tidelog.catalog import cql, cql_session
+from tidelog.catalog import cql_session as cql_table
 from tidelog.catalog.base import Catalog, Check, Put
-from tidelog.catalog.cql import catalog as cql
-from tidelog.catalog.cql import session as cql_session
-from tidelog.catalog.cql import table as cql_table
-from tidelog.catalog.cql.catalog import CqlCatalog
+from tidelog.catalog.cql import CqlCatalog
 from tidelog.errors import (
     CorruptError,
     InvalidError,
@@ -320,7 +319,7 @@ def test_without_the_driver_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['cassandra'] = None\n"
         "from tidelog.errors import InvalidError\n"
-        "try:\n    import tidelog.catalog.cql.catalog\n"
+        "try:\n    import tidelog.catalog.cql\n"
         "except InvalidError as exc:\n    print(exc)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -334,7 +333,7 @@ def test_a_server_that_is_down_is_unavailable_said_soon_and_without_noise() -> N
     code = (
         "import random\n"
         "from tidelog.catalog import open_catalog\n"
-        "from tidelog.catalog.settle import Repeat\n"
+        "from tidelog.catalog.update import Repeat\n"
         "from tidelog.clock import SystemClock\n"
         "repeat = Repeat(SystemClock(), random.Random(0))\n"
         f"url = 'cql://{HOST}:{free_port()}/keyspace'\n"

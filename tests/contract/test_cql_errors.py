@@ -14,7 +14,7 @@ from tests.servers.cassandra import Cassandra
 from tests.support.cql_tables import ids, new_name, open_table, raw_session, url_of
 from tests.support.remote_catalog import opened
 from tidelog.catalog.base import ABSENT, Put, Row
-from tidelog.catalog.cql.catalog import CqlCatalog
+from tidelog.catalog.cql import CqlCatalog
 from tidelog.errors import (
     ConflictError,
     InvalidError,

@@ -22,8 +22,8 @@ from tests.support.proxy import StreamProxy
 from tests.support.remote_catalog import opened
 from tests.support.scylla_reads import START_MS, a_play, at, identity, read_all
 from tidelog.catalog.base import Catalog
-from tidelog.catalog.cql.catalog import CqlCatalog
-from tidelog.catalog.cql.tls import parse_tls, tls_context
+from tidelog.catalog.cql import CqlCatalog
+from tidelog.catalog.cql_tls import parse_tls, tls_context
 from tidelog.connectors.scylla.address import format_scylla, parse_scylla
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import InvalidError

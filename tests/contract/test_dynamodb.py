@@ -26,10 +26,10 @@ from tests.servers.base import HOST, free_port
 from tests.servers.dynamodb import DynamoDb
 from tests.support.proxy import lossy_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
+from tidelog.catalog import dynamodb_client
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
-from tidelog.catalog.dynamodb import client as dynamodb_client
-from tidelog.catalog.dynamodb.catalog import DynamoCatalog, open_dynamodb
-from tidelog.catalog.settle import Repeat
+from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
+from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
     ConflictError,
@@ -41,7 +41,7 @@ from tidelog.errors import (
 )
 from tidelog.model.address import parse_address
 from tidelog.model.backoff import Backoff
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 ENVIRON = {"AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": "anything"}
 WRITES = [
@@ -305,7 +305,7 @@ def test_without_the_sdk_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None\n"
         "from tidelog.errors import InvalidError\n"
-        "try:\n    import tidelog.catalog.dynamodb.catalog\n"
+        "try:\n    import tidelog.catalog.dynamodb\n"
         "except InvalidError as exc:\n    print(exc)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 from tidelog.testing.store_contract import StoreContract
 
 pytestmark = pytest.mark.server

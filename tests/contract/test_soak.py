@@ -18,8 +18,7 @@ from tests.support.faults import FaultPlan, WireFault
 from tests.support.homes import a_catalog, a_store
 from tests.support.proxy import http_proxy, stream_proxy
 from tests.support.soak import PARTITIONS, TOPIC, Soak
-from tidelog.catalog.cql import session as cql_session
-from tidelog.catalog.dynamodb import client as dynamodb_client
+from tidelog.catalog import cql_session, dynamodb_client
 from tidelog.clock import RandomIds
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import create_home

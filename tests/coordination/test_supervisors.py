@@ -18,7 +18,7 @@ from tidelog.coordination.supervisors import (
 )
 from tidelog.model import layout
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 
 def a_log() -> tuple[Context, FakeClock]:

@@ -25,7 +25,7 @@ from tests.servers.moto import Moto
 from tests.servers.s3 import S3
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.catalog.dynamodb import catalog as dynamodb
+from tidelog.catalog import dynamodb
 from tidelog.cli.main import cli
 from tidelog.errors import TidelogError
 from tidelog.home import create_home, open_home

@@ -39,9 +39,8 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 T = TypeVar("T")
 PIPELINE = "pipe"

@@ -26,7 +26,7 @@ from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.topic import Topic
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 TTL_MS = 10_000
 YEAR_S = 365 * DAY_S

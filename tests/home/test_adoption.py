@@ -42,9 +42,8 @@ from tidelog.pipeline.registry import check_reach
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids
 
 ADOPT = "run `tidelog home adopt`"
 

@@ -27,9 +27,8 @@ from tidelog.home import World, create_home, open_home
 from tidelog.identity import Location, adopt_identity, read_catalog, read_pair
 from tidelog.model import layout
 from tidelog.settings import load_settings
-from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, seeded_ids
 
 __all__ = ["place"]  # the fixture
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.child_processes import ROOT
 from tests.support.forks import SCENARIOS, TOPIC
 from tests.support.homes import a_catalog, a_store
+from tidelog.catalog import sqlite_connections
 from tidelog.catalog.base import Put
-from tidelog.catalog.sqlite import connections as sqlite_connections
 from tidelog.home import create_home, open_home
 from tidelog.settings import load_settings
 from tidelog.store import local

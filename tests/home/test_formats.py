@@ -32,7 +32,7 @@ import msgspec
 import pytest
 
 import tidelog
-from tidelog.catalog.sqlite import catalog as sqlite
+from tidelog.catalog import sqlite
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.home import create_home, open_home
 from tidelog.model import decoding as sealed

@@ -16,8 +16,8 @@ from tests.support.mounts import small_disk
 from tidelog import Event, Home
 from tidelog.archive.delete import delete_archive
 from tidelog.archive.generations import begin_backfill, drop_generation
+from tidelog.catalog import sqlite as module
 from tidelog.catalog.base import ABSENT, Put
-from tidelog.catalog.sqlite import catalog as module
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import TidelogError, UnavailableError

@@ -23,9 +23,8 @@ from tidelog.model import layout
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids
 
 
 def world(folder: Path, **environ: str) -> World:

@@ -27,7 +27,7 @@ from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.settings import load_settings
-from tidelog.store.create import put_fresh
+from tidelog.store.base import put_fresh
 
 SECRET = b"secret bytes " * 1_000
 

@@ -16,8 +16,7 @@ from tests.faults.test_amend_faults import amender
 from tests.support.compiled_journals import Death, Press
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
-from tidelog.codec.digest import Contents
-from tidelog.codec.event_batch import table_of
+from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.playback_sinks import Lot
 from tidelog.connectors.topic.playback_sink import TopicPlaybackSink

@@ -44,8 +44,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import Appender
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic
-from tidelog.model.event import Event
-from tidelog.model.positions import Positions
+from tidelog.model.event import Event, Positions
 from tidelog.model.topic import partition_for
 from tidelog.playback.merge import play_events
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore

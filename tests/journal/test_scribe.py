@@ -20,9 +20,8 @@ from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.process import NoProcesses
 from tidelog.settings import Settings
-from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, seeded_ids
 
 MINUTE_S = 60
 RATE = Rate(10 * MINUTE_S * 1000, 60 * MINUTE_S * 1000)

@@ -21,7 +21,7 @@ from tidelog.errors import InvalidError
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 _HEADERS = STORED_SCHEMA.field("headers").type
 

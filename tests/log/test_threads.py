@@ -22,7 +22,7 @@ from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Membership
 from tidelog.log.producer.append import Appender
 from tidelog.model.partition_rows import SentBatch
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.errors import InvalidError
-from tidelog.model.depth import check_json_depth, check_msgpack_depth, is_deep_json
+from tidelog.model.decoding import check_json_depth, check_msgpack_depth, is_deep_json
 from tidelog.model.event import Event
 from tidelog.model.limits import NESTING_MAX
 

@@ -26,9 +26,8 @@ from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.failures import RemadeError
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 
 class Archive:

@@ -30,9 +30,8 @@ from tidelog.pipeline.registry import (
 )
 from tidelog.pipeline.shard import PipelineShard
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, FakeClock
 
 
 @pytest.fixture

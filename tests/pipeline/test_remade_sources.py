@@ -25,8 +25,7 @@ from tidelog.connectors.kinesis.client import Kinesis
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.errors import NotFoundError
 from tidelog.home import World, create_home
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Account, Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import RemadeError

@@ -37,9 +37,8 @@ from tidelog.playback.play import Playback, PlaybackOptions, PlaybackResult, run
 from tidelog.playback.request import PlaybackRequest, pinned_playback
 from tidelog.playback.session import NamedPlayback, find_playback
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, Scheduler, seeded_ids
 
 RATES = {
     Fault.LOSE_REQUEST: 0.02,

@@ -13,7 +13,7 @@ from tidelog.connectors.playback_sinks import Lot
 from tidelog.errors import InvalidError
 from tidelog.playback.pace import SlotCount, SlotCounter, check_speed, paced
 from tidelog.playback.play import Playback, PlaybackOptions, run_playback
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 
 def batch(*times: int) -> pa.RecordBatch:

@@ -40,7 +40,7 @@ from tidelog.errors import (
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.playback.merge import play
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 
 def lots(stage: Stage | None = None, events: int = 4) -> list[Lot]:

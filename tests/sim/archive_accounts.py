@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.archive_store import Folders, Generation, Row, SourceRows, Stored
 from tests.sim.journal_raw import DELETED, TRIMMED, Gone, Place, Truth
-from tidelog.model.account import Account
+from tidelog.model.archive import Account
 
 __all__ = ["Accountant"]
 

@@ -52,8 +52,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import Due
 from tidelog.settings import Settings
 from tidelog.store.base import Store
-from tidelog.testing.faults import Fault
-from tidelog.testing.hosts import Process
+from tidelog.testing.faults import Fault, Process
 
 __all__ = ["ANY_KIND", "FIRST_KIND", "ArchivesHome"]
 

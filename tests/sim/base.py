@@ -18,10 +18,8 @@ from tidelog.errors import FencedError, TidelogError, UnavailableError, UnknownO
 from tidelog.model.backoff import Backoff
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import seeded_ids
-from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.hosts import Host, Process
-from tidelog.testing.scheduler import Scheduler
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore, Host, Process
+from tidelog.testing.scheduler import Scheduler, seeded_ids
 from tidelog.testing.threads import simulated
 
 RATES = {

@@ -44,8 +44,7 @@ from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event, Position
 from tidelog.model.topic import Topic
-from tidelog.testing.faults import Fault
-from tidelog.testing.hosts import Host
+from tidelog.testing.faults import Fault, Host
 
 __all__ = ["ClientsWorld", "LossyWorld"]
 

@@ -32,8 +32,7 @@ from tidelog.log.producer.append import Appender
 from tidelog.log.reader import amendments as amended
 from tidelog.log.reader import partition_reader as read
 from tidelog.log.topics import create_topic, find_topic
-from tidelog.model.event import Event
-from tidelog.model.positions import Positions
+from tidelog.model.event import Event, Positions
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault
 

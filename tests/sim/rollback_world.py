@@ -53,7 +53,7 @@ from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
-from tidelog.store.create import put_fresh
+from tidelog.store.base import put_fresh
 from tidelog.testing.faults import Fault
 from tidelog.testing.threads import simulated
 

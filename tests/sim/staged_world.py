@@ -21,7 +21,7 @@ import pytest
 from tests.sim import archive_home
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.journal_raw import DELETED, Gone
-from tidelog.codec.digest import Contents
+from tidelog.codec.event_batch import Contents
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
@@ -34,8 +34,7 @@ from tidelog.spark import write as staging
 from tidelog.spark.commit import Batch, SparkSink
 from tidelog.spark.task import Workshop
 from tidelog.spark.write import WriteStaging
-from tidelog.testing.faults import Fault
-from tidelog.testing.hosts import Process
+from tidelog.testing.faults import Fault, Process
 
 __all__ = ["StagedDone", "StagedWorld"]
 

@@ -13,8 +13,7 @@ import random
 import pytest
 
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.codec.digest import Contents
-from tidelog.codec.event_batch import table_of
+from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
@@ -32,9 +31,8 @@ from tidelog.spark import commit
 from tidelog.spark.commit import Batch, SparkSink
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 PARTITIONS = 2
 QUERY = "query-1"

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.codec.formats.files import TYPED, batch, label, opened, write
-from tidelog.codec.formats import hadoop
+from tidelog.codec.formats import sequence
 
 pytestmark = pytest.mark.spark
 
@@ -171,7 +171,7 @@ def test_we_read_sequence_files_of_hadoop(
         writer.append(key, writables.BytesWritable(value))
     writer.close()
 
-    reader = hadoop.SequenceReader(pa.OSFile(str(path)))
+    reader = sequence.SequenceReader(pa.OSFile(str(path)))
     assert reader.header.key_class == f"org.apache.hadoop.io.{key_class}"
     assert reader.header.codec == ("none" if compression == "NONE" else "zlib")
     assert reader.header.by_block == (compression == "BLOCK")

@@ -17,11 +17,10 @@ from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.store.base import Store
+from tidelog.store.base import Store, put_same
 from tidelog.store.cache import CachedStore, reread
-from tidelog.store.create import put_same
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 
 class DamagingStore:

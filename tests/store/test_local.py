@@ -22,7 +22,7 @@ from tidelog.settings import Settings
 from tidelog.store.base import NoRoomError
 from tidelog.store.local import LocalStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 KILLS = 200
 

@@ -7,8 +7,8 @@ import pytest
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, UnavailableError
 from tidelog.store.memory import MemoryStore
 from tidelog.store.probe import probe_store
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyStore
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 
 class IgnoresIfNoneMatch(MemoryStore):

@@ -24,7 +24,7 @@ from tidelog.model.backoff import Backoff
 from tidelog.store import remote, s3
 from tidelog.store.base import Store
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 WHOLE = {"ETag": '"e"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
 HTML = Answer(200, b"<html><body>It works!</body></html>", {"Content-Type": "text/html"})

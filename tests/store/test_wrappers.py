@@ -20,8 +20,8 @@ from tidelog.store.base import Store
 from tidelog.store.cache import CachedStore
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import Meter, MeteredStore, RetryingStore
-from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Fault, Faults, FaultyStore
+from tidelog.testing.scheduler import FakeClock
 from tidelog.testing.store_contract import StoreContract
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.servers.cassandra import Cassandra
-from tidelog.catalog.cql.catalog import CqlCatalog, open_cql
-from tidelog.catalog.settle import Repeat
+from tidelog.catalog.cql import CqlCatalog, open_cql
+from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.model.address import parse_address
 from tidelog.model.backoff import Backoff

@@ -9,7 +9,7 @@ from typing import Any
 from tidelog import Home
 from tidelog.catalog import open_catalog
 from tidelog.catalog.base import Catalog
-from tidelog.catalog.settle import Repeat
+from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.model.backoff import Backoff
 from tidelog.store import open_store

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import tidelog
-import tidelog.catalog.sqlite.catalog
+import tidelog.catalog.sqlite
 from tests.support.child_processes import fork_workers
 from tests.support.log_workers import consume, note, produce
 from tidelog import Event

@@ -12,8 +12,8 @@ import os
 import time
 
 import tidelog
-import tidelog.catalog.dynamodb.catalog
-import tidelog.catalog.sqlite.catalog
+import tidelog.catalog.dynamodb
+import tidelog.catalog.sqlite
 import tidelog.store.remote
 from tests.support.child_processes import fork_workers
 from tidelog.errors import FencedError, UnavailableError

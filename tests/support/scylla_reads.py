@@ -14,7 +14,7 @@ from tidelog.connectors.scylla.source import ScyllaSource, open_scylla
 from tidelog.connectors.source import SourceRange
 from tidelog.model.address import parse_address
 from tidelog.model.event import Event
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 START_MS = 1_794_600_000_000  # a while ago: the server's own clock is later
 HOUR_MS = 3_600_000

@@ -22,8 +22,8 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.registry import find_pipeline, open_named
-from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import FakeClock
 
 
 def opened_pipeline(home: Home, name: str, clock: Clock) -> Pipeline:

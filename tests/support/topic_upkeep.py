@@ -20,8 +20,8 @@ from tidelog.model.partition_rows import AppenderView, Head, Run, decode_row, en
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 WEEK_S = 7 * 24 * 3600  # for which a sweep keeps strays
 DAY_S = 24 * 3600

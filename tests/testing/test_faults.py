@@ -10,9 +10,8 @@ from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import UnavailableError, UnknownOutcomeError
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler
 
 
 @pytest.fixture

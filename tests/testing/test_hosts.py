@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.testing.hosts import Host, Process
+from tidelog.testing.faults import Host, Process
 from tidelog.testing.scheduler import Scheduler
 
 

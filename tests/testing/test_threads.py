@@ -9,7 +9,7 @@ import pytest
 from tidelog.errors import InternalError
 from tidelog.log.producer import producer
 from tidelog.log.producer import uploader as carrier
-from tidelog.testing.hosts import Host, Process
+from tidelog.testing.faults import Host, Process
 from tidelog.testing.scheduler import Scheduler
 from tidelog.testing.threads import SimulatedThreads, simulated
 

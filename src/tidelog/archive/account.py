@@ -25,7 +25,7 @@ from tidelog.coordination.dead_letter_rows import ReplayedRange, Replays, replay
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import read_erased, read_partitions, read_progress
 from tidelog.model import layout
-from tidelog.model.account import Account, account_of
+from tidelog.model.archive import Account, account_of
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     FileEntry,

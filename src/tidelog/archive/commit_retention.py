@@ -61,7 +61,7 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Commit, Manifest, MergedRange, NamedPipeline, Progress
 from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.registry import list_pipelines
-from tidelog.store.create import put_same
+from tidelog.store.base import put_same
 
 __all__ = [
     "REPLACED_KEPT_MS",

@@ -19,8 +19,7 @@ from tidelog.archive.status import (
 )
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Account, Archive
 from tidelog.model.pipeline import DriverFailure, Progress
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, cast
 
-from tidelog.codec.parsers.settings import used_layout
+from tidelog.codec.parsers.base import used_layout
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive, ArchiveFormat, Start

@@ -40,15 +40,14 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import NotFoundError, TidelogError, unexpected
 from tidelog.log.readers import DeletedTopic
 from tidelog.model import layout
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import HeldRow, decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
 from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.endpoints import no_source, source_at, store_at
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
 from tidelog.pipeline.source_partitions import track
-from tidelog.store.create import lost_remedy
+from tidelog.store.base import lost_remedy
 
 __all__ = [
     "ArchiveStatus",

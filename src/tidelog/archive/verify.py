@@ -41,8 +41,7 @@ from tidelog.coordination.pipeline_rows import (
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model import layout
-from tidelog.model.account import Account
-from tidelog.model.archive import Archive, DateFolder, encode_success
+from tidelog.model.archive import Account, Archive, DateFolder, encode_success
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
 from tidelog.pipeline.endpoints import source_at, store_at

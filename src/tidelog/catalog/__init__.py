@@ -3,9 +3,9 @@
 It promises that a write lands whole or not at all, that no version of a row ever recurs, and that a
 lost reply is never mistaken for a conflict. It must not know what its rows mean.
 
-``base`` has the interface and its values, ``settle`` determines the outcome of a write whose reply
-was lost, and ``update`` is the one loop that reads, decides, writes and retries. The backends are
-``memory`` (to copy from), ``sqlite``, ``dynamodb`` and ``cql``. Other packages can add a backend
+``base`` has the interface and its values. ``update`` is the one loop that reads, decides, writes
+and retries, and determines the outcome of a write whose reply was lost. The backends are ``memory``
+(to copy from), ``sqlite``, ``dynamodb`` and ``cql``. Other packages can add a backend
 through the entry point group ``tidelog.catalogs``.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Check, Delete, Put, Row
-from tidelog.catalog.settle import Repeat
+from tidelog.catalog.update import Repeat
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
 
@@ -41,7 +41,7 @@ def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str
     """
     address = parse_address(url, plain_scheme="sqlite")
     if address.scheme == "sqlite":
-        from tidelog.catalog.sqlite.catalog import open_sqlite
+        from tidelog.catalog.sqlite import open_sqlite
 
         return open_sqlite(address, create=create, repeat=repeat)
     if address.scheme == "memory":
@@ -50,11 +50,11 @@ def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str
         address.take_options(())
         return MemoryCatalog()
     if address.scheme == "dynamodb":
-        from tidelog.catalog.dynamodb.catalog import open_dynamodb
+        from tidelog.catalog.dynamodb import open_dynamodb
 
         return open_dynamodb(address, create=create, repeat=repeat, environ=environ)
     if address.scheme == "cql":
-        from tidelog.catalog.cql.catalog import open_cql
+        from tidelog.catalog.cql import open_cql
 
         return open_cql(address, create=create, repeat=repeat, environ=environ)
     for entry in entry_points(group="tidelog.catalogs", name=address.scheme):

@@ -5,6 +5,8 @@ never recurs, even if a row is deleted and created again: a stale expectation ca
 accident. The one expectation that can become true twice is ``ABSENT``. So a write that creates a
 row which may be deleted later also expects the version of another row. The write that deletes it,
 or an earlier one, changes that other row. So no write that landed can land again.
+
+Removes the bytes of deleted rows that a catalog's own files still hold.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from tidelog.errors import ConflictError, InvalidError
 from tidelog.model import limits
@@ -31,6 +33,7 @@ __all__ = [
     "check_limit",
     "check_name",
     "check_write",
+    "clear_deleted_rows",
     "conflict",
     "judge",
     "versions_of",
@@ -261,3 +264,21 @@ def _check_change(partition: str, change: Change) -> None:
             f"row `{change.row}` of `{partition}`: value of {len(change.value)} bytes: "
             f"at most {limits.VALUE_BYTES_MAX} are stored in a row"
         )
+
+
+@runtime_checkable
+class Clearing(Protocol):
+    """A catalog whose files this process writes itself."""
+
+    def clear_deleted_rows(self) -> bool:
+        """Removes what its files hold of deleted rows. Returns whether all of it is removed."""
+        ...
+
+
+def clear_deleted_rows(catalog: Catalog) -> bool:
+    """Removes what the files of a catalog hold of deleted and replaced rows.
+
+    Returns False if another process prevented that. Servers have files of their own, which are out
+    of reach: returns True for these.
+    """
+    return catalog.clear_deleted_rows() if isinstance(catalog, Clearing) else True

@@ -14,8 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import crc32c
 
-from tidelog.catalog.base import Catalog, Change, Put, Row, check_write
-from tidelog.catalog.deleted_rows import clear_deleted_rows
+from tidelog.catalog.base import Catalog, Change, Put, Row, check_write, clear_deleted_rows
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.errors import ConflictError, CorruptError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog.cli.output import Output, counted
-from tidelog.model.account import Account
+from tidelog.model.archive import Account
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Gap, offsets_between
 

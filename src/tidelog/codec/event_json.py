@@ -31,7 +31,7 @@ import pyarrow as pa
 from tidelog.codec.event_batch import EVENT_SCHEMA, bad_text
 from tidelog.codec.formats.raw_columns import plain_rows
 from tidelog.errors import InvalidError
-from tidelog.model.depth import check_json_depth
+from tidelog.model.decoding import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
 
 __all__ = [

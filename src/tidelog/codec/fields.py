@@ -26,7 +26,7 @@ from tidelog.codec.parsers.text_lines import texts_of
 from tidelog.codec.parsers.times import moment_reader
 from tidelog.errors import InvalidError
 from tidelog.model import limits
-from tidelog.model.depth import is_deep_json
+from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import Event
 
 __all__ = ["UNTAKEN_HEADER", "FieldPaths", "FieldTaker", "JsonLines"]

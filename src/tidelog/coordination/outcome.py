@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.context import Context
 from tidelog.errors import PartialAppendError, TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.model.positions import Positions
+from tidelog.model.event import Positions
 
 __all__ = ["Sent", "append_error"]
 

@@ -40,8 +40,7 @@ from tidelog.model.pipeline import (
     Progress,
     read_manifest,
 )
-from tidelog.store.base import Store
-from tidelog.store.create import check_mark
+from tidelog.store.base import Store, check_mark
 
 __all__ = [
     "CommitRow",

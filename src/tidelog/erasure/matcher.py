@@ -24,7 +24,7 @@ from tidelog.codec.formats.jsonlines import is_text
 from tidelog.codec.formats.raw_columns import plain_rows, read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.errors import InvalidError
-from tidelog.model.depth import is_deep_json
+from tidelog.model.decoding import is_deep_json
 
 __all__ = [
     "EventMatcher",

@@ -29,7 +29,7 @@ from tidelog.archive.derived_archives import is_line_of, partitions_of, reachabl
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables.registration import stale_entries
-from tidelog.catalog.deleted_rows import clear_deleted_rows
+from tidelog.catalog.base import clear_deleted_rows
 from tidelog.context import Context
 from tidelog.coordination.dead_letter_rows import (
     counting_files,

@@ -61,8 +61,7 @@ from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Head, LedgerEntry, Piece, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
-from tidelog.store.base import Store
-from tidelog.store.create import put_same
+from tidelog.store.base import Store, put_same
 
 __all__ = [
     "NOTHING_ERASED",

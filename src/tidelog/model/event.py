@@ -1,12 +1,17 @@
-"""An event and its position, and the checks before anything is written."""
+"""An event and its position, and the checks before anything is written.
+
+The positions of an append's events: a sequence without one object per position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tidelog.errors import InvalidError
 from tidelog.model import limits
@@ -15,6 +20,7 @@ __all__ = [
     "Event",
     "Headers",
     "Position",
+    "Positions",
     "check_event",
     "check_event_bytes",
     "check_header_count",
@@ -214,3 +220,45 @@ def check_id_bytes(size: int) -> None:
         raise InvalidError(
             f"event: its id has {size} bytes, at most {limits.ID_BYTES_MAX} are allowed: shorten it"
         )
+
+
+class Positions(Sequence[Position]):
+    """One position for each event given, in the same order."""
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+    ) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.offsets = offsets
+
+    @classmethod
+    def joined(cls, topic: str, parts: Sequence[Positions]) -> Positions:
+        """Returns several as one."""
+        return cls(
+            topic,
+            np.concatenate([part.partitions for part in parts] or [np.empty(0, np.int32)]),
+            np.concatenate([part.offsets for part in parts] or [np.empty(0, np.int64)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Position: ...
+    @overload
+    def __getitem__(self, index: slice) -> Positions: ...
+    def __getitem__(self, index: int | slice) -> Position | Positions:
+        if isinstance(index, slice):
+            return Positions(self.topic, self.partitions[index], self.offsets[index])
+        return Position(self.topic, int(self.partitions[index]), int(self.offsets[index]))
+
+    def __iter__(self) -> Iterator[Position]:
+        for partition, offset in zip(self.partitions.tolist(), self.offsets.tolist(), strict=True):
+            yield Position(self.topic, partition, offset)
+
+    def __repr__(self) -> str:
+        return f"Positions({len(self)} events of {self.topic})"

@@ -95,7 +95,7 @@ from tidelog.pipeline.failures import (
     vanished_head,
 )
 from tidelog.pipeline.policy import check_plan, end_before
-from tidelog.store.create import put_same
+from tidelog.store.base import put_same
 
 __all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
 

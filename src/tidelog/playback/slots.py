@@ -27,7 +27,7 @@ from tidelog.errors import CorruptError
 from tidelog.model import layout
 from tidelog.model.partition_rows import Run, decode_row
 from tidelog.model.playback import Floors, TimeRange
-from tidelog.model.slots import level_count
+from tidelog.model.times import level_count
 from tidelog.model.topic import Topic
 
 __all__ = ["PartitionSlots", "SlotEntry", "floors_of"]

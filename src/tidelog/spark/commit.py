@@ -45,7 +45,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
-from tidelog.codec.digest import Contents
+from tidelog.codec.event_batch import Contents
 from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
@@ -64,7 +64,7 @@ from tidelog.model.decoding import Persisted, open_json, seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.producer_names import sink_producer
 from tidelog.model.topic import Topic
-from tidelog.store.create import put_fresh
+from tidelog.store.base import put_fresh
 
 __all__ = [
     "Batch",

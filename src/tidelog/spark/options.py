@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
-from tidelog.model.depth import check_json_depth
+from tidelog.model.decoding import check_json_depth
 from tidelog.model.topic import check_topic_name
 
 __all__ = [

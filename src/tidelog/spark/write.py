@@ -27,8 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidelog.codec.digest import Contents, contents_of
-from tidelog.codec.event_batch import check_events
+from tidelog.codec.event_batch import Contents, check_events, contents_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import (
@@ -51,7 +50,7 @@ from tidelog.spark.commit import Batch, SparkSink, check_not_swept, report_left_
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import open_shared, settings_of
 from tidelog.spark.task import Workshop, open_workshop
-from tidelog.store.create import put_fresh
+from tidelog.store.base import put_fresh
 
 __all__ = [
     "MeasuredRows",

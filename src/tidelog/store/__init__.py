@@ -4,8 +4,8 @@ It promises that exactly one of several concurrent creates wins, that an object 
 not at all, and that an acknowledged object stays. It must not know what is inside the objects, nor
 the catalog.
 
-``base`` has the interface; ``local`` (to copy from), ``memory`` and ``remote`` are backends.
-``wrappers`` and ``cache`` wrap any of them, ``create`` puts new objects, ``probe`` tests a store's
+``base`` has the interface, and creates new objects; ``local`` (to copy from), ``memory`` and
+``remote`` are backends. ``wrappers`` and ``cache`` wrap any of them, ``probe`` tests a store's
 promises. Other packages can add a backend through the entry point group ``tidelog.stores``.
 """
 

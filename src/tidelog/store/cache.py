@@ -8,21 +8,24 @@ which another one may replace bypasses the cache.
 The cache checks nothing, since the layers above know the checksums. Bytes that fail there were
 damaged on their way, or in the store. :func:`reread` drops them here and fetches them once more,
 and only what fails twice is reported.
+
+Prefetch: fetches the next objects while the caller decodes one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.errors import CorruptError, InvalidError
+from tidelog.pool import Pool
 from tidelog.store.base import ObjectInfo, Store, Upload
 
-__all__ = ["CacheStats", "CachedStore", "reread"]
+__all__ = ["CacheStats", "CachedStore", "fetched_ahead", "reread"]
 
 T = TypeVar("T")
 
@@ -160,3 +163,23 @@ def reread(store: Store, key: str, read: Callable[[bool], T]) -> T:
 
 def _prove(inner: Store) -> Store:
     return CachedStore(inner, 0)
+
+
+_AHEAD = 3  # objects; each is a round trip on a remote store
+
+
+def fetched_ahead(wanted: Iterable[T], fetch: Callable[[T], bytes]) -> Iterator[tuple[T, bytes]]:
+    """Yields each wanted thing with its bytes, in order; raises an error in its turn.
+
+    ``fetch`` runs in other threads. Only a few results are in memory at a time, even for a slow
+    caller.
+    """
+    waiting: deque[tuple[T, Future[bytes]]] = deque()
+    with Pool(_AHEAD, "tidelog-fetch") as pool:
+        for each in wanted:
+            waiting.append((each, pool.submit(fetch, each)))
+            if len(waiting) > _AHEAD:
+                first, coming = waiting.popleft()
+                yield first, coming.result()
+        for first, coming in waiting:
+            yield first, coming.result()

@@ -23,14 +23,18 @@ from tidelog.store.remote import (
     CONNECT_TIMEOUT_S,
     NO_RETRY,
     REQUEST_TIMEOUT_S,
+    SDK_ERRORS,
     Clients,
     ObjectStore,
     RemoteStore,
+    broken_reply,
     bucket_of,
+    code_of,
+    gist,
     prefix_of,
     reporting,
+    store_error,
 )
-from tidelog.store.remote_errors import SDK_ERRORS, broken_reply, code_of, gist, store_error
 
 try:
     from botocore.config import Config

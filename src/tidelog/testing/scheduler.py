@@ -10,6 +10,8 @@ whatever it tries on the way out fails the same way. Actors may belong to an :cl
 (the threads of one process), which is killed and frozen as a whole. Code under test must not hold a
 real lock across a call to the world: another actor that wants it would block the one thread
 forever. :mod:`tidelog.testing.threads` replaces those locks.
+
+A clock that moves only on request, and ids that repeat from a seed.
 """
 
 from __future__ import annotations
@@ -21,11 +23,44 @@ from dataclasses import dataclass, field
 
 import greenlet
 
-from tidelog.clock import Clock
+from tidelog.clock import Clock, Ids, RandomIds
 from tidelog.errors import InternalError
-from tidelog.testing.clock import FakeClock
 
-__all__ = ["Actor", "ActorGroup", "Crash", "Scheduler"]
+__all__ = ["Actor", "ActorGroup", "Crash", "FakeClock", "Scheduler", "seeded_ids"]
+
+
+class FakeClock:
+    """Time for tests: ``sleep`` returns at once and moves the clock by that time."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = float(now_ms)
+        self._monotonic_s = 1_000.0
+
+    def now_ms(self) -> int:
+        return int(self._now_ms)
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_s
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(max(0.0, seconds))
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass on both clocks."""
+        self._now_ms += seconds * 1000
+        self._monotonic_s += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Sets the wall clock forward or back, like an operator or a bad time server."""
+        self._now_ms += seconds * 1000
+
+
+def seeded_ids(seed: int) -> Ids:
+    """Returns ids that repeat in the same order for the same seed."""
+    return RandomIds(random.Random(seed))
+
+
+_is_clock: type[Clock] = FakeClock
 
 
 class Crash(BaseException):

@@ -24,7 +24,7 @@ from typing import Any
 
 from tidelog.errors import InternalError
 from tidelog.pool import Pool
-from tidelog.testing.hosts import Process
+from tidelog.testing.faults import Process
 from tidelog.testing.scheduler import Actor, Crash, Scheduler
 
 __all__ = ["SimulatedThreads", "simulated"]

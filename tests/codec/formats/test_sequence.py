@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.codec.formats.files import batch, opened, write
-from tidelog.codec.formats import hadoop
+from tidelog.codec.formats import sequence
 
 LONG = b"org.apache.hadoop.io.LongWritable"
 BYTES = b"org.apache.hadoop.io.BytesWritable"
@@ -60,7 +60,7 @@ def test_a_block_is_that_of_the_specification() -> None:
 
 def test_message_pack_keys_are_secors() -> None:
     data = write(opened(("sequence", "none", {"key": "msgpack"})), [EVENTS]).data
-    reader = hadoop.SequenceReader(pa.BufferReader(data))
+    reader = sequence.SequenceReader(pa.BufferReader(data))
     assert reader.header.key_class == BYTES.decode()
     ((keys, values),) = reader.records()
     time = 1_700_000_000_000
@@ -78,7 +78,7 @@ def test_message_pack_keys_are_secors() -> None:
 def test_sync_markers_stand_all_along_a_file(codec: str) -> None:
     events = batch([{"value": bytes([n % 251]) * 1_000} for n in range(3_000)])
     data = write(opened(("sequence", codec, {})), [events]).data
-    reader = hadoop.SequenceReader(pa.BufferReader(data))
+    reader = sequence.SequenceReader(pa.BufferReader(data))
     marks = data.count(b"\xff\xff\xff\xff" + reader.header.sync)
     assert marks == {"zlib": 4, "none": 31}[codec]
     assert sum(len(keys) for keys, _ in reader.records()) == 3_000
@@ -86,8 +86,8 @@ def test_sync_markers_stand_all_along_a_file(codec: str) -> None:
 
 @given(st.lists(st.integers(0, 2**62), min_size=1))
 def test_numbers_of_any_size_come_back(numbers: list[int]) -> None:
-    data = b"".join(map(hadoop._vint, numbers))
-    assert hadoop._decode_vints(data).tolist() == numbers
+    data = b"".join(map(sequence._vint, numbers))
+    assert sequence._decode_vints(data).tolist() == numbers
 
 
 def test_negative_numbers_of_hadoop_are_understood() -> None:
@@ -98,4 +98,4 @@ def test_negative_numbers_of_hadoop_are_understood() -> None:
         -256: b"\x87\xff",
         -257: b"\x86\x01\x00",
     }
-    assert hadoop._decode_vints(b"".join(known.values())).tolist() == list(known)
+    assert sequence._decode_vints(b"".join(known.values())).tolist() == list(known)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.codec.parsers.layouts import as_json, batch, laid, opened, rows_of
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.codec.parsers.names import escaped, path_problem, paths_of
+from tidelog.codec.parsers.base import escaped, path_problem, paths_of
 from tidelog.model.limits import FOLDER_NAME_BYTES_MAX
 from tidelog.store.base import check_key
 

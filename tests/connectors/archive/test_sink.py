@@ -27,7 +27,7 @@ from tidelog.connectors.archive.staging import publish_files
 from tidelog.connectors.sink import Written
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 FIRST_S = 1_794_700_800  # 2026-11-15
 DAY_S = 86_400

@@ -19,7 +19,7 @@ from tidelog.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 TIMEOUT_S = 15.0
 PARTITION = SourcePartition("clicks", "3")

@@ -14,7 +14,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.event import Event
 from tidelog.model.pipeline import Manifest
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 DAY_S = 24 * 3600
 

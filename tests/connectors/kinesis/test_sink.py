@@ -31,7 +31,7 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.endpoints import sink_at, source_at
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tidelog.connectors.sources import SourcePartition, SourceRange, open_source
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.event import to_iso
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 HOUR_S = 3600
 

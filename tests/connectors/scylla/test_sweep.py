@@ -40,7 +40,7 @@ from tidelog.pipeline.registry import (
     find_pipeline,
 )
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 ROOT = Path(__file__).resolve().parents[3]
 LATEST_S = 40

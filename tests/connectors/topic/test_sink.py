@@ -19,7 +19,7 @@ from tidelog.model import layout
 from tidelog.model.topic import partition_for
 from tidelog.pipeline.endpoints import sink_at
 from tidelog.settings import Settings
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 WEEKS_S = 30 * 24 * 3600
 

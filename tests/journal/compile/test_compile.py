@@ -28,7 +28,7 @@ from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import seeded_ids
+from tidelog.testing.scheduler import seeded_ids
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Membership
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.reader import partition_reader as pace_module
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 TTL_MS = 600
 FOR_EVER_MS = 600_000  # longer than any test lasts

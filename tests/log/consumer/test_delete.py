@@ -32,9 +32,8 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, FakeClock, seeded_ids
 
 
 @pytest.fixture

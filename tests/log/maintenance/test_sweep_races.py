@@ -29,9 +29,8 @@ from tidelog.model.partition_rows import Head, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
-from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Scheduler
+from tidelog.testing.scheduler import Scheduler, seeded_ids
 
 
 class Between:

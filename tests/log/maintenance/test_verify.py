@@ -21,7 +21,7 @@ from tidelog.log.maintenance.verify import Finding, verify_topic
 from tidelog.log.topics import delete_topic
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run
-from tidelog.model.slots import slots_of
+from tidelog.model.times import slots_of
 from tidelog.testing.faults import Fault, Faults
 
 

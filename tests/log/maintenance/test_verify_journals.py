@@ -27,7 +27,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import Amendment, HeldRow, Run, encode_row
-from tidelog.model.slots import journal_slots
+from tidelog.model.times import journal_slots
 
 T0 = 1_700_000_000_000
 SIX = CompilePolicy(min_events=1, min_amendments=1, max_events=6)

@@ -31,9 +31,8 @@ from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 PROMISE_S = 31.0  # longer than any promise to look again, with the allowance
 

@@ -19,8 +19,8 @@ from tidelog.log.topics import create_topic, delete_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 
 class CountingCatalog(MemoryCatalog):

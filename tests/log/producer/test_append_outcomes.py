@@ -26,8 +26,8 @@ from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyStore
+from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 
 class Hooked:

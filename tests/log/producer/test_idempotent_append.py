@@ -30,13 +30,11 @@ from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic
 from tidelog.model import layout
-from tidelog.model.event import Event
-from tidelog.model.positions import Positions
+from tidelog.model.event import Event, Positions
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, FakeClock, Scheduler, seeded_ids
 
 EVENTS = [Event(b"v%d" % n, b"k%d" % n if n % 3 else None) for n in range(12)]
 RATES = {

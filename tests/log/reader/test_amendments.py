@@ -28,7 +28,7 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import Amendment, Head, Journal, Run
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 DELETE = Amendment(1, "delete", 0)
 

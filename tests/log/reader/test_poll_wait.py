@@ -12,7 +12,7 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import Row
 from tidelog.log.reader.partition_reader import FIRST_S, LAST_S, Pace
-from tidelog.testing.clock import FakeClock
+from tidelog.testing.scheduler import FakeClock
 
 PARTITIONS = 3
 

@@ -41,7 +41,7 @@ from tidelog.codec.formats.sidecar import check_sidecar, sidecar_name
 from tidelog.codec.formats.streams import READ_BYTES, CountedSink, decoding, open_text, text_sink
 from tidelog.codec.formats.text_lines import EXTENSIONS, LineWriter, ShapedRecords, read_lines
 from tidelog.codec.sizes import slices
-from tidelog.model.depth import is_deep_json
+from tidelog.model.decoding import is_deep_json
 
 __all__ = [
     "EventLineWriter",

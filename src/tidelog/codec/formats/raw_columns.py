@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from tidelog.codec.formats.avro_container import AvroContainer, check_installed
+from tidelog.codec.formats.avro import AvroContainer, check_installed
 from tidelog.codec.formats.base import Data, file_name
 from tidelog.codec.formats.streams import decoding, open_data
 from tidelog.errors import InvalidError

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
-from tidelog.model.depth import check_json_depth
+from tidelog.model.decoding import check_json_depth
 
 __all__ = ["PREFIX", "parse_schema"]
 

@@ -65,7 +65,7 @@ from tidelog.codec.formats.batches import (
 )
 from tidelog.codec.formats.schema import PREFIX, parse_schema
 from tidelog.errors import InvalidError
-from tidelog.model.depth import check_json_depth
+from tidelog.model.decoding import check_json_depth
 from tidelog.model.limits import TIMESTAMP_MS_END
 
 __all__ = [

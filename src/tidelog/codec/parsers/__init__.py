@@ -13,9 +13,13 @@ own.
 
 from __future__ import annotations
 
-from tidelog.codec.parsers.base import Layout, ParsedValues, Parser, Spec, TimeParser
-from tidelog.codec.parsers.settings import (
+from tidelog.codec.parsers.base import (
+    Layout,
     LayoutSettings,
+    ParsedValues,
+    Parser,
+    Spec,
+    TimeParser,
     layout_settings,
     parts_of_events,
     used_layout,

@@ -24,7 +24,7 @@ from tidelog.codec.parsers.base import Spec, TimeParser, shown
 from tidelog.codec.parsers.time_folders import Decode, decoded_times, field_text
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import nearest, parse_address
-from tidelog.model.depth import check_json_depth
+from tidelog.model.decoding import check_json_depth
 
 __all__ = [
     "Schemas",

@@ -3,22 +3,54 @@ none.
 
 A parser works on whole batches rather than single events. Its result for an event depends on that
 event alone: the same events in other batches get the same folders.
+
+Names of partitions, made from times and from arbitrary data.
+
+Data never leads out of the archive's folder: characters that are special in a path, a shell or Hive
+are written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers of archives
+skip. Different data get different names. Names of topics and source partitions, which other systems
+choose, follow the same rule.
+
+How times become folders: the settings of a user, checked when they are set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
+from tidelog.model.limits import FOLDER_NAME_BYTES_MAX, FOLDER_PATH_BYTES_MAX
 
-__all__ = ["FieldTimes", "Layout", "ParsedValues", "Parser", "Spec", "TimeParser", "shown"]
+__all__ = [
+    "FieldTimes",
+    "Layout",
+    "LayoutSettings",
+    "ParsedValues",
+    "Parser",
+    "Spec",
+    "TimeParser",
+    "escaped",
+    "layout_settings",
+    "parts_of_events",
+    "path_problem",
+    "paths_of",
+    "shown",
+    "unescaped",
+    "used_layout",
+]
 
 _QUOTED_MAX = 60  # characters of a bad value that its error repeats
 _SHOWN_MAX = 200  # characters of a name or of a foreign message
@@ -141,3 +173,187 @@ def shown(text: str) -> str:
 
 
 _: type[TimeParser] = FieldTimes
+
+
+_SPECIAL = frozenset("\"#%'*/:=?\\{}[]^<>|`$!&;~")
+_EDGE = frozenset("_. ")  # hidden at the start; lost by some file systems at the end
+_HASH_DIGITS = 16
+
+
+def escaped(text: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
+    """Returns a name for a piece of data, which is not empty: one short part of a path.
+
+    A name that would be too long ends with a hash after a ``~``, which no other name has.
+    """
+    last = len(text) - 1
+    pieces: list[str] = []
+    size = 0
+    for index, char in enumerate(text[: bytes_max + 1]):
+        plain = char.isprintable() and char not in _SPECIAL
+        if plain and char in _EDGE and (index == 0 or (index == last and char != "_")):
+            plain = False
+        piece = char if plain else "".join(f"%{byte:02X}" for byte in char.encode())
+        pieces.append(piece)
+        size += len(piece.encode())
+    if size <= bytes_max:
+        return "".join(pieces)
+    while size > bytes_max - _HASH_DIGITS - 1:
+        size -= len(pieces.pop().encode())
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{''.join(pieces)}~{digest}"  # no plain name has a ~
+
+
+def unescaped(name: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
+    """Returns the data of a name that ``escaped`` returned; other and hashed names unchanged."""
+    text = unquote(name, errors="replace")
+    return text if text and escaped(text, bytes_max) == name else name
+
+
+def path_problem(path: str) -> str | None:
+    """Returns why a path is not allowed in an archive, or None."""
+    for name in path.split("/"):
+        if not name:
+            return "has an empty name"
+        if name[0] in "_.":
+            return f"has the name `{name}`, which readers of archives skip"
+        if not name.isprintable() or "\\" in name:
+            return f"has the name {name!r}, which some stores cannot hold"
+        if len(name.encode()) > FOLDER_NAME_BYTES_MAX:
+            return f"has a name of more than {FOLDER_NAME_BYTES_MAX} bytes"
+    if len(path.encode()) > FOLDER_PATH_BYTES_MAX:
+        return f"has more than {FOLDER_PATH_BYTES_MAX} bytes"
+    return None
+
+
+def paths_of(codes: pa.Array, names: Sequence[str | None]) -> pa.DictionaryArray:
+    """Returns codes into unique names, from codes into names that may repeat; None is null."""
+    distinct = {name: code for code, name in enumerate(dict.fromkeys(n for n in names if n))}
+    moved = np.array([distinct.get(name or "", -1) for name in names] or [-1], np.int32)
+    found = moved[codes.fill_null(0).to_numpy()] if len(codes) else moved[:0]
+    empty = (found < 0) | codes.is_null().to_numpy(zero_copy_only=False)
+    indices = pa.array(found, pa.int32(), mask=empty)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(distinct), pa.string()))
+
+
+_GRANULARITIES_MS = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
+_DIRECTIVES = set("YymdHMjGVu%")  # only numbers: the names of months depend on the machine
+_SAMPLE = datetime(2026, 11, 15, 10, 30, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSettings:
+    """How times become folders. Plain values that pickle."""
+
+    granularity: str = "day"  # day, hour or minute: how fine the folders are
+    date_format: str = "dt=%Y-%m-%d"  # names as Hive reads them; a / makes two folders
+    hour_format: str = "hr=%H"
+    minute_format: str = "min=%M"
+    time_zone: str = "UTC"  # the zone of the names; two hours share one when clocks go back
+
+    def __post_init__(self) -> None:
+        if self.granularity not in _GRANULARITIES_MS:
+            raise InvalidError(
+                f"setting granularity: is `{self.granularity}`"
+                f"{nearest(self.granularity, _GRANULARITIES_MS)}: give day, hour or minute"
+            )
+        try:
+            ZoneInfo(self.time_zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+            raise InvalidError(
+                f"setting time_zone: `{self.time_zone}` is not known: give a name such as "
+                "UTC or Europe/Berlin"
+            ) from exc
+        for name, needed in (("date_format", ""), ("hour_format", "%H"), ("minute_format", "%M")):
+            _check_format(name, getattr(self, name), needed)
+        columns = Counter(
+            name.partition("=")[0] for name in self.path_format.split("/") if "=" in name
+        )
+        twice = [name for name, count in columns.items() if count > 1]
+        if twice:
+            raise InvalidError(
+                f"folders `{self.path_format}`: two of them are called `{twice[0]}=`, and readers "
+                "would take them for one column: give each format a name of its own"
+            )
+
+    @property
+    def unit_ms(self) -> int:
+        """Returns how long the finest folder lasts."""
+        return _GRANULARITIES_MS[self.granularity]
+
+    @property
+    def path_format(self) -> str:
+        """Returns the formats of this granularity, one folder below the other."""
+        every = (self.date_format, self.hour_format, self.minute_format)
+        return "/".join(every[: list(_GRANULARITIES_MS).index(self.granularity) + 1])
+
+    def name_of(self, time_ms: int) -> str:
+        """Returns the folder of a time."""
+        moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone(ZoneInfo(self.time_zone))
+        shown = moment.replace(tzinfo=UTC) - _EPOCH  # by the zone's clocks
+        unit = timedelta(milliseconds=self.unit_ms)
+        return (_EPOCH + shown - shown % unit).strftime(self.path_format)
+
+
+def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: int) -> int:
+    """Returns how many leading parts of a folder's path are not a time or an offset.
+
+    Values of events have filled these. ``time_ms`` is the parser's time of an event in it; -1:
+    unknown.
+    """
+    if not path:
+        return 0
+    parts, name = path.split("/"), ""
+    if not _makes_dates(parser):
+        name = parts[-1] if parts[-1].startswith("offset=") else ""
+    elif time_ms >= 0:
+        try:
+            name = settings.name_of(time_ms)
+        except (OverflowError, ValueError):
+            name = ""  # a time that no clock shows
+    is_last = bool(name) and f"/{path}".endswith(f"/{name}")
+    return len(parts) - (name.count("/") + 1 if is_last else 0)
+
+
+def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
+    """Returns the given settings, for the folders that a parser makes.
+
+    Raises ``InvalidError`` for a setting that has no effect.
+    """
+    settings = LayoutSettings(**given)
+    unused = sorted(given.keys() - used_layout(parser, given).keys())
+    if parser and unused:  # a sink refuses those of a backup
+        why = f"granularity is {settings.granularity}"
+        if not _makes_dates(parser):
+            why = f"parser `{parser}` makes no folders of dates"
+        raise InvalidError(f"setting {unused[0]}: has no effect, as {why}: leave it out")
+    return settings
+
+
+def used_layout(parser: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of the given settings that have an effect."""
+    if not _makes_dates(parser):
+        return {}
+    finer = {"day": ("hour_format", "minute_format"), "hour": ("minute_format",)}
+    unused = finer.get(given.get("granularity", "day"), ())
+    return {name: value for name, value in given.items() if name not in unused}
+
+
+def _makes_dates(parser: str) -> bool:
+    """Returns whether a parser, or the innermost of a split, makes names of times."""
+    while parser.startswith("split:"):
+        parser = parser.partition("|")[2]
+    return bool(parser) and parser.partition(":")[0] != "offset"
+
+
+def _check_format(name: str, text: str, needed: str) -> None:
+    unknown = [each for each in re.findall(r"%(.?)", text, re.DOTALL) if each not in _DIRECTIVES]
+    if unknown:
+        raise InvalidError(
+            f"setting {name}: has `%{unknown[0]}`: it takes %{' %'.join(sorted(_DIRECTIVES))}"
+        )
+    problem = path_problem(_SAMPLE.strftime(text))
+    if problem:
+        raise InvalidError(f"setting {name}: `{text}` {problem}: give plain names")
+    if needed not in text:
+        raise InvalidError(f"setting {name}: `{text}` has no {needed}: put it into the name")

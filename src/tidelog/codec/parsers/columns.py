@@ -9,9 +9,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.parsers.base import Layout, ParsedValues, Parser, Spec, TimeParser
+from tidelog.codec.parsers.base import (
+    Layout,
+    ParsedValues,
+    Parser,
+    Spec,
+    TimeParser,
+    escaped,
+    paths_of,
+)
 from tidelog.codec.parsers.json import JsonField
-from tidelog.codec.parsers.names import escaped, paths_of
 from tidelog.model.limits import FOLDER_PATH_BYTES_MAX
 
 __all__ = [

@@ -15,9 +15,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.parsers.base import Layout, ParsedValues, Parser, Spec, shown
-from tidelog.codec.parsers.names import path_problem, paths_of
-from tidelog.codec.parsers.settings import LayoutSettings
+from tidelog.codec.parsers.base import (
+    Layout,
+    LayoutSettings,
+    ParsedValues,
+    Parser,
+    Spec,
+    path_problem,
+    paths_of,
+    shown,
+)
 from tidelog.codec.parsers.time_folders import DatedParser
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import nearest

@@ -24,7 +24,7 @@ from tidelog.codec.parsers.duckdb import Engine, literal
 from tidelog.codec.parsers.text_lines import texts_of
 from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
 from tidelog.errors import InvalidError
-from tidelog.model.depth import is_deep_json
+from tidelog.model.decoding import is_deep_json
 
 __all__ = [
     "JsonField",

@@ -7,7 +7,7 @@ import msgspec
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
 from tidelog.codec.parsers.time_folders import decoded_times, field_text
 from tidelog.errors import InvalidError
-from tidelog.model.depth import check_msgpack_depth
+from tidelog.model.decoding import check_msgpack_depth
 
 __all__ = ["open_msgpack"]
 

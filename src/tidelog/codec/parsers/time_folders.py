@@ -19,10 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.parsers.base import FieldTimes, Layout, ParsedValues, Parser, TimeParser, shown
+from tidelog.codec.parsers.base import (
+    FieldTimes,
+    Layout,
+    LayoutSettings,
+    ParsedValues,
+    Parser,
+    TimeParser,
+    paths_of,
+    shown,
+)
 from tidelog.codec.parsers.duckdb import Engine
-from tidelog.codec.parsers.names import paths_of
-from tidelog.codec.parsers.settings import LayoutSettings
 from tidelog.codec.parsers.text_lines import NULL_VALUE
 from tidelog.codec.parsers.times import moment_reader
 from tidelog.errors import InvalidError

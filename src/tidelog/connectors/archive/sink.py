@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
-from tidelog.codec.parsers.names import escaped
+from tidelog.codec.parsers.base import escaped
 from tidelog.connectors.archive.acceptance import accepted
 from tidelog.connectors.archive.staging import (
     FolderRows,
@@ -53,8 +53,7 @@ from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store import open_store_here
-from tidelog.store.base import Store
-from tidelog.store.create import check_mark
+from tidelog.store.base import Store, check_mark
 
 __all__ = [
     "DeadLetters",

@@ -34,8 +34,7 @@ from tidelog.codec.parsers import Layout
 from tidelog.codec.segment import read_piece
 from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.store.base import Store
-from tidelog.store.create import put_fresh
+from tidelog.store.base import Store, put_fresh
 
 __all__ = [
     "FolderRows",

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from tidelog.codec.formats import FORMATS, Format, FormatSettings, open_format
-from tidelog.codec.parsers.names import unescaped
+from tidelog.codec.parsers.base import unescaped
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, format_address, nearest, parse_address
 from tidelog.model.limits import (

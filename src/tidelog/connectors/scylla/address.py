@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidelog.catalog.cql.tls import TLS_OPTIONS, CqlTls, parse_tls, tls_options
+from tidelog.catalog.cql_tls import TLS_OPTIONS, CqlTls, parse_tls, tls_options
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, format_address
 from tidelog.model.event import to_iso

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from tidelog.catalog.cql.session import DRIVER_ERRORS, causes_of, reason_of, tls_error
-from tidelog.catalog.cql.tls import tls_context
+from tidelog.catalog.cql_session import DRIVER_ERRORS, causes_of, reason_of, tls_error
+from tidelog.catalog.cql_tls import tls_context
 from tidelog.connectors.scylla.address import ScyllaPlace
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 

@@ -26,8 +26,7 @@ from tidelog.log.producer.staged import Collector
 from tidelog.model.address import Address
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry
-from tidelog.store.base import Store
-from tidelog.store.create import put_fresh
+from tidelog.store.base import Store, put_fresh
 
 __all__ = [
     "COPIES",

@@ -40,7 +40,7 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Amendment, Head, encode_row
 from tidelog.model.topic import Topic
-from tidelog.store.create import put_fresh
+from tidelog.store.base import put_fresh
 
 __all__ = ["INLINE_BYTES_MAX", "AmendmentChange", "Applied", "Marker"]
 

@@ -29,7 +29,7 @@ from tidelog.errors import (
 )
 from tidelog.journal.lookup.lookup import Lookup, Occurrence
 from tidelog.log.partitioner import partitions_for
-from tidelog.model.positions import Positions
+from tidelog.model.event import Positions
 
 __all__ = ["Append", "append_absent"]
 

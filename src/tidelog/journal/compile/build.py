@@ -26,8 +26,7 @@ from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn,
 from tidelog.model import layout
 from tidelog.model.partition_rows import JournalOrigin, Run
 from tidelog.model.topic import Topic
-from tidelog.store.base import Store
-from tidelog.store.create import put_fresh
+from tidelog.store.base import Store, put_fresh
 
 __all__ = ["Made", "Pages", "Work", "make_journals"]
 

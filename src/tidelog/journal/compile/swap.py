@@ -28,7 +28,7 @@ from tidelog.log.reader.amendments import are_pending
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run, decode_row, encode_row
-from tidelog.model.slots import journal_slots
+from tidelog.model.times import journal_slots
 from tidelog.model.topic import Topic
 
 __all__ = ["Swap"]

@@ -35,7 +35,7 @@ from tidelog.log.maintenance.references import read_references
 from tidelog.log.topics import create_topic, find_partition, find_topic, list_topics
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, encode_row
-from tidelog.model.slots import journal_slots, slots_of
+from tidelog.model.times import journal_slots, slots_of
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.store.base import ObjectInfo
 

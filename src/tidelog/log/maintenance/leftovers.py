@@ -33,7 +33,7 @@ from tidelog.log.heads import raise_head
 from tidelog.log.maintenance.unused import list_unused
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
-from tidelog.model.slots import journal_slots, slots_of
+from tidelog.model.times import journal_slots, slots_of
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 

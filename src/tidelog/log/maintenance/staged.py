@@ -32,7 +32,7 @@ import msgspec
 
 from tidelog.catalog.base import Row
 from tidelog.catalog.update import Decision, Rows, update
-from tidelog.codec.digest import Contents
+from tidelog.codec.event_batch import Contents
 from tidelog.context import Context
 from tidelog.coordination.ages import is_old, trusted_now_ms
 from tidelog.errors import NotFoundError

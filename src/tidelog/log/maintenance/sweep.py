@@ -94,7 +94,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tidelog.catalog.deleted_rows import clear_deleted_rows
+from tidelog.catalog.base import clear_deleted_rows
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.ages import FUTURE_MS, clock_ahead_ms, is_old, read_times

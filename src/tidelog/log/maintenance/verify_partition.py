@@ -32,7 +32,7 @@ from tidelog.model.partition_rows import (
     UnusedObjects,
     decode_row,
 )
-from tidelog.model.slots import journal_slots, slots_of
+from tidelog.model.times import journal_slots, slots_of
 
 __all__ = [
     "AmendmentCheck",

@@ -86,7 +86,7 @@ from tidelog.model.partition_rows import (
 )
 from tidelog.model.producer_names import writer_name
 from tidelog.model.topic import Topic
-from tidelog.store.create import copy_fresh, put_fresh
+from tidelog.store.base import copy_fresh, put_fresh
 
 __all__ = ["Appender", "StoredSegment"]
 

@@ -22,7 +22,7 @@ from tidelog.codec.segment import Piece, Segment
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Head, ProducerState, Run, SentBatch, encode_row
 from tidelog.model.producer_names import recovery_producer
-from tidelog.model.slots import slots_of
+from tidelog.model.times import slots_of
 
 __all__ = [
     "ALL_SEQUENCES",

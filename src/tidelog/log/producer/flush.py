@@ -24,8 +24,7 @@ from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.log.partitioner import split
 from tidelog.log.producer.buffer import EventBuffer
 from tidelog.model import limits
-from tidelog.model.event import Position
-from tidelog.model.positions import Positions
+from tidelog.model.event import Position, Positions
 
 __all__ = [
     "Flush",

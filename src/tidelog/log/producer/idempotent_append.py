@@ -46,9 +46,8 @@ from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import FlushPart
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.event import Event
+from tidelog.model.event import Event, Positions
 from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row
-from tidelog.model.positions import Positions
 from tidelog.model.producer_names import once_producer
 from tidelog.model.topic import Topic
 

@@ -27,9 +27,8 @@ from tidelog.log.producer.buffer import Rest
 from tidelog.log.producer.flush import Flush, FlushPart, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Carrier
 from tidelog.model import limits
-from tidelog.model.event import Event, check_event, check_timestamp, headers_of
+from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
 from tidelog.model.partition_rows import ProducerState
-from tidelog.model.positions import Positions
 from tidelog.model.producer_names import check_producer_name, unnamed_producer
 from tidelog.model.topic import Topic, partition_for
 

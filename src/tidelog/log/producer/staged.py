@@ -40,8 +40,7 @@ from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.partition_rows import Piece, Run, decode_row
 from tidelog.model.producer_names import recovery_producer
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo
-from tidelog.store.create import put_fresh
+from tidelog.store.base import ObjectInfo, put_fresh
 
 __all__ = [
     "Collector",

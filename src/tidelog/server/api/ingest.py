@@ -23,9 +23,8 @@ from tidelog.home import Home
 from tidelog.log.producer.flush import Flush, SendFuture
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits as model_limits
-from tidelog.model.depth import too_deep
-from tidelog.model.event import Event, Position, check_event, check_timestamp, from_iso
-from tidelog.model.positions import Positions
+from tidelog.model.decoding import too_deep
+from tidelog.model.event import Event, Position, Positions, check_event, check_timestamp, from_iso
 from tidelog.model.topic import Topic
 from tidelog.server.http.bodies import EVENT_BYTES
 from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from tidelog.model.depth import is_deep_json
+from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import to_iso
 
 __all__ = [

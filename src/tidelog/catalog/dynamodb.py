@@ -28,7 +28,7 @@ from tidelog.catalog.base import (
     check_write,
     conflict,
 )
-from tidelog.catalog.dynamodb.client import (
+from tidelog.catalog.dynamodb_client import (
     PARSER_ERRORS,
     SDK_ERRORS,
     BrokenReplyError,
@@ -39,7 +39,7 @@ from tidelog.catalog.dynamodb.client import (
     read_error,
     write_error,
 )
-from tidelog.catalog.settle import Repeat, read_repeated, write_settled
+from tidelog.catalog.update import Repeat, read_repeated, write_settled
 from tidelog.errors import (
     ConflictError,
     CorruptError,

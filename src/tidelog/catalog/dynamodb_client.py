@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidelog.catalog.settle import LostReplyError
+from tidelog.catalog.update import LostReplyError
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 
 try:

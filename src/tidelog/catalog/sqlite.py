@@ -38,8 +38,8 @@ from tidelog.catalog.base import (
     judge,
 )
 from tidelog.catalog.disk_reserve import Reserve
-from tidelog.catalog.settle import LostReplyError, Repeat, write_settled
-from tidelog.catalog.sqlite.connections import Connections
+from tidelog.catalog.sqlite_connections import Connections
+from tidelog.catalog.update import LostReplyError, Repeat, write_settled
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import limits
 from tidelog.model.address import Address

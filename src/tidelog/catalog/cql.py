@@ -32,9 +32,14 @@ from tidelog.catalog.base import (
     check_write,
     conflict,
 )
-from tidelog.catalog.cql.session import CqlSession, TombstonesError, open_session
-from tidelog.catalog.cql.table import CqlPlace, place_of
-from tidelog.catalog.settle import Repeat, read_repeated, write_settled
+from tidelog.catalog.cql_session import (
+    CqlPlace,
+    CqlSession,
+    TombstonesError,
+    open_session,
+    place_of,
+)
+from tidelog.catalog.update import Repeat, read_repeated, write_settled
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.model import limits
 from tidelog.model.address import Address
