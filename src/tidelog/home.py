@@ -25,16 +25,16 @@ from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, TidelogError
-from tidelog.journal.amend.insert_if_absent import append_absent
 from tidelog.journal.audit import user_at_host
 from tidelog.journal.calls import JournalCalls
-from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.insert_if_absent import append_absent
+from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import Start
-from tidelog.log.notify.notifier import Notifier
-from tidelog.log.notify.targets import check_target, open_target
+from tidelog.log.notifier import Notifier
+from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
 from tidelog.log.reader.partition_reader import Reader

@@ -24,17 +24,16 @@ from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.erasure.from_archives import DeleteResult, ErasedFromArchives
 from tidelog.erasure.proof import Proof, Trace
 from tidelog.erasure.rewrite import ArchiveErasure
-from tidelog.journal.amend.amend import AmendResult
+from tidelog.journal.amend import AmendResult
 from tidelog.journal.audit import AuditRecord
-from tidelog.journal.compile.compile import CompileReport
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry
-from tidelog.journal.recover.recover import RecoverReport
+from tidelog.journal.recover import RecoverReport
 from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.drain import DrainOptions, LostOffsets
-from tidelog.log.consumer.fate import Fate, FateError
-from tidelog.log.consumer.handler import HandlerOptions, HandlerSettings, Share
+from tidelog.log.consumer.handler import Fate, FateError, HandlerOptions, HandlerSettings, Share
 from tidelog.log.consumer.move import CursorMove
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimResult, TrimTo

@@ -17,7 +17,7 @@ from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.rewrite import _EraseLane, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError
-from tidelog.journal.amend.amendment_writer import Marker
+from tidelog.journal.amendment_writer import Marker
 from tidelog.journal.audit import Why
 from tidelog.log import topics
 from tidelog.log.maintenance.trim import ToOffsets

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-
 from tests.log.notify.test_targets import answering
+
 from tests.support.fake_pipelines import ListSource
 from tidelog.archive.finalize import (
     FinalizeOptions,
@@ -28,7 +28,7 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.log.notify.targets import open_target
+from tidelog.log.notify_targets import open_target
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.backoff import Backoff

@@ -22,7 +22,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.coordination.registry",
     "tidelog.coordination.tokens",
     "tidelog.journal.amend",
-    "tidelog.journal.compile.compile",
+    "tidelog.journal.compile",
     "tidelog.log.maintenance.sweep",
     "tidelog.log.topics",
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.codec.id_index import IdIndex, decode_index, encode_index, hash_ids
+from tidelog.codec.segment import IdIndex, decode_index, encode_index, hash_ids
 from tidelog.errors import CorruptError
 
 pytestmark = pytest.mark.unit

@@ -13,8 +13,8 @@ import pytest
 
 from tests.codec.test_id_index import blocks_with, hash_id
 from tidelog.codec.event_batch import batch_of
-from tidelog.codec.id_index import decode_index
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
+from tidelog.codec.segment import decode_index
 from tidelog.errors import CorruptError
 from tidelog.model.partition_rows import JournalOrigin
 

@@ -14,8 +14,8 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.from_archives import delete_events, delete_key
 from tidelog.erasure.proof import Proof, prove_erased
 from tidelog.journal.audit import Why
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.erase import ArchiveEraser, carry_out

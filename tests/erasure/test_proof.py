@@ -23,9 +23,9 @@ from tidelog.archive.tables import change_tables, register
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
-from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.lookup import Lookups
 from tidelog.maintenance.erase import carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.endpoints import store_at

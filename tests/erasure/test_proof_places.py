@@ -20,9 +20,9 @@ from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof import prove_erased
-from tidelog.journal.amend.amend import Amender
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.amend import Amender
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.erase import ArchiveEraser, carry_out

@@ -13,11 +13,11 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why, read_audit
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.journal.lookup.lookup import Lookup
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.lookup import Lookup
 from tidelog.log.ledger import read_erased
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic

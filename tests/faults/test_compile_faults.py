@@ -6,14 +6,14 @@ import contextlib
 import random
 
 import pytest
-
 from tests.journal.compile.test_compile import check, filled, values
+
 from tests.support.compiled_journals import ALL, Death, Press, amend_by_hand
 from tests.support.topic_upkeep import WEEK_S
 from tidelog.context import Context, LogSettings
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

@@ -19,8 +19,8 @@ from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 # Puts that expect nothing, by module and function, and why a late repeat does no harm.
 ALLOWED = {
     ("log/producer/append_plan.py", "plan_append"): "in a write that expects the head",
-    ("journal/compile/swap.py", "_changes"): "in a write that expects the head",
-    ("journal/amend/amendment_writer.py", "_plan"): "in a write that expects the head",
+    ("journal/compile_steps.py", "_changes"): "in a write that expects the head",
+    ("journal/amendment_writer.py", "_plan"): "in a write that expects the head",
     (
         "log/maintenance/unused.py",
         "list_unused",

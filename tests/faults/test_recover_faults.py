@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-
 from tests.journal.recover.test_recover import values as home_values
+
 from tests.log.maintenance.test_losses import Embedded
 from tests.support.compiled_journals import ALL, Death, Press
 from tidelog import Event, Home
@@ -24,13 +24,13 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal.amend.amend import Amender
+from tidelog.journal import recover
+from tidelog.journal import stray_events as forgotten
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.lookup.lookup import Lookup
-from tidelog.journal.recover import recover
-from tidelog.journal.recover import stray_events as forgotten
-from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.lookup import Lookup
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

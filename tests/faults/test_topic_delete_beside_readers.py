@@ -13,7 +13,7 @@ from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.lookup import Lookups
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.reader.partition_reader import Reader, find_offset
 from tidelog.log.topics import create_topic, delete_topic, find_topic, read_head

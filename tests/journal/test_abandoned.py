@@ -17,9 +17,9 @@ from tidelog.connectors.playback_sinks import Lot
 from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.erasure.proof import prove_erased
 from tidelog.home import create_home, open_home
-from tidelog.journal.amend import amendment_writer as marks
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal import amendment_writer as marks
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

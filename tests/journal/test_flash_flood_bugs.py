@@ -10,8 +10,8 @@ import pytest
 from tidelog import Event
 from tidelog.errors import AlreadyExistsError, NotFoundError
 from tidelog.home import Home, World, create_home
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.settings import Settings
 
 T0 = 1_700_000_000_000

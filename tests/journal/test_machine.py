@@ -31,13 +31,13 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal.amend.amend import Amender
-from tidelog.journal.amend.insert_if_absent import append_absent
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.listing import list_journals
-from tidelog.journal.lookup.lookup import Lookup
+from tidelog.journal.lookup import Lookup
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

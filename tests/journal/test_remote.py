@@ -15,8 +15,8 @@ from tests.servers.s3 import S3
 from tidelog import Event
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server

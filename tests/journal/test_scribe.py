@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from tests.journal.compile.test_compile import filled, values
+
 from tests.support.compiled_journals import Death, Press
 from tidelog import Event
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import create_home
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.scribe import Rate, Scribe, ScribeOptions, Tickets, Turn, TurnPosition
 from tidelog.model import layout
 from tidelog.model.topic import Topic

@@ -19,9 +19,9 @@ from tidelog.codec.journal_file import JournalFile
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.lookup import Lookups
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.reader.partition_reader import Reader

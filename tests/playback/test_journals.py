@@ -23,8 +23,8 @@ from tidelog.catalog.base import Delete
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

@@ -36,7 +36,7 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof import _ProofSearch
 from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
-from tidelog.journal.compile import policy
+from tidelog.journal import compile_policy
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance import erase as erasure
@@ -453,7 +453,7 @@ def _trim_passes_over_archives(patch: Patch) -> None:
 
 def _journal_keeps_trimmed_events(patch: Patch) -> None:
     """A journal that holds the start is not made again, as nothing in it waits to be compiled."""
-    patch.setattr(policy, "_is_cut", lambda *_: False)
+    patch.setattr(compile_policy, "_is_cut", lambda *_: False)
 
 
 # Writes of Spark.

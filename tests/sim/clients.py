@@ -37,7 +37,7 @@ from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.notify.notifier import Notification, Notifier, repair
+from tidelog.log.notifier import Notification, Notifier, repair
 from tidelog.log.producer.flush import SendFuture
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer

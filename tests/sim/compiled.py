@@ -18,10 +18,10 @@ import msgspec
 from tests.sim.world import PARTITIONS, World
 from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
-from tidelog.journal.compile.compile import PartitionCompile, _swaps
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.journal.partition_map import MovedError
+from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.compile import PartitionCompile, _swaps
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.listing import MovedError
 from tidelog.log.consumer.leases import Membership
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.reader.partition_reader import Reader

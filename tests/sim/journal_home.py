@@ -22,11 +22,11 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.context import Context
-from tidelog.journal.amend import amend
-from tidelog.journal.amend import amendment_writer as marks
-from tidelog.journal.amend import insert_if_absent as absent
+from tidelog.journal import amend
+from tidelog.journal import amendment_writer as marks
+from tidelog.journal import insert_if_absent as absent
 from tidelog.journal.calls import JournalCalls
-from tidelog.journal.lookup.lookup import Lookups
+from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.producer.append import Appender
 from tidelog.log.reader import amendments as amended

@@ -24,14 +24,13 @@ from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
-from tidelog.journal.amend import amend
-from tidelog.journal.amend.amend import Amender
-from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
+from tidelog.journal import amend, compile_steps
+from tidelog.journal.amend import Amender
+from tidelog.journal.amendment_writer import AmendmentChange, Marker
 from tidelog.journal.audit import AuditRecord
-from tidelog.journal.compile import swap
-from tidelog.journal.compile.build import Made
-from tidelog.journal.compile.compile import CompileReport, PartitionCompile, PlannedGroup
-from tidelog.journal.lookup.lookup import Lookup, Lookups
+from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
+from tidelog.journal.compile_steps import Made
+from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.scribe import Scribe
 from tidelog.log.ledger import Copier, ErasedIds
 from tidelog.log.maintenance import leftovers, references, sweep
@@ -229,14 +228,14 @@ def _journal_claims_too_much(patch: Patch) -> None:
 
 def _swap_expects_no_head(patch: Patch) -> None:
     """A swap puts the head that it has read, whatever was committed since."""
-    changes = swap._changes
+    changes = compile_steps._changes
 
     def blind(*args: Any) -> list[Any]:
         head, *others = changes(*args)
         assert head.row == "head"
         return [replace(head, expect=None), *others]
 
-    patch.setattr(swap, "_changes", blind)
+    patch.setattr(compile_steps, "_changes", blind)
 
 
 def _trim_takes_the_run_at_the_start(patch: Patch) -> None:

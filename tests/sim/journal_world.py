@@ -38,8 +38,8 @@ from tidelog.errors import (
     PartialAppendError,
     TidelogError,
 )
-from tidelog.journal.amend.amend import AmendResult
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.amend import AmendResult
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

@@ -6,7 +6,7 @@ import contextlib
 
 from tests.sim.journal_home import Desk
 from tests.sim.journal_world import JournalWorld
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile_policy import CompilePolicy
 
 __all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
 

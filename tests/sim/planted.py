@@ -27,26 +27,25 @@ from tidelog.catalog.base import Catalog, Change, Delete, Put
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
 from tidelog.errors import ConflictError, FencedError, NotFoundError, TidelogError, UnavailableError
+from tidelog.journal import recover
 from tidelog.journal.audit import key_mark, read_records
-from tidelog.journal.recover import recover
-from tidelog.journal.recover.stray_events import Forgotten, Present, Unit, UnitEvents
+from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
+from tidelog.log import notifier as notify
 from tidelog.log import readers, topics
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Membership, read_lease
 from tidelog.log.ledger import Copier
-from tidelog.log.maintenance import ended_producers as silent
 from tidelog.log.maintenance import leftovers, losses, sweep, verify
-from tidelog.log.maintenance.ended_producers import PRODUCER_EXPIRES_MS
+from tidelog.log.maintenance import references as silent
+from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.unused import Uses
-from tidelog.log.notify import notifier as notify
-from tidelog.log.notify.notifier import CheckResult, Debounce, NotifyState
+from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.append_plan import AppendPlan
-from tidelog.log.producer.buffer import Rest
-from tidelog.log.producer.flush import FlushFailures, SendFuture
+from tidelog.log.producer.flush import FlushFailures, Rest, SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.log.reader import partition_reader as read
 from tidelog.model import layout

@@ -37,12 +37,12 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.errors import ConflictError, CorruptError
-from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.journal.lookup.lookup import Lookup
-from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.lookup import Lookup
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic

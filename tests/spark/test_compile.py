@@ -11,8 +11,8 @@ from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
-from tidelog.journal.compile.compile import CompileReport, PartitionCompile
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, PartitionCompile
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.spark import compile as by_spark
 from tidelog.spark.compile import compile_by_spark

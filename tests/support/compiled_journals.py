@@ -11,9 +11,9 @@ from tests.support.topic_upkeep import House
 from tidelog.catalog.base import Put
 from tidelog.context import Context
 from tidelog.errors import ConflictError, UnknownOutcomeError
-from tidelog.journal.compile.build import make_journals
-from tidelog.journal.compile.compile import CompileReport, PartitionCompile, compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, PartitionCompile, compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import make_journals
 from tidelog.log.maintenance.unused import list_unused
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import read_head

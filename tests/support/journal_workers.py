@@ -24,8 +24,8 @@ from tests.support.child_processes import fork_workers
 from tests.support.log_workers import consume, note, produce
 from tidelog import Event
 from tidelog.errors import NotFoundError, UnavailableError
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 
 T = TypeVar("T")

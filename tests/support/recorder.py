@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidelog.log.notify.notifier import Notification
+from tidelog.log.notifier import Notification
 
 
 class Recorder:

@@ -25,8 +25,8 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home, open_home
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.event import Event
 from tidelog.store.base import Store

@@ -20,10 +20,10 @@ from tidelog.context import Context
 from tidelog.coordination.registry import check_shown
 from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.journal.amend.amend import Amender
+from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.compile.compile import CompileReport, compile_topic, waiting_bytes
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import amendments_waiting
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home

@@ -51,8 +51,8 @@ from tidelog.journal.audit import (
     key_mark,
     read_audit,
 )
-from tidelog.journal.lookup.lookup import amendment_of
-from tidelog.journal.partition_map import MovedError, covering
+from tidelog.journal.listing import MovedError, covering
+from tidelog.journal.lookup import amendment_of
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased
 from tidelog.log.reader.run_reader import Cut, describe_run, read_run
 from tidelog.log.topics import find_head, list_topics

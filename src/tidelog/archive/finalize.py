@@ -66,7 +66,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.notify.targets import open_target
+from tidelog.log.notify_targets import open_target
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, DateFolder, encode_success

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.codec.event_batch import STORED_SCHEMA, batch_bytes, one_batch
-from tidelog.codec.id_index import encode_index
+from tidelog.codec.segment import encode_index
 from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError
 from tidelog.model.decoding import decode_msgpack

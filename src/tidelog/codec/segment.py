@@ -6,6 +6,12 @@ partition whose events have ids is followed by an empty batch that carries their
 end of the batches and Arrow's footer, where Arrow readers do not look, is what the appender knew
 about each partition when it uploaded the segment. So a segment that no row names can prove that the
 catalog has lost commits.
+
+The id index of a run: four bytes for each id, stored beside the run in its object.
+
+An id is hashed to 64 bits, of which the upper half is kept, sorted, block by block. A block is a
+row group of a journal, or a whole piece of a segment. A lookup that finds an id's half in a block
+reads that block's ids to be certain; one in some thousands of these reads is a false positive.
 """
 
 from __future__ import annotations
@@ -17,11 +23,12 @@ from dataclasses import dataclass
 
 import crc32c
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.event_batch import STORED_SCHEMA, batch_bytes
-from tidelog.codec.id_index import IdIndex, decode_index, encode_index
 from tidelog.errors import CorruptError, InternalError
 from tidelog.model.decoding import decode_json
 from tidelog.model.limits import BATCH_EVENTS_MAX
@@ -29,14 +36,106 @@ from tidelog.model.partition_rows import AppenderView, Piece
 
 __all__ = [
     "SCHEMA_RANGE",
+    "IdIndex",
     "Piece",
     "Segment",
+    "decode_index",
+    "encode_index",
     "encode_segment",
     "encode_staged",
+    "hash_ids",
     "read_index",
     "read_known",
     "read_piece",
 ]
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_WORD = np.uint64(0xD6E8FEB86659FD93)
+_LAST = np.uint64(0xCA5A826395121157)
+_U32 = np.dtype("<u4")
+_LENGTHS_AT_ONCE = 16 << 20  # bytes of ids that are hashed together
+
+
+@dataclass(frozen=True, slots=True)
+class IdIndex:
+    """The halves of hashes, sorted, of each block."""
+
+    blocks: tuple[npt.NDArray[np.uint32], ...]
+
+
+def hash_ids(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """Returns the hashes of a text column's values, without nulls."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    hashes = [_hash_chunk(chunk.drop_null()) for chunk in chunks]
+    return np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+
+
+def encode_index(blocks: Sequence[pa.Array | pa.ChunkedArray]) -> bytes:
+    """Returns the index of blocks, given as id columns; empty if no event has an id."""
+    halves = [np.sort((hash_ids(ids) >> np.uint64(32)).astype(_U32)) for ids in blocks]
+    if not any(len(each) for each in halves):
+        return b""
+    counts = np.array([len(halves), *map(len, halves)], _U32)
+    data = b"".join([counts.tobytes(), *(each.tobytes() for each in halves)])
+    return data + crc32c.crc32c(data).to_bytes(4, "little")
+
+
+def decode_index(data: bytes, what: str) -> IdIndex:
+    """Decodes an index. Raises ``CorruptError``."""
+    body = data[:-4]
+    if (
+        len(data) < 12
+        or len(data) % 4
+        or crc32c.crc32c(body) != int.from_bytes(data[-4:], "little")
+    ):
+        raise CorruptError(f"{what}: its id index is damaged: keep the object, and run verify")
+    words = np.frombuffer(body, _U32)
+    blocks = int(words[0])
+    ends = np.cumsum(words[1 : blocks + 1], dtype=np.int64)
+    if blocks + 1 > len(words) or (len(ends) and blocks + 1 + int(ends[-1]) != len(words)):
+        raise CorruptError(f"{what}: its id index has a wrong length: keep the object")
+    return IdIndex(tuple(np.split(words[blocks + 1 :], ends[:-1])))
+
+
+def _hash_chunk(column: pa.Array) -> npt.NDArray[np.uint64]:
+    """Returns hashes; handles ids of one length at a time, as rows of 8-byte words."""
+    hashes = np.zeros(len(column), np.uint64)
+    if not len(column):
+        return hashes
+    column = column.cast(pa.large_binary())
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    octets = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    lengths = np.diff(ends)
+    for length in np.unique(lengths).tolist():
+        rows = np.nonzero(lengths == length)[0]
+        step = max(1, _LENGTHS_AT_ONCE // max(1, length))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            hashes[part] = _hash_rows(octets, ends[part], length)
+    return hashes
+
+
+def _hash_rows(
+    octets: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int
+) -> npt.NDArray[np.uint64]:
+    words = -(-length // 8)
+    padded = np.zeros((len(starts), words * 8), np.uint8)
+    if length:
+        is_dense = int(starts[-1] - starts[0]) == length * (len(starts) - 1)
+        if is_dense:
+            dense = octets[int(starts[0]) : int(starts[-1]) + length]
+            padded[:, :length] = dense.reshape(len(starts), length)
+        else:
+            padded[:, :length] = np.lib.stride_tricks.sliding_window_view(octets, length)[starts]
+    matrix = padded.view("<u8")
+    hashes = np.full(len(starts), _SEED ^ np.uint64(length), np.uint64)
+    for column in range(words):
+        hashes = (hashes ^ matrix[:, column]) * _WORD
+        hashes ^= hashes >> np.uint64(32)
+    hashes *= _LAST
+    return hashes ^ (hashes >> np.uint64(29))
+
 
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()

@@ -60,7 +60,7 @@ from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_arch
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.erasure.topic_copies import copies_of_archives
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.amend.amend import Amender, AmendResult
+from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.audit import (
     MARK_BYTES,
     RECORD_BYTES_MAX,
@@ -75,7 +75,7 @@ from tidelog.journal.audit import (
     read_audit,
     read_records,
 )
-from tidelog.journal.lookup.lookup import can_be_id
+from tidelog.journal.lookup import can_be_id
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model.archive import Archive

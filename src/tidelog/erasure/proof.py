@@ -61,7 +61,7 @@ from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.erasure.topic_copies import copies_of_topic, copy_deletions, copying_under_way
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.partition_map import covering
+from tidelog.journal.listing import covering
 from tidelog.log.reader.run_reader import describe_run, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout

@@ -8,14 +8,14 @@ from concurrent.futures import Executor
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.journal.amend.amend import Amender, AmendResult
+from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.audit import AuditRecord, Why, read_audit
-from tidelog.journal.compile.compile import CompileReport, compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry, list_journals
-from tidelog.journal.lookup.lookup import Lookups
-from tidelog.journal.recover.lost_topics import LostTopic
-from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.journal.lookup import Lookups
+from tidelog.journal.lost_topics import LostTopic
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.model.event import Event
 from tidelog.model.limits import PRESIGN_SECONDS_MAX

@@ -45,8 +45,8 @@ from tidelog.errors import (
     TidelogError,
     contained,
 )
-from tidelog.journal.compile.compile import CompileReport, compile_partition
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, compile_partition
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import layout

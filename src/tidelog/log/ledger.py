@@ -53,10 +53,9 @@ from tidelog.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tidelog.log.heads import raise_head
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.staged import StagedSegment, is_claimed, put_witness, staged_origin
-from tidelog.log.topics import read_head
+from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Head, LedgerEntry, Piece, decode_row, encode_row
 from tidelog.model.topic import Topic

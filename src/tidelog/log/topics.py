@@ -38,6 +38,8 @@ delayed repeat of an old creation can never bring a deleted topic back. Closed h
 ``closed`` row among consumers stay for good, for the same reason. A creation puts a head where
 there is none, and a delayed repeat of it would create an open head in a deleted topic, to which a
 stalled producer could append.
+
+Updates a partition's head against concurrent writers, for changes that are safe to repeat.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
@@ -59,7 +62,7 @@ from tidelog.errors import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
-from tidelog.model.partition_rows import Head, decode_row, encode_row
+from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.pool import Pool
 
@@ -74,6 +77,8 @@ __all__ = [
     "head_of",
     "list_topics",
     "open_head",
+    "raise_epoch",
+    "raise_head",
     "read_head",
 ]
 
@@ -397,3 +402,51 @@ def _each_partition(topic: Topic, call: Callable[[int], None]) -> None:
 
 def _decode(row: Row) -> Topic:
     return decode_row(row.value, Topic, f"registry row `{row.row}`")
+
+
+def raise_head(
+    context: Context, topic: Topic, partition: int, decide: Callable[[Head], Head]
+) -> tuple[Head, Head]:
+    """Replaces a head by ``decide(head)``; returns the head as first read and as it is now.
+
+    ``decide`` returns the wanted head, or the same one if nothing has to change. It is called again
+    after a conflict and after a lost reply, so it must only raise or narrow values. Raises
+    ``NotFoundError`` for a deleted topic.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    first: list[Head] = []
+
+    def decide_row(rows: Rows) -> Decision[tuple[Head, Head]]:
+        head, _ = open_head(context, topic, partition, rows["head"])
+        first.append(head)
+        wanted = decide(head)
+        changes = [] if wanted == head else [rows.put("head", encode_row(wanted))]
+        return Decision((first[0], wanted), changes)
+
+    return update(context, where, ["head"], decide_row, f"partition `{topic.name}/{partition}`")
+
+
+def raise_epoch(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
+    """Raises the epoch of a partition's ``compile`` row; returns the new one.
+
+    After that, no journal of a lower epoch can replace runs. Writes nothing if no process compiles
+    and the next compiler gets an epoch above ``above`` anyway.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    what = f"compile row of `{topic.name}/{partition}`"
+    before: list[HeldRow] = []
+
+    def decide(rows: Rows) -> Decision[int]:
+        row = rows[layout.COMPILE_ROW]
+        if row is None and not above:
+            return Decision(0)
+        lease = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
+        if not lease.owner and lease.epoch >= above:
+            return Decision(lease.epoch + 1)
+        if before and lease.epoch > max(before[-1].epoch, above):
+            return Decision(lease.epoch)
+        before.append(lease)
+        epoch = max(lease.epoch, above) + 1
+        return Decision(epoch, [rows.put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)))])
+
+    return update(context, where, [layout.COMPILE_ROW], decide, what)

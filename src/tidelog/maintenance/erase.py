@@ -18,9 +18,9 @@ from tidelog.coordination.pipeline_rows import is_detached
 from tidelog.erasure.from_archives import finish_archive, settled_offsets
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import TidelogError, contained
-from tidelog.journal.compile.compile import CompileReport, compile_partition, compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.journal.partition_map import MovedError, covering
+from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.listing import MovedError, covering
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics, read_head
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives

@@ -19,8 +19,8 @@ from tidelog.archive.tables import register
 from tidelog.context import Context
 from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
-from tidelog.log.notify.notifier import repair
-from tidelog.log.notify.targets import open_target
+from tidelog.log.notifier import repair
+from tidelog.log.notify_targets import open_target
 from tidelog.log.topics import list_topics
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline

@@ -56,7 +56,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.ledger import Copier, append_staged
-from tidelog.log.maintenance.staged import SinkState, are_young, read_swept
+from tidelog.log.maintenance.leftovers import SinkState, are_young, read_swept
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits

@@ -19,9 +19,9 @@ from tidelog.clock import RandomIds
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
 from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError, unexpected
-from tidelog.journal.compile.build import Made, Work, make_journals
-from tidelog.journal.compile.compile import CompileReport, PartitionCompile, PlannedGroup
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_steps import Made, Work, make_journals
 from tidelog.log.reader.amendments import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.store import open_store_here

@@ -13,8 +13,7 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.clock import SystemClock
 from tidelog.errors import InvalidError
-from tidelog.log.consumer.fate import Fate, FateError
-from tidelog.log.consumer.handler import Share, fnv1
+from tidelog.log.consumer.handler import Fate, FateError, Share, fnv1
 
 
 @pytest.fixture

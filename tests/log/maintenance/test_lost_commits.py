@@ -20,9 +20,9 @@ from tests.support.compiled_journals import Between, Press
 from tests.support.topic_upkeep import DAY_S, HOUR_MS
 from tidelog import Event, Home
 from tidelog.home import create_home, open_home
-from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
-from tidelog.journal.compile.compile import compile_topic
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

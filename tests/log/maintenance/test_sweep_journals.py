@@ -13,15 +13,14 @@ from tests.support.compiled_journals import Between, Press
 from tests.support.topic_upkeep import DAY_S, HOUR_MS, WEEK_S
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.journal.amend.amendment_writer import AmendmentChange, Marker
-from tidelog.journal.compile import swap as swap_module
-from tidelog.journal.compile.compile import PartitionCompile, compile_partition
-from tidelog.journal.compile.policy import CompilePolicy
-from tidelog.log.heads import raise_epoch
+from tidelog.journal import compile_steps as swap_module
+from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.compile import PartitionCompile, compile_partition
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.topics import delete_topic, find_topic, read_head
+from tidelog.log.topics import delete_topic, find_topic, raise_epoch, read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import HeldRow, decode_row
 from tidelog.model.topic import Topic

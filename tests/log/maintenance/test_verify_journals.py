@@ -16,11 +16,10 @@ from tidelog.catalog.base import Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec import journal_file as journal_module
 from tidelog.codec.event_batch import table_of
-from tidelog.codec.id_index import encode_index
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, encode_journal
-from tidelog.codec.segment import encode_staged
+from tidelog.codec.segment import encode_index, encode_staged
 from tidelog.context import Context
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

@@ -22,7 +22,7 @@ from tidelog.errors import (
     TidelogError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.ended_producers import PRODUCER_EXPIRES_MS
+from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.producer import idempotent_append as once
 from tidelog.log.producer.append import Appender

@@ -15,8 +15,8 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.errors import InternalError, TidelogError
-from tidelog.journal.lookup.lookup import Lookup
-from tidelog.journal.recover.recover import RecoverReport, recover_topic
+from tidelog.journal.lookup import Lookup
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log import ledger as copying
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.losses import find_losses

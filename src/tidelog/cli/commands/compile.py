@@ -14,7 +14,7 @@ from tidelog.cli.output import FAILED, Output, counted, json_option, progress_ba
 from tidelog.cli.pipeline_options import spark_conf
 from tidelog.errors import InvalidError
 from tidelog.home import open_home
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.model.times import duration_ms
 
 __all__ = ["compile_", "policy_of", "policy_options"]

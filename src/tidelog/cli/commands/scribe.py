@@ -16,7 +16,7 @@ from tidelog.cli.metrics_file import check_metrics_file, write_metrics_file
 from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option
 from tidelog.errors import TidelogError
 from tidelog.home import Home, open_home
-from tidelog.journal.compile.policy import CompilePolicy
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms

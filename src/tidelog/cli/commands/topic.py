@@ -12,8 +12,8 @@ from tidelog.cli.confirm import ask_first, past_of, past_options, yes_option
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
-from tidelog.journal.recover.recover import RecoverReport
-from tidelog.log.notify.targets import shown_target
+from tidelog.journal.recover import RecoverReport
+from tidelog.log.notify_targets import shown_target
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic

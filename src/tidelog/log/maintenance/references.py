@@ -8,17 +8,32 @@ are many, and they name no object.
 
 Journals and runs must cover every offset from the head's start to its next. If they do not, a row
 is lost or hidden, and the object that it names would look like garbage.
+
+Deletes the rows of unnamed producers that have ended. Starts no threads, takes no locks.
+
+A producer's row has a time of the producer's clock, which may be wrong. So a sweep marks a row that
+looks old with its own time, and deletes it if it is unchanged a week after that mark.
 """
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from tidelog.catalog.base import Row
+import msgspec
+
+from tidelog.catalog.base import Delete, Put, Row
 from tidelog.context import Context
-from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.maintenance.leftovers import decode_run
 from tidelog.log.maintenance.unused import ListedRow, NotedRow
 from tidelog.log.topics import read_head
@@ -31,18 +46,21 @@ from tidelog.model.partition_rows import (
     Strays,
     UnusedObjects,
     decode_row,
+    encode_row,
 )
 from tidelog.model.producer_names import UNNAMED
 from tidelog.model.topic import Topic
 
 __all__ = [
     "KNOWN",
+    "PRODUCER_EXPIRES_MS",
     "AmendmentRow",
     "References",
     "Silent",
     "UnknownRowError",
     "check_objects",
     "find_gap",
+    "forget_producer",
     "read_references",
     "read_whole",
 ]
@@ -242,3 +260,43 @@ def _applied(pending: list[AmendmentRow], journals: list[Run]) -> Iterator[Amend
             continue
         if each.sequence <= run.journal.applied:
             yield each
+
+
+# An unnamed producer that is silent for this long has ended.
+PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000
+
+
+def forget_producer(
+    context: Context, place: tuple[Topic, int], row: Silent, newest_ms: int, now_ms: int
+) -> bool:
+    """Step 9 for one row: returns whether it was deleted."""
+    state = row.state
+    if newest_ms - state.seen_ms <= PRODUCER_EXPIRES_MS:
+        return False
+    if state.silent_ms == 0:  # only the producer's clock dates it, which may be wrong
+        _note_silence(context, place, row, now_ms)
+        return False
+    return newest_ms - state.silent_ms > PRODUCER_EXPIRES_MS and _remove_producer(
+        context, *place, row
+    )
+
+
+def _note_silence(context: Context, place: tuple[Topic, int], row: Silent, now_ms: int) -> None:
+    """Marks a row that looks old: the week counts from this mark, which a sweep has dated."""
+    where = layout.topic_partition(place[0].incarnation, place[1])
+    noted = msgspec.structs.replace(row.state, silent_ms=now_ms)
+    change = Put(row.row, encode_row(noted), expect=row.version)
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep tries again
+        context.catalog.write(where, change, write_id=context.ids.new())
+
+
+def _remove_producer(context: Context, topic: Topic, partition: int, row: Silent) -> bool:
+    """Deletes one row; returns whether it did. A changed row belongs to a live producer."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    try:
+        context.catalog.write(
+            where, Delete(row.row, expect=row.version), write_id=context.ids.new()
+        )
+    except (ConflictError, UnknownOutcomeError):
+        return False  # if the row is still there, the next sweep tries again
+    return True

@@ -104,8 +104,6 @@ from tidelog.errors import (
     NotFoundError,
     TidelogError,
 )
-from tidelog.log.heads import raise_epoch, raise_head
-from tidelog.log.maintenance.ended_producers import forget_producer
 from tidelog.log.maintenance.incarnations import (
     TOPICS,
     accept_unexplained,
@@ -116,6 +114,7 @@ from tidelog.log.maintenance.incarnations import (
 )
 from tidelog.log.maintenance.leftovers import (
     abort_uploads,
+    left_by_sinks,
     narrow_amended,
     remove_amendments,
     remove_shadowed,
@@ -134,9 +133,9 @@ from tidelog.log.maintenance.references import (
     References,
     UnknownRowError,
     check_objects,
+    forget_producer,
     read_whole,
 )
-from tidelog.log.maintenance.staged import left_by_sinks
 from tidelog.log.maintenance.unused import (
     Uses,
     is_shared,
@@ -148,7 +147,7 @@ from tidelog.log.maintenance.unused import (
     remove_unused,
 )
 from tidelog.log.producer.staged import is_over, list_witnesses
-from tidelog.log.topics import find_topic, list_topics
+from tidelog.log.topics import find_topic, list_topics, raise_epoch, raise_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Head, decode_row, encode_row
 from tidelog.model.topic import Topic

@@ -36,9 +36,8 @@ from tidelog.context import Context
 from tidelog.coordination.ages import has_own_clock, trusted_now_ms
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import InternalError, InvalidError, UnavailableError
-from tidelog.log.heads import raise_head
 from tidelog.log.maintenance.leftovers import decode_run, remove_trimmed
-from tidelog.log.topics import read_head
+from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
 from tidelog.model.partition_rows import Head, Run

@@ -23,8 +23,7 @@ from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError, Unkno
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
-from tidelog.log.producer.buffer import Rest
-from tidelog.log.producer.flush import Flush, FlushPart, SendFuture
+from tidelog.log.producer.flush import Flush, FlushPart, Rest, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Carrier
 from tidelog.model import limits
 from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of

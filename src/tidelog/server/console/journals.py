@@ -15,7 +15,7 @@ from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import WHY_MAX, AuditRecord
-from tidelog.journal.lookup.lookup import check_id
+from tidelog.journal.lookup import check_id
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, decode_row

@@ -1,0 +1,327 @@
+"""Builds journals from a group of rows: step 3 of a compile. Needs only the store.
+
+It reads rows as a stream from the partition's start on, with amendments applied, and encodes them
+as they come. So a journal never contains events that were trimmed before it was built. Memory holds
+a row group and the bytes of one journal. A group becomes one journal, or several if updates have
+made it much larger.
+
+The swap: journals replace the rows that they were built from, in one write.
+
+The write expects the head as it was just read, and the row of the compiler. It lists the objects of
+journals that it replaces as unused. If the head has moved, the swap reads it again and repeats the
+write with the same journals: producers, trims and amendments may come in between. Another swap may
+not: if ``compiled`` has changed, the compiler plans again. Each row that is replaced must still
+reach above the start, so a trim before the swap never means the row that the swap puts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.catalog.base import Change, Check, Delete, Put
+from tidelog.catalog.update import RACE
+from tidelog.clock import Ids
+from tidelog.codec.event_batch import batch_bytes
+from tidelog.codec.journal_file import JOURNAL_SCHEMA, Fetch, encode_journal, read_sources
+from tidelog.context import Context
+from tidelog.coordination.ownership import Ownership
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.journal.compile_policy import JOURNALS_AT_ONCE, CompileGroup
+from tidelog.log.maintenance.unused import list_unused, origin_of
+from tidelog.log.reader.amendments import Amendments, EventRows, are_pending
+from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.partition_rows import Head, JournalOrigin, Run, decode_row, encode_row
+from tidelog.model.times import journal_slots
+from tidelog.model.topic import Topic
+from tidelog.store.base import Store, put_fresh
+
+__all__ = ["Made", "Pages", "Swap", "Work", "make_journals"]
+
+_AHEAD = 8  # objects fetched in advance
+
+Pages = Callable[[int], Amendments]
+"""Returns the amendments from an offset on, or the first of them up to a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A group, and everything needed to build journals from it anywhere. Pickles."""
+
+    topic: Topic
+    partition: int
+    epoch: int
+    id: str  # part of the keys of all its journals
+    group: CompileGroup
+    start: int  # lower offsets were trimmed
+    applied: int  # amendments were read at least up to this sequence
+    max_raw_bytes: int  # the size at which another journal is started
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Journals in the store that no row names yet."""
+
+    journals: tuple[Run, ...]
+    amendments: int  # that were applied
+
+
+def make_journals(
+    store: Store, ids: Ids, work: Work, pages: Pages, pool: Executor | None = None
+) -> Made:
+    """Reads, encodes and uploads. Raises ``NotFoundError`` if an object is missing: plan again."""
+    reading = _GroupReader(store, work, pages, pool)
+    group = work.group
+    committed_ms = max(run.committed_ms for run in group.rows)
+    parts_max = JOURNALS_AT_ONCE + 1 - len(group.journals)  # the limit of one swap
+    journals: list[Run] = []
+    base = group.base
+    while base < group.end:
+        is_last = len(journals) + 1 == parts_max
+        part = reading.part(None if is_last else work.max_raw_bytes)
+        encoded = encode_journal(part, work.applied, partial(reading.sources, base))
+        end = reading.end
+        key = layout.journal(
+            work.topic.incarnation, work.partition, work.epoch, base, work.id, ids.new()
+        )
+        put_fresh(store, key, encoded.data)
+        run = encoded.run(base, end - base, key, committed_ms)
+        if run.journal is not None and base < work.start:
+            journal = msgspec.structs.replace(run.journal, start=work.start)
+            run = msgspec.structs.replace(run, journal=journal)
+        journals.append(run)
+        base = end
+    return Made(tuple(journals), reading.amendments)
+
+
+class _GroupReader:
+    """Reads the events of a group in journal columns, split where a journal is full."""
+
+    def __init__(self, store: Store, work: Work, pages: Pages, pool: Executor | None) -> None:
+        self._store = store
+        self._work = work
+        self._pages = pages
+        self._pool = pool
+        self.amendments = 0
+        self.end = work.group.base  # where the part that was read ends
+        self._sources: list[JournalOrigin] = []
+        self._rows = self._all()
+        self._next = next(self._rows, None)
+
+    def part(self, bytes_max: int | None) -> Iterator[pa.Table]:
+        """Yields what follows, up to this many bytes."""
+        size = 0
+        while self._next is not None and (bytes_max is None or size < bytes_max):
+            rows, self._next = self._next, None
+            if bytes_max is not None:
+                rows, self._next = _cut(rows, bytes_max - size)
+            if self._next is None:
+                self._next = next(self._rows, None)
+            self.end = rows.end
+            if rows.batch.num_rows:
+                size += batch_bytes(rows.batch)
+                columns = [pa.array(rows.offsets), *rows.batch.columns]
+                yield pa.Table.from_arrays(columns, schema=JOURNAL_SCHEMA)
+        if self._next is None:
+            self.end = self._work.group.end
+
+    def sources(self, base: int) -> list[JournalOrigin]:
+        """Returns the origins of what was read from an offset on."""
+        parts = (each.between(base, self.end) for each in self._sources)
+        return [part for part in parts if part is not None]
+
+    def _note_source(self, run: Run, start: int, data: bytes | None) -> None:
+        if run.journal is None:
+            found = [JournalOrigin(run.base, run.count, origin_of(run.object)[0], 0)]
+        else:
+            fetch = partial(self._store.get, run.object) if data is None else _fetch(data)
+            found = read_sources(fetch, run.byte_end, f"journal `{run.object}`")
+        parts = (each.between(start, run.end) for each in found)
+        self._sources += [part for part in parts if part is not None]
+
+    def _all(self) -> Iterator[EventRows]:
+        work = self._work
+        living = [run for run in work.group.rows if run.end > work.start]
+        found: Amendments | None = None
+        fetched = in_turn(self._pool, lambda run: fetch_run(self._store, run), living, _AHEAD)
+        for run, data in fetched:
+            what = describe_run(work.topic.name, work.partition, run)
+            at = max(run.base, work.start)
+            self._note_source(run, at, data)
+            while at < run.end:
+                if found is None or (found.end is not None and at >= found.end):
+                    found = self._pages(at)
+                end = run.end if found.end is None else min(run.end, found.end)
+                new = found.of_run(run).between(at, end)
+                self.amendments += len(new)
+                cut = Cut(at, end, None, self._pool)
+                yield from read_run(self._store, run, what, cut, new, data)
+                at = end
+
+
+def _fetch(data: bytes) -> Fetch:
+    return lambda start, end: data[start:end]
+
+
+def _cut(rows: EventRows, room: int) -> tuple[EventRows, EventRows | None]:
+    """Returns the first events that fit, at least one, and the rest."""
+    count, size = rows.batch.num_rows, batch_bytes(rows.batch)
+    if size <= room or count < 2:
+        return rows, None
+    first = max(1, min(count - 1, count * room // size))
+    return rows.numbered(0, first), rows.numbered(first, count)
+
+
+class Swap:
+    """Step 4, for the partition whose compiler row we hold."""
+
+    def __init__(self, context: Context, topic: Topic, partition: int, holding: Ownership) -> None:
+        self._context = context
+        self._topic = topic
+        self._partition = partition
+        self._holding = holding
+        self._where = layout.topic_partition(topic.incarnation, partition)
+
+    def list_work(self, work_id: str) -> int:
+        """Lists all journals that a work will build as unused; returns the epoch to build them
+        under.
+
+        The swap deletes that row. The write expects the head and the row of the compiler. A swap
+        changes one and a sweep the other, so the write never lands after these have deleted what it
+        puts. Raises ``FencedError`` if another compiler has the partition.
+        """
+        for delay_s in RACE.delays_s(self._context.random):
+            epoch, check = self._holding.current()
+            _, version = read_head(self._context, self._topic, self._partition)
+            key = layout.journal(self._topic.incarnation, self._partition, epoch, 0, work_id)
+            listed = list_unused(work_id, [key])
+            try:
+                checks = (Check("head", version), check)
+                write_id = self._context.ids.new()
+                self._context.catalog.write(self._where, *listed, *checks, write_id=write_id)
+            except ConflictError:
+                self._hold_on()
+            except UnknownOutcomeError:
+                pass
+            else:
+                return epoch
+            self._context.clock.sleep(delay_s)
+        raise self._busy()
+
+    def run(self, group: CompileGroup, made: tuple[Run, ...], compiled: int, seen: Head) -> bool:
+        """Returns whether the journals replaced their rows; False: plan again, since rows have
+        changed.
+
+        Also returns False if a trim has passed amendments that the head ``seen`` before the work
+        mentions: a sweep may have removed them before they were read. Raises ``FencedError`` if
+        another compiler has the partition, and ``NotFoundError`` if the topic was deleted.
+        """
+        left: list[str] = []  # of lower epochs, under which no swap can land any more
+        for delay_s in RACE.delays_s(self._context.random):
+            epoch, check = self._holding.current()
+            head, version = read_head(self._context, self._topic, self._partition)
+            if head.closed:
+                raise NotFoundError(f"topic `{self._topic.name}`: was deleted: compile no more")
+            if head.compiled != compiled:
+                return self._landed(made)
+            first = max(seen.start, group.base)
+            is_passed = head.start > first and are_pending(seen, first, head.start)
+            if is_passed or not _is_next(group, head):
+                return False
+            if layout.journal_place(made[0].object)[1] != epoch:
+                moved = self._move(made)
+                if moved is None:
+                    return False
+                left += [run.object for run in made]
+                made = moved
+                continue  # the epoch may be another one by now
+            write_id = self._context.ids.new()
+            changes = _changes(self._topic, group, made, (head, version))
+            changes += list_unused(write_id, [*(old.object for old in group.journals), *left])
+            try:
+                self._context.catalog.write(self._where, *changes, check, write_id=write_id)
+            except ConflictError:
+                self._hold_on()
+            except UnknownOutcomeError:
+                pass  # the head settles it
+            else:
+                return True
+            self._context.clock.sleep(delay_s)
+        raise self._busy()
+
+    def _busy(self) -> UnavailableError:
+        return UnavailableError(
+            f"partition `{self._topic.name}/{self._partition}`: too many writers at once: "
+            "compile again"
+        )
+
+    def _landed(self, made: tuple[Run, ...]) -> bool:
+        """After a lost reply: returns whether it was our swap that changed ``compiled``."""
+        row = self._context.catalog.get(self._where, layout.journal_row(made[0].base))
+        what = f"a journal of `{self._topic.name}/{self._partition}`"
+        return row is not None and decode_row(row.value, Run, what).object == made[0].object
+
+    def _hold_on(self) -> None:
+        """Takes the row again if a sweep has raised the epoch."""
+        if not (self._holding.is_ours() or self._holding.try_take()):
+            raise FencedError(
+                f"partition `{self._topic.name}/{self._partition}`: another process compiles it: "
+                "leave it to that one"
+            )
+
+    def _move(self, made: tuple[Run, ...]) -> tuple[Run, ...] | None:
+        """Returns the journals under our new epoch; None if a sweep has deleted one."""
+        work_id = self._context.ids.new()
+        epoch = self.list_work(work_id)
+        incarnation, partition = self._topic.incarnation, self._partition
+        moved = []
+        for run in made:
+            new_id = self._context.ids.new()
+            key = layout.journal(incarnation, partition, epoch, run.base, work_id, new_id)
+            try:
+                self._context.store.copy(run.object, key)
+            except NotFoundError:
+                return None
+            moved.append(msgspec.structs.replace(run, object=key))
+        return tuple(moved)
+
+
+def _is_next(group: CompileGroup, head: Head) -> bool:
+    """Returns whether no row of it was trimmed, and no readable row lies before its runs."""
+    runs = [row for row in group.rows if row.journal is None]
+    follows = not runs or runs[0].base <= max(head.journaled, head.start)
+    return follows and group.rows[0].end > head.start
+
+
+def _changes(
+    topic: Topic, group: CompileGroup, made: tuple[Run, ...], at: tuple[Head, str]
+) -> list[Change]:
+    head, version = at
+    new_head = msgspec.structs.replace(
+        head, journaled=max(head.journaled, group.end), compiled=head.compiled + 1
+    )
+    changes: list[Change] = [Put("head", encode_row(new_head), expect=version)]
+    for run in made:
+        changes.append(Put(layout.journal_row(run.base), encode_row(run)))
+        slots = journal_slots(run, topic.slot_ms)
+        changes += [Put(row, value) for row, value in slots.items()]
+    bases = {run.base for run in made}
+    for old in group.journals:
+        if old.base not in bases:
+            changes.append(Delete(layout.journal_row(old.base)))
+        changes += [Delete(row) for row in journal_slots(old, topic.slot_ms)]
+    changes.append(Delete(layout.unused_row(layout.journal_work(made[0].object)[1])))
+    return changes
