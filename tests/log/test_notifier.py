@@ -32,7 +32,7 @@ from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def a_log() -> Context:
