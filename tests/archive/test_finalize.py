@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from tests.log.notify.test_targets import answering
 
+from tests.log.test_targets import answering
 from tests.support.fake_pipelines import ListSource
 from tidelog.archive.finalize import (
     FinalizeOptions,

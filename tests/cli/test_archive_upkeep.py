@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidelog as library
-from tests.log.notify.test_targets import answering
+from tests.log.test_targets import answering
 from tests.support.cli_run import Run
 from tests.support.iceberg_rest import serving
 from tidelog import Event

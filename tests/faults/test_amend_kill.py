@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.journal.amend.test_amend import compile_all
+from tests.journal.test_amend import compile_all
 from tidelog import Event
 from tidelog.home import Home, World, create_home
 from tidelog.settings import Settings

@@ -6,8 +6,8 @@ import contextlib
 import random
 
 import pytest
-from tests.journal.compile.test_compile import check, filled, values
 
+from tests.journal.test_compile import check, filled, values
 from tests.support.compiled_journals import ALL, Death, Press, amend_by_hand
 from tests.support.topic_upkeep import WEEK_S
 from tidelog.context import Context, LogSettings

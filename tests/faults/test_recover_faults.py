@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.journal.recover.test_recover import values as home_values
 
+from tests.journal.test_recover import values as home_values
 from tests.log.maintenance.test_losses import Embedded
 from tests.support.compiled_journals import ALL, Death, Press
 from tidelog import Event, Home

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.journal.compile.test_compile import filled, values
 
+from tests.journal.test_compile import filled, values
 from tests.support.compiled_journals import Death, Press
 from tidelog import Event
 from tidelog.context import Context

@@ -248,7 +248,7 @@ def test_a_target_that_cannot_be_opened_is_refused_by_watch() -> None:
 
 KILLED = """
 import sys, time
-from tests.log.notify.test_notifier import a_folder_log, Notifier, Producer, Recorder, Event
+from tests.log.test_notifier import a_folder_log, Notifier, Producer, Recorder, Event
 from tidelog.log.topics import find_topic
 log = a_folder_log(sys.argv[1])
 topic = find_topic(log, "orders")

@@ -5,7 +5,7 @@ replaced. For each run it keeps only its first offset and its hashes, so a hit r
 
 :class:`Shelves` finds the blocks of events that may have an id. It merges many indexes, so that a
 lookup is a few binary searches. Each id takes eight bytes: the half of its hash that indexes keep
-(``codec.id_index``), and the number of its block. It does no I/O; the caller limits its size.
+(``codec.segment``), and the number of its block. It does no I/O; the caller limits its size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds events by id, exactly, among any number of them.
 
-Runs and journals have id indexes (``codec.id_index``), which are cached in memory for each
+Runs and journals have id indexes (``codec.segment``), which are cached in memory for each
 partition. A lookup reads the partition's head, the rows and indexes that are new, and only those
 blocks of events whose index has the id's hash. It checks each hit by the id itself. If a compile, a
 trim or a sweep comes in between, it starts over. What does not fit into memory is read from the

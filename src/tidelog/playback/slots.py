@@ -1,6 +1,6 @@
 """Finds the runs of a partition that overlap a time range, by their slot rows.
 
-A run is in the lowest level of slots where it touches at most two (``model.slots``). So a lookup
+A run is in the lowest level of slots where it touches at most two (``model.times``). So a lookup
 reads, for each level, the rows of the slots that the range overlaps: one range scan, which returns
 only existing rows, however long the gaps. Levels without rows cost nothing: reading the next row
 after a level's range skips all of them at once.

@@ -17,9 +17,9 @@ A batch of a named sink has six steps:
 
 A repeated batch finds its number in the sink's row. If that is done, it does nothing. If it is
 decided, it resumes with the manifest of the first attempt. The row also has the number of events
-and a digest of them (``codec.digest``). A repeat that differs may hold events that are not stored,
-for example after a checkpoint was set back by one batch, and is refused; ``acceptRepeat`` declares
-that it is the same batch. Spark repeats only its last batch; an older one is refused.
+and a digest of them (``codec.event_batch``). A repeat that differs may hold events that are not
+stored, for example after a checkpoint was set back by one batch, and is refused; ``acceptRepeat``
+declares that it is the same batch. Spark repeats only its last batch; an older one is refused.
 
 The row is deleted with its topic. So before the first batch, a row in the registry records which
 query writes to which topic with that name. A query that finds another topic is refused: its topic

@@ -16,7 +16,7 @@ Names follow Secor:
 the file's first event, so names are unique in an archive. After ranges were set aside
 (``pipeline.aside``), names get a further part, ``_<names>``, so a repeated range never reuses the
 name of a file that was set aside. Topic and partition are escaped like data
-(``codec.parsers.names``), so that every reader lists them and every store accepts them.
+(``codec.parsers.base``), so that every reader lists them and every store accepts them.
 """
 
 from __future__ import annotations
