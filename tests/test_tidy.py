@@ -221,6 +221,21 @@ def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -
     assert found == [], "an exception of a library would stop the others: use errors.contained"
 
 
+PLAIN_POOLS = (
+    "pool.py",
+    "server/",  # ends before its process does, and then drops what waits
+    "store/probe.py",  # races two requests, so it needs two threads
+    "testing/",
+)
+
+
+@of_each(SOURCES)
+def test_pools_complete_their_work_without_new_threads(path: Path) -> None:
+    """A plain pool raises once the main thread has ended, and where no thread can be started."""
+    if not str(path.relative_to(ROOT / "src" / "tidelog")).startswith(PLAIN_POOLS):
+        assert "ThreadPoolExecutor" not in text_of(path), "use tidelog.pool.Pool"
+
+
 TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole numbers and text
     "codec/formats/typed.py": 1,  # the event's value
     "codec/formats/avro.py": 1,  # decimals

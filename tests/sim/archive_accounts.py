@@ -35,14 +35,18 @@ class Accountant:
     skipped_loss: int = 0  # offsets in gaps, for tests that the world is not idle
     _files: dict[tuple[str, str], dict[str, Stored]] = field(default_factory=dict)  # by version
     _counted: dict[tuple[Generation, str], _Counted] = field(default_factory=dict)
+    _looked: dict[Generation, tuple[int, ...]] = field(default_factory=dict)  # at what
 
     # While the world runs.
 
     def check_live(self) -> None:
         """What must hold at every moment."""
         for live in self.folders.live():
-            self._check_listed(live)
-            self._check_committed(live)
+            changes = self.folders.changes(live)
+            if self._looked.get(live) != changes:
+                self._check_listed(live)
+                self._check_committed(live)
+                self._looked[live] = changes
 
     def _check_listed(self, live: Generation) -> None:
         seen: dict[tuple[str, str, int], Stored] = {}

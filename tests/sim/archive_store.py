@@ -15,10 +15,8 @@ from typing import Any
 
 import crc32c
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tests.sim.journal_raw import WatchedCatalog, WatchedStore
+from tests.sim.journal_raw import WatchedCatalog, WatchedStore, parquet_table
 
 __all__ = ["Folders", "Generation", "SourceRows", "Stored"]
 
@@ -85,6 +83,14 @@ class Folders:
             Generation(row["name"], row["incarnation"], row["generation"])
             for row in self.archives().values()
         ]
+
+    def changes(self, of: Generation) -> tuple[int, ...]:
+        """Counts of changes: while they stay, neither its rows nor any file of an archive changes.
+
+        Deletions count by themselves, since they may be those of manifests.
+        """
+        rows = self._rows.pipelines[of.pipeline] + self._rows.pipelines[f"{of.pipeline}.dead"]
+        return rows, self._objects.changes, self._objects.deletes
 
     def data_keys(self, of: Generation) -> list[str]:
         """Files that a reader of the folder sees: names that begin with ``_`` are not data."""
@@ -189,7 +195,7 @@ def _fields(value: bytes) -> Row:
 
 def _decoded(key: str, data: bytes) -> Iterator[Stored]:
     if key.endswith(".parquet"):
-        rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
+        rows = parquet_table(data).to_pylist()
     else:
         rows = [json.loads(line) for line in data.decode().splitlines()]
     for row in rows:

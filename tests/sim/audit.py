@@ -32,6 +32,7 @@ class AuditedCatalog(MemoryCatalog):
         self.writes = 0  # so that a simulation checks only when something has changed
         self.touched: set[str] = set()  # partitions, since a simulation last cleared it
         self.changed: Counter[str] = Counter()  # writes by partition, refused ones too
+        self.pipelines: Counter[str] = Counter()  # the same, by pipeline
         self._had: dict[tuple[str, str], set[str]] = {}
         self._done: dict[tuple[str, str], dict[str, tuple[Change, ...]]] = {}  # by row and write
 
@@ -43,6 +44,8 @@ class AuditedCatalog(MemoryCatalog):
         self.writes += 1
         self.touched.add(partition)
         self.changed[partition] += 1
+        if partition.startswith("pipeline/"):
+            self.pipelines[partition.split("/", 2)[1]] += 1
         before = {change.row: self.get(partition, change.row) for change in changes}
         super().write(partition, *changes, write_id=write_id)
         changed = [each for each in changes if self.get(partition, each.row) != before[each.row]]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tests.sim.audit import AuditedCatalog
+from tests.sim.decoding import decoding_once
 from tidelog.context import Context, LogSettings
 from tidelog.errors import FencedError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
@@ -99,7 +100,7 @@ class SimWorld:
 
     def run(self) -> Counter[Fault]:
         """Until all processes have finished; then what must hold in the end."""
-        with simulated(self.scheduler, self.preempt) as self.threads:
+        with decoding_once(), simulated(self.scheduler, self.preempt) as self.threads:
             self.spawn_all()
             self.scheduler.run(self.steps_max, self._after_step)
             self.faults.heal()

@@ -36,6 +36,7 @@ __all__ = [
     "Truth",
     "WatchedCatalog",
     "WatchedStore",
+    "parquet_table",
     "traces",
 ]
 
@@ -98,7 +99,9 @@ class WatchedCatalog(AuditedCatalog):
 
 
 class WatchedStore(CountingStore):
-    """Refuses to lose an object that a row names."""
+    """Refuses to lose an object that a row names. Counts changes in the folders of archives."""
+
+    changes = 0
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -108,7 +111,12 @@ class WatchedStore(CountingStore):
         wanted = list(keys)
         if self.truth is not None:
             self.truth.deleting(wanted)
+        self.changes += any(key.startswith(("archives/", "dead/")) for key in wanted)
         super().delete(wanted)
+
+    def _store(self, key: str, data: bytes) -> str:
+        self.changes += key.startswith(("archives/", "dead/"))
+        return super()._store(key, data)
 
     def find(self, key: str) -> bytes | None:
         """The bytes of an object, if it is there."""
@@ -335,7 +343,7 @@ class Truth:
                 found = dict(enumerate(_events(segment_table(data, part))))
                 assert len(found) == run["count"]
             else:
-                table = _parquet(data)
+                table = parquet_table(data)
                 offsets = table.column("offset").to_pylist()
                 found = dict(zip(offsets, _events(table), strict=True))
                 assert len(found) == run["journal"][2]
@@ -351,10 +359,13 @@ def _applied(run: Row) -> int:
     return int(run["journal"][3]) if run["journal"] is not None else 0
 
 
-def _parquet(data: bytes) -> pa.Table:
+@lru_cache(4096)
+def parquet_table(data: bytes) -> pa.Table:
+    """All rows of a Parquet file."""
     return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
+@lru_cache(4096)
 def segment_table(data: bytes, part: bytes | None = None) -> pa.Table:
     """The events of a segment, or of one piece of it: Arrow messages behind the file's schema."""
     if part is None:
@@ -406,7 +417,7 @@ def _unpacked(data: bytes) -> bytes:
 def _inner(key: str, data: bytes) -> bytes:
     """What an object holds, uncompressed."""
     if key.endswith(".parquet"):
-        return repr(_parquet(data).to_pylist()).encode()
+        return repr(parquet_table(data).to_pylist()).encode()
     if data.startswith(b"ARROW1"):
         return repr(segment_table(data).to_pylist()).encode()
     return b""

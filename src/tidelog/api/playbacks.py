@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TypedDict
 
@@ -36,6 +35,7 @@ from tidelog.playback.play import (
 )
 from tidelog.playback.request import PlaybackRequest, pin_asked, pinned_playback
 from tidelog.playback.session import KnownPlayback, NamedPlayback, forget_playback, list_playbacks
+from tidelog.pool import Pool
 
 __all__ = ["PlayOptions", "Playbacks", "play_to", "time_text"]
 
@@ -99,7 +99,7 @@ def play_to(
                 "name, speed and empty_slots"
             )
         return _play_parallel(context, asked, spark, options, how)
-    with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+    with Pool(READERS, "tidelog-playback") as pool:
         if name is not None:
             return _resume(context, asked, name, options, how, pool)
         topic, pin = pin_asked(context, asked, pool)
@@ -122,7 +122,7 @@ def _resume(
     name: str,
     options: PlayOptions,
     how: PlaybackOptions,
-    pool: ThreadPoolExecutor,
+    pool: Pool,
 ) -> PlaybackResult:
     topic, pinned = pinned_playback(context, name, asked, pool)
     named = NamedPlayback(context, name, pinned.generation)

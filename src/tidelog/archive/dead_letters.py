@@ -390,4 +390,8 @@ def _read_file(store: Store, file: FileEntry) -> pa.Table:
             f"with {crc32c.crc32c(data):08x}: keep it, and restore it from a copy"
         )
     with decoding(what):
-        return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).cast(MISFIT_SCHEMA)
+        return _read_table(data)
+
+
+def _read_table(data: bytes) -> pa.Table:
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).cast(MISFIT_SCHEMA)

@@ -15,7 +15,6 @@ low.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tidelog.archive.account import read_account
@@ -47,6 +46,7 @@ from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.endpoints import no_source, source_at, store_at
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
 from tidelog.pipeline.source_partitions import track
+from tidelog.pool import Pool
 from tidelog.store.base import lost_remedy
 
 __all__ = [
@@ -181,7 +181,7 @@ def read_status(
         context, pipeline, source, waiting or WaitingTimes(), now_ms, deleted, failures
     )
     drivers, silent = _drivers(context, pipeline, now_ms)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with Pool(_AT_ONCE) as pool:
         each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
         partitions = tuple(each)
     aside = [*read_aside(context, pipeline), *read_aside(context, replay_pipeline(pipeline))]

@@ -13,7 +13,6 @@ gaps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,6 +45,7 @@ from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
 from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import track
+from tidelog.pool import Pool
 from tidelog.store.base import Store
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
@@ -380,7 +380,7 @@ class _VerifyLook:
         there = [f for f in files if self._is_there(manifest, f) and f.kind != "sidecar"]
         if there:
             look = self._read if self._how.deep else self._count
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with Pool(_AT_ONCE) as pool:
                 found = list(pool.map(lambda file: look(manifest, file), there))
             self.tally.add(*(each for each in found if isinstance(each, Problem)))
             for file, each in zip(there, found, strict=True):

@@ -201,12 +201,17 @@ class JournalFile:
     def read(self, group: RowGroup, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Returns the events of a row group in journal columns, or only some columns of them."""
         names = list(columns or JOURNAL_SCHEMA.names)
-        file = pa.PythonFile(_Parts(self._size, self._parts(group, names)), mode="r")
+        return self._decoded(group.number, names, self._parts(group, names))
+
+    def _decoded(
+        self, number: int, names: Sequence[str], parts: Sequence[tuple[int, bytes]]
+    ) -> pa.RecordBatch:
+        file = pa.PythonFile(_Parts(self._size, parts), mode="r")
         try:
             parquet = pq.ParquetFile(
                 file, metadata=self._meta, page_checksum_verification=True, pre_buffer=False
             )
-            table = parquet.read_row_group(group.number, columns=names, use_threads=False)
+            table = parquet.read_row_group(number, columns=list(names), use_threads=False)
         except (pa.ArrowInvalid, OSError, EOFError) as exc:
             raise CorruptError(f"{self._what}: does not decode ({exc}): keep the object") from exc
         schema = pa.schema([field for field in JOURNAL_SCHEMA if field.name in names])

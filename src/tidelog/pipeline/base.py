@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpec
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
 from tidelog.pipeline.completed import CompletedReader
+from tidelog.pool import Pool
 
 __all__ = [
     "NO_ERASED_ROWS",
@@ -260,7 +261,7 @@ class LocalWorkers:
             for task in tasks:
                 yield run_task(task)
             return
-        with ThreadPoolExecutor(self._threads, "tidelog-task") as pool:
+        with Pool(self._threads, "tidelog-task") as pool:
             for done in as_completed([pool.submit(run_task, task) for task in tasks]):
                 yield done.result()
 

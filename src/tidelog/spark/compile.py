@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -24,6 +23,7 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import Made, Work, make_journals
 from tidelog.log.reader.amendments import Amendments, joined
 from tidelog.model.topic import Topic
+from tidelog.pool import Pool
 from tidelog.store import open_store_here
 
 __all__ = ["compile_by_spark"]
@@ -223,7 +223,7 @@ def _run_pickled(blob: bytes) -> bytes:
 def _run_task(task: _CompileTask) -> _Outcome:
     try:
         store = open_store_here(task.store)
-        with ThreadPoolExecutor(_READERS, "tidelog-compile") as pool:
+        with Pool(_READERS, "tidelog-compile") as pool:
             return _Outcome(
                 make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
             )

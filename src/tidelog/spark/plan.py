@@ -9,7 +9,6 @@ partitions and offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.opening import open_context
+from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.options import Offsets, ReadOptions
 
@@ -192,7 +192,7 @@ class Planner:
         partitions = range(self._topic.partitions)
         if len(partitions) < _AT_ONCE:
             return [call(partition) for partition in partitions]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with Pool(_AT_ONCE) as pool:
             return list(pool.map(call, partitions))
 
 

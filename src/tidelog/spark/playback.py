@@ -18,7 +18,7 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +58,7 @@ from tidelog.playback.pace import SlotCount, SlotCounter
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, opened
 from tidelog.playback.run_buffer import EventFilter, Loader, TimedRows
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
+from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 
@@ -89,7 +90,7 @@ def play_parallel(
     """
     cores = int(session.sparkContext.defaultParallelism)
     target = _Target(context, sink)
-    with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+    with Pool(READERS, "tidelog-playback") as pool:
         windows = plan_windows(context, topic, pin, cores, pool)
     tasks = [target.aimed(_task(context, topic, pin, window)) for window in windows]
     played = PlaybackResult()
@@ -303,7 +304,7 @@ def run_window(task: WindowTask) -> PlayedWindow:
     last: Cursor | None = None
     sink: PlaybackSink | None = None
     try:
-        with opened(lambda: _open(task, store)) as sink, ThreadPoolExecutor(_READERS) as pool:
+        with opened(lambda: _open(task, store)) as sink, Pool(_READERS) as pool:
             for lot in _lots(task, store, sink, pool):
                 sink.put(lot)
                 slots += counter.add(lot.batch)

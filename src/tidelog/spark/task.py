@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +21,7 @@ from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, in_turn, read_run
+from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import BatchPosition, shown
 from tidelog.spark.plan import EventTimes, OffsetSlice, ReadTask
@@ -64,7 +64,7 @@ def _keep_modules() -> None:
 def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Times are always decoded: they count the rows, and a filter may need them.
     columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
-    with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+    with Pool(_AHEAD, "tidelog-fetch") as pool:
         for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
             place, is_within = (
                 BatchPosition(task.topic, piece.partition),

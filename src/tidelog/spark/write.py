@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +43,7 @@ from tidelog.log.topics import find_topic
 from tidelog.model import layout
 from tidelog.model.producer_names import UNNAMED, sink_producer, unnamed_producer
 from tidelog.model.topic import Topic
+from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.commit import Batch, SparkSink, check_not_swept, report_left_out
@@ -84,7 +84,7 @@ class TidelogWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: makes what was staged part of the topic."""
         options = self._options
-        with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with open_shared(options.home) as context, Pool(_AT_ONCE) as pool:
             topic = find_topic(context, options.topic)
             segments = _segments(topic, messages)
             if options.sink is not None and options.batch is not None:
@@ -133,7 +133,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         queries = {message.query for message in _staged_messages(messages)}
         if len(queries) > 1:
             raise InternalError(f"streaming write: one micro-batch of {len(queries)} queries")
-        with open_shared(options.home) as context, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with open_shared(options.home) as context, Pool(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
             sink = SparkSink(context, topic, self._prepare_staging.sink, pool)
             made = Batch(next(iter(queries), None), batch, segments, _contents(messages))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 
 from tidelog.clock import Clock
 from tidelog.store.base import (
@@ -32,6 +33,7 @@ class MemoryStore:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._keys: list[str] = []  # of all objects, in order
         self._etags = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -63,15 +65,14 @@ class MemoryStore:
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         with self._lock:
-            keys = sorted(key for key in self._objects if key.startswith(prefix))
-            after = keys[bisect_right(keys, start_after) :]
-            return iter([self._objects[key][1] for key in after])
+            return iter([self._objects[key][1] for key in self._below(prefix, start_after)])
 
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
             for key in keys:
                 check_key(key)
-                self._objects.pop(key, None)
+                if self._objects.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
 
     def copy(self, source: str, target: str) -> None:
         check_key(target)
@@ -96,8 +97,14 @@ class MemoryStore:
             raise not_found(key)
         return self._objects[key]
 
+    def _below(self, prefix: str, start_after: str = "") -> Iterator[str]:
+        first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
+        return takewhile(lambda key: key.startswith(prefix), islice(self._keys, first, None))
+
     def _store(self, key: str, data: bytes) -> str:
         info = ObjectInfo(key, len(data), f"m{next(self._etags)}", self._clock.now_ms())
+        if key not in self._objects:
+            insort(self._keys, key)
         self._objects[key] = (bytes(data), info)
         return info.etag
 

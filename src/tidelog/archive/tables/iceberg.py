@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 import msgspec
@@ -33,6 +32,7 @@ from tidelog.archive.tables.base import (
 from tidelog.errors import ConflictError, CorruptError, InvalidError, TidelogError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.decoding import decode_json
+from tidelog.pool import Pool
 
 try:
     from pyiceberg import exceptions as theirs
@@ -270,7 +270,7 @@ class IcebergTable:
         return self._catalog.load_table(self._name)
 
     def _data_files(self, table: Snapshot, files: list[TableFile]) -> list[DataFile]:
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        with Pool(_FOOTERS_AT_ONCE) as pool:
             return list(pool.map(lambda file: self._data_file(table, file), files))
 
     def _data_file(self, table: Snapshot, file: TableFile) -> DataFile:

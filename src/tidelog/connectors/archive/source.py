@@ -16,7 +16,6 @@ always the range.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +55,7 @@ from tidelog.model.pipeline import (
     offsets_between,
     read_manifest,
 )
+from tidelog.pool import Pool
 
 __all__ = [
     "ArchiveSource",
@@ -255,7 +255,7 @@ class ArchiveSource:
             asked = list(map(SourcePartition.named, read_partitions(context, pipeline)))
         else:
             asked = list(wanted)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with Pool(_AT_ONCE) as pool:
             found = list(pool.map(lambda each: self._history(context, pipeline, each), asked))
         histories = {each: history for each, history in zip(asked, found, strict=True) if history}
         missing = [each for each in asked if each not in histories]
@@ -303,7 +303,7 @@ def _manifests(
 ) -> tuple[list[Manifest], list[Commit]]:
     """Returns the current manifests of the commits in a range: an erasure replaces them."""
     commits = _read_again(context, history, range.partition, _commits_in(history, range))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with Pool(_AT_ONCE) as pool:
         while True:
             try:
                 keys = list(dict.fromkeys(each.manifest for each in commits))

@@ -19,7 +19,7 @@ import io
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any
@@ -34,6 +34,7 @@ from tidelog.codec.parsers import Layout
 from tidelog.codec.segment import read_piece
 from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.pool import Pool
 from tidelog.store.base import Store, put_fresh
 
 __all__ = [
@@ -131,7 +132,7 @@ class Uploads:
     def __init__(self, store: Store, staging: str) -> None:
         self._store = store
         self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task gets its own names
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "tidelog-upload")
+        self._pool = Pool(_AT_ONCE, "tidelog-upload")
         self._waiting: deque[tuple[Future[FileEntry], int]] = deque()
         self._files: list[FileEntry] = []
 
@@ -207,7 +208,7 @@ def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) ->
         for file in files:
             _publish(store, file)
         return
-    with ThreadPoolExecutor(at_once, "tidelog-publish") as pool:
+    with Pool(at_once, "tidelog-publish") as pool:
         for done in [pool.submit(_publish, store, file) for file in files]:
             done.result()
 

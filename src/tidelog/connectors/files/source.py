@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -64,6 +63,7 @@ from tidelog.connectors.source import (
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.limits import FILE_FINISHED_MS, FILE_GAP_OFFSETS, FILES_PASSED_MAX
+from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
 
@@ -314,7 +314,7 @@ class FilesSource:
     def _ends_of(self, store: Store, files: Chain) -> list[int]:
         """Returns the end offset of each file. Looks into new files in parallel."""
         new = [file for file in files if (file.data.key, file.data.etag) not in self._ends]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with Pool(_AT_ONCE) as pool:
             for file, end in zip(new, pool.map(lambda each: each.end(store), new), strict=True):
                 self._ends[file.data.key, file.data.etag] = end
         return [self._ends[file.data.key, file.data.etag] for file in files]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,7 @@ from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.producer_names import pipeline_producer, writer_name
 from tidelog.model.topic import Topic
+from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 
@@ -204,7 +205,7 @@ def _side_by_side(context: Context) -> Iterator[Executor | None]:
     if context.commits_at_once == 1:
         yield None
         return
-    with ThreadPoolExecutor(context.commits_at_once, "tidelog-publish") as pool:
+    with Pool(context.commits_at_once, "tidelog-publish") as pool:
         yield pool
 
 

@@ -8,7 +8,6 @@ so a driver plans a range, and reading the plan needs only the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
+from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 
@@ -78,7 +78,7 @@ class TopicSource:
         return [SourcePartition(topic.name, str(number)) for number in range(topic.partitions)]
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        with self._open_context() as context, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with self._open_context() as context, Pool(_AT_ONCE) as pool:
             topic = find_topic(context, self._topic)
             heads = list(pool.map(lambda each: _head(context, topic, each), partitions))
         return {
@@ -178,7 +178,7 @@ class PlannedRange:
     def _stretches(self, store: Store) -> Iterator[OffsetEvents]:
         start, limit = range_offsets(self.range)
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
-        with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+        with Pool(_AHEAD, "tidelog-fetch") as pool:
             for run, data in in_turn(pool, partial(self._fetch, store), self.runs, _AHEAD):
                 cut, start = Cut(start, limit, pool=pool), max(start, run.end)
                 what = describe_run(topic, partition, run)
