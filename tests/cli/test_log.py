@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import tidelog as library
 from tests.support.cli_run import Run
@@ -509,6 +512,29 @@ def test_words_that_are_no_utf8_are_refused(tidelog: Run) -> None:
 )
 def test_wrong_usage_is_exit_code_2(tidelog: Run, args: list[str]) -> None:
     assert tidelog(*args).code == 2
+
+
+def test_list_of_commands_shows_their_first_sentences_whole() -> None:
+    runner = CliRunner()
+    for path in ((), ("archive",), ("topic",), ("token",), ("pipeline",)):
+        shown = runner.invoke(cli, [*path, "--help"]).output
+        group = cli if not path else cli.commands[path[0]]
+        assert isinstance(group, click.Group)
+        listed = " ".join(shown.partition("Commands:")[2].split())
+        for name, command in group.commands.items():
+            sentence = command.get_short_help_str(limit=200)
+            assert command.hidden or f"{name} {sentence}" in listed
+        assert "..." not in listed
+
+
+def test_list_of_commands_loads_no_library_of_theirs() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from tidelog.cli.main import cli;"
+        "CliRunner().invoke(cli, ['--help']);"
+        "print([name for name in sys.modules if name.startswith('tidelog.cli.commands.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -25,37 +25,41 @@ __all__ = ["cli", "main", "run"]
 _INIT = "`tidelog init"  # as errors name the command
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Where each command stands. It is imported when it is asked for: each brings libraries of its own.
+# The module of each command and its summary. A command is imported only when it runs, since each
+# loads libraries of its own; the summaries are here so that the list of commands loads none.
 _COMMANDS = {
-    "archive": "archive",
-    "audit": "amend",
-    "compile": "compile:compile_",
-    "consume": "consume",
-    "consumer": "consumer",
-    "delete": "amend",
-    "demo": "demo",
-    "follow": "follow",
-    "get": "amend",
-    "home": "home",
-    "init": "home",
-    "journals": "journals",
-    "lag": "upkeep",
-    "load": "load",
-    "pipeline": "pipeline",
-    "playback": "playback",
-    "produce": "produce",
-    "pump": "pump",
-    "replay": "journals",
-    "sample-traffic": "sample_traffic:sample_traffic",
-    "scribe": "scribe",
-    "serve": "serve",
-    "sweep": "upkeep",
-    "token": "token",
-    "topic": "topic",
-    "trim": "upkeep",
-    "up": "up",
-    "update": "amend",
-    "verify": "upkeep",
+    "archive": ("archive", "Write events to files that any engine can read, each event once."),
+    "audit": ("amend", "Show who updated or deleted events of a topic, when and why."),
+    "compile": (
+        "compile:compile_",
+        "Compact a topic into journals, with updates and deletes applied.",
+    ),
+    "consume": ("consume", "Read the events of a topic as a named consumer."),
+    "consumer": ("consumer", "Delete consumers."),
+    "delete": ("amend", "Erase events by id or by key."),
+    "demo": ("demo", "Show Tidelog at work: produce, consume, archive, query."),
+    "follow": ("follow", "Run every archive and pump of a home until Ctrl-C."),
+    "get": ("amend", "Print the event that has an id."),
+    "home": ("home", "Show where the home is and the config string that opens it."),
+    "init": ("home", "Create a home, or finish and check an existing one."),
+    "journals": ("journals", "List the objects that hold a topic's events, with URLs."),
+    "lag": ("upkeep", "Show how far behind each consumer is."),
+    "load": ("load", "Send sample traffic to a server and show its latency."),
+    "pipeline": ("pipeline", "List, show and delete pumps and restores."),
+    "playback": ("playback", "Play the events of a time range to another place, in order."),
+    "produce": ("produce", "Append the lines of a file or of standard input as events."),
+    "pump": ("pump", "Copy the events of a source into a topic, each event once."),
+    "replay": ("journals", "Print the events of a time range, in order of time."),
+    "sample-traffic": ("sample_traffic:sample_traffic", ""),
+    "scribe": ("scribe", "Compile, apply amendments and sweep in the background."),
+    "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
+    "sweep": ("upkeep", "Delete objects that nothing refers to."),
+    "token": ("token", "Create, list, rotate and revoke the server's tokens."),
+    "topic": ("topic", "Create, list, show and delete topics."),
+    "trim": ("upkeep", "Delete the oldest events of a topic."),
+    "up": ("up", "Run everything a home needs until Ctrl-C."),
+    "update": ("amend", "Replace the value of an event."),
+    "verify": ("upkeep", "Check every event against the catalog and its checksum."),
 }
 
 
@@ -76,6 +80,10 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _load(cmd_name) if cmd_name in _COMMANDS else None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items() if text])
+
     def invoke(self, ctx: click.Context) -> Any:
         """As always; an error that says how to make the home names the one that was given."""
         try:
@@ -90,7 +98,7 @@ class _Commands(click.Group):
 
 @functools.cache
 def _load(name: str) -> click.Command:
-    module, _, attribute = _COMMANDS[name].partition(":")
+    module, _, attribute = _COMMANDS[name][0].partition(":")
     commands = import_module(f"tidelog.cli.commands.{module}")
     found: click.Command = getattr(commands, attribute or name)
     check_texts(found)
@@ -127,7 +135,7 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
 
 def main() -> None:
-    """Run the command line; never shows a traceback for what a person can mend."""
+    """Run the command line; never shows a traceback for what a person can fix."""
     as_json = "--json" in sys.argv
     try:
         cli.main(prog_name="tidelog", standalone_mode=False)

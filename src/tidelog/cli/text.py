@@ -1,4 +1,4 @@
-"""Words of the command line that are kept: they must be text, which arguments need not be."""
+"""Texts of the command line: arguments are UTF-8, and help shows whole sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Any
 
 import click
 
-__all__ = ["check_texts", "utf8"]
+__all__ = ["CommandGroup", "check_texts", "utf8"]
 
 _PATHS = frozenset({"file", "files", "ids_file"})  # parameters that name files by str
+
+
+class CommandGroup(click.Group):
+    """A group whose help shows the first sentence of each command, however long it is."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, command.get_short_help_str(limit=200))
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name)) is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def utf8(text: str) -> str:

@@ -57,7 +57,9 @@ who_option = click.option(
 @json_option
 @click.pass_obj
 def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
-    """Find the event that has an id, and print its value; with --json all of it.
+    """Print the event that has an id.
+
+    Prints its value, or with --json the whole event.
 
     Of several events with the id it is the newest.
 
@@ -81,7 +83,9 @@ def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
 @json_option
 @click.pass_obj
 def update(home_text: str | None, output: Output, /, topic: str, id: str, **given: Any) -> None:
-    """Give an event another value: the bytes of a file, or of standard input.
+    """Replace the value of an event.
+
+    Reads the new value from a file or from standard input.
 
     All else of the event stays: its place, time, key, type and headers. Every reader that begins
     after this sees the new value. Files of archives that were written before keep the old one until
@@ -119,7 +123,9 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """Delete events for good: by ids, by a file of ids, or all that have a key.
+    """Erase events by id or by key.
+
+    Takes ids, a file of ids, or a key. Deleted events are gone for good.
 
     No reader that begins after this sees them. Their bytes are gone from the topic after compile
     and sweep; with --prove at once, and from archives that were made of the topic, and then every
@@ -177,7 +183,9 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 def audit(
     home_text: str | None, output: Output, topic: str, since: str | None, event_id: str | None
 ) -> None:
-    """Show who updated and deleted events of a topic, when and why. Never what they held.
+    """Show who updated or deleted events of a topic, when and why.
+
+    Never shows what the events held.
 
     Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
     find the records of an id.

@@ -29,14 +29,15 @@ from tidelog.cli.pipeline_options import (
     spark_of,
     worker_options,
 )
+from tidelog.cli.text import CommandGroup
 from tidelog.home import open_home
 
 __all__ = ["archive"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def archive() -> None:
-    """Lay events down as files that any engine reads, each of them once.
+    """Write events to files that any engine can read, each event once.
 
     \b
     Examples:

@@ -84,7 +84,9 @@ def policy_of(given: dict[str, Any], otherwise: CompilePolicy) -> CompilePolicy:
 def compile_(
     home_text: str | None, output: Output, /, topic: str | None, is_all: bool, **given: Any
 ) -> None:
-    """Make journals of a topic's runs: fewer, larger objects, with updates and deletes applied.
+    """Compact a topic into journals, with updates and deletes applied.
+
+    Journals are fewer and larger objects.
 
     Offsets stay as they were, and readers go on undisturbed. By default all runs that wait are
     compiled. Journals are compiled again when 1,000 amendments or several small neighbours have

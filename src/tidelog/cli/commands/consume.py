@@ -68,7 +68,9 @@ Emit = Callable[[list[Event]], None]
 @json_option
 @click.pass_obj
 def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """Read events as a consumer: each value on a line, or with --json each event.
+    """Read the events of a topic as a named consumer.
+
+    Prints each value on a line, or with --json each event.
 
     What was printed is committed after it was flushed, so after a crash the last events may come
     again, and none is missing. Without --follow it ends when all that is there was read. Members

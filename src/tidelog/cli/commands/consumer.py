@@ -6,15 +6,17 @@ import click
 
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import Output, json_option
-from tidelog.cli.text import utf8
+from tidelog.cli.text import CommandGroup, utf8
 from tidelog.home import open_home
 
 __all__ = ["consumer"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def consumer() -> None:
-    """Delete consumers; `tidelog lag` lists them.
+    """Delete consumers.
+
+    `tidelog lag` lists them.
 
     \b
     Examples:

@@ -41,7 +41,7 @@ _MAX_AGE_MS = 10_000  # so that who goes on with `tidelog up` sees files come
 )
 @json_option
 def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> None:
-    """Show the main job: produce events, consume them, archive them with Spark, query the files.
+    """Show Tidelog at work: produce, consume, archive, query.
 
     \b
     Examples:

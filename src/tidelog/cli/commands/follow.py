@@ -27,7 +27,7 @@ __all__ = ["follow"]
 @json_option
 @click.pass_obj
 def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
-    """Drive every archive and every pump of a home, until Ctrl-C or SIGTERM.
+    """Run every archive and pump of a home until Ctrl-C.
 
     What is made meanwhile is found within seconds. With --master all share one Spark session; a
     transform needs one. Notifications that a process left undone when it died are sent from here

@@ -11,6 +11,7 @@ import msgspec
 
 from tidelog.adoption import adopt_home
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.text import CommandGroup
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home, open_home
 from tidelog.settings import FILE_NAME, Settings, load_settings
@@ -39,7 +40,7 @@ def init(
     create_catalog: bool,
     save: bool,
 ) -> None:
-    """Make a home, or finish and check one that is there.
+    """Create a home, or finish and check an existing one.
 
     The store is tried out first: of two racing creates exactly one must win. Running it again
     changes nothing.
@@ -66,11 +67,11 @@ def init(
             output.say(f"\nTo use it:  export TIDELOG_HOME='{made.config}'")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def home(context: click.Context, output: Output) -> None:
-    """Show where the home is, and the config string that opens it anywhere.
+    """Show where the home is and the config string that opens it.
 
     \b
     Examples:

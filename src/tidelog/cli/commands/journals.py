@@ -34,8 +34,9 @@ end_option = click.option(
 def replay(
     home_text: str | None, output: Output, topic: str, start: str | None, end: str | None
 ) -> None:
-    """Print the events of a range of times in the order of their times: their values, or with
-    --json all of them.
+    """Print the events of a time range, in order of time.
+
+    Prints their values, or with --json the whole events.
 
     Late events come in their place, and all events of equal times. For other places than standard
     output, speeds, and to stop and go on, there is `tidelog playback`.
@@ -65,7 +66,9 @@ def replay(
 @json_option
 @click.pass_obj
 def journals(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """List the objects that hold the events of a range of times, so that others can read them.
+    """List the objects that hold a topic's events, with URLs.
+
+    Other programs can read them.
 
     A journal is a Parquet object. Before it is compiled, a run is a part of an Arrow file: put the
     bytes `schema` of the object in front of those from `byte_start` to `byte_end`, and read an

@@ -44,7 +44,9 @@ __all__ = ["load"]
 @click.option("--token", metavar="TOKEN", help="A token that may write; @FILE reads it from there.")
 @json_option
 def load(output: Output, /, url: str, duration: str, token: str | None, **given: Any) -> None:
-    """Send sample traffic to a server, and show its latency and errors.
+    """Send sample traffic to a server and show its latency.
+
+    Shows errors too.
 
     The events are stored, so give it a topic of its own. Ends with exit code 1 when half of the
     requests or more failed.

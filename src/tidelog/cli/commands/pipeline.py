@@ -7,6 +7,7 @@ import click
 from tidelog.api.pumps import PumpHandle
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.text import CommandGroup
 from tidelog.errors import NotFoundError
 from tidelog.home import open_home
 from tidelog.model.address import nearest
@@ -15,9 +16,9 @@ from tidelog.model.event import to_iso
 __all__ = ["pipeline"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def pipeline() -> None:
-    """Pumps and restores: list them, see how far they are, remove them.
+    """List, show and delete pumps and restores.
 
     \b
     Examples:

@@ -58,7 +58,7 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 @json_option
 @click.pass_obj
 def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
-    """Play the events of a range of times to another place, in the order of their times.
+    """Play the events of a time range to another place, in order.
 
     By default the last 15 minutes. What is appended after it began is not part of it. For each slot
     a line tells its first event's time and how many there were. Under a name it can be stopped, or

@@ -61,7 +61,7 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
 @json_option
 @click.pass_obj
 def produce(home_text: str | None, output: Output, /, topic: str, file: str, **given: Any) -> None:
-    """Append the lines of a file, or of standard input, as events.
+    """Append the lines of a file or of standard input as events.
 
     A field may be nested (user.id), or be a JSON pointer (/user.id, for a name with a dot).
     A line that is not valid ends the command with its number; what came before it is stored,

@@ -52,7 +52,7 @@ __all__ = ["pump"]
 @json_option
 @click.pass_obj
 def pump(home_text: str | None, output: Output, /, source: str, topic: str, **given: Any) -> None:
-    """Bring the events of a source into a topic, each of them once.
+    """Copy the events of a source into a topic, each event once.
 
     Safe to kill, to repeat, and to run twice at once: it goes on where it was. An event of which a
     field cannot be taken is kept as it came, and a header `tidelog.untaken` says why.

@@ -55,7 +55,9 @@ __all__ = ["scribe"]
 @json_option
 @click.pass_obj
 def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
-    """Compile all topics in the background, apply updates and deletes, also to archives, and sweep.
+    """Compile, apply amendments and sweep in the background.
+
+    Covers all topics and their archives.
 
     One scribe works at a time; others wait as standbys. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of

@@ -76,7 +76,7 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 @json_option
 @click.pass_obj
 def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
-    """Take and give events over HTTP, until Ctrl-C or SIGTERM.
+    """Serve the HTTP API and the console until Ctrl-C.
 
     Appends are answered when they are durable. Without tokens it listens on loopback alone, and
     is open to whoever is on this machine; see `tidelog token`. /openapi.json says what it takes.

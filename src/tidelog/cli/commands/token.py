@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.text import CommandGroup
 from tidelog.home import open_home
 from tidelog.model.event import to_iso
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
@@ -26,9 +27,9 @@ _HELP = {
 }
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def token() -> None:
-    """Create, list, rotate and revoke tokens of the server.
+    """Create, list, rotate and revoke the server's tokens.
 
     A home that has had a token is closed to requests without one, on loopback too, even after the
     last token is revoked.

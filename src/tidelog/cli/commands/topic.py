@@ -10,6 +10,7 @@ import click
 
 from tidelog.cli.confirm import ask_first, past_of, past_options, yes_option
 from tidelog.cli.output import FAILED, Output, counted, json_option
+from tidelog.cli.text import CommandGroup
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.journal.recover import RecoverReport
@@ -21,7 +22,7 @@ from tidelog.model.topic import Topic
 __all__ = ["topic"]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, show and delete topics.
 

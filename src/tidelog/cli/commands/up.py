@@ -61,7 +61,7 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:
-    """Run everything that a home needs, until Ctrl-C or SIGTERM.
+    """Run everything a home needs until Ctrl-C.
 
     That is the server with its console, the scribe, and one process that follows all archives and
     pumps and repairs notifications. What ends is started again, after growing waits; what is made

@@ -26,7 +26,9 @@ __all__ = ["lag", "sweep", "trim", "verify"]
 @json_option
 @click.pass_obj
 def lag(home_text: str | None, output: Output, topic: str | None) -> None:
-    """Show how far each consumer is behind, partition by partition.
+    """Show how far behind each consumer is.
+
+    Shows each partition.
 
     \b
     Examples:
@@ -71,7 +73,9 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
 @json_option
 @click.pass_obj
 def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """Delete the oldest events of a topic. Their objects go with the next sweep.
+    """Delete the oldest events of a topic.
+
+    Their objects go with the next sweep.
 
     Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
     a whole with --before and --keep-bytes, so somewhat more may stay.
@@ -114,8 +118,10 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
 @json_option
 @click.pass_obj
 def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[str, ...]) -> None:
-    """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics,
-    and of attempts and old generations of archives.
+    """Delete objects that nothing refers to.
+
+    These are objects of trimmed events, dead producers and deleted topics, and of attempts and old
+    generations of archives.
 
     Safe at any time, beside producers and other sweeps.
 
@@ -161,7 +167,7 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
-    """Read every event of a topic, or of all, and hold rows, objects and checksums together.
+    """Check every event against the catalog and its checksum.
 
     Changes nothing. Ends with exit code 1 when something is damaged or lost; a warning, such as
     objects that a dead producer may have left, does not change the exit code. With --erased it
