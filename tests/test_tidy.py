@@ -245,7 +245,7 @@ TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole 
     "erasure/proof.py": 1,
     "erasure/matcher.py": 1,
     "erasure/known_objects.py": 1,  # checkpoints of Delta have no times
-    "spark/transform.py": 2,
+    "spark/workers.py": 2,
     "archive/tables/delta.py": 3,
     "cli/commands/archive_look.py": 3,
     "codec/event_json.py": 7,

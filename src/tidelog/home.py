@@ -54,8 +54,8 @@ from tidelog.store import Store
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives
+    from tidelog.api.pipelines import Pumps
     from tidelog.api.playbacks import Playbacks, PlayOptions
-    from tidelog.api.pumps import Pumps
     from tidelog.playback.play import PlaybackResult
 
 __all__ = ["Home", "World", "create_home", "open_home"]
@@ -141,7 +141,7 @@ class Home(JournalCalls, UpkeepCalls):
         >>> home.pumps.list()
         []
         """
-        from tidelog.api.pumps import Pumps
+        from tidelog.api.pipelines import Pumps
 
         return Pumps(self.context)
 

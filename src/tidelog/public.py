@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from tidelog.api.archive_tables import ArchiveTables
-from tidelog.api.archive_view import CommittedFile
+from tidelog.api.archive_view import ArchiveTables, CommittedFile
 from tidelog.api.archives import ArchiveHandle, Archives, BackfillOptions, DeadLetterOptions
 from tidelog.api.consumers import ConsumerHandle, Consumers
+from tidelog.api.pipelines import (
+    PumpFields,
+    PumpHandle,
+    PumpRunOptions,
+    Pumps,
+    RunOptions,
+    RunResult,
+)
 from tidelog.api.playbacks import Playbacks, PlayOptions
-from tidelog.api.pumps import PumpFields, PumpHandle, PumpRunOptions, Pumps
-from tidelog.api.runs import RunOptions, RunResult
 from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import CompileOptions, EraseOptions
+from tidelog.archive.archive import ArchiveOptions, FormatOptions
 from tidelog.archive.dead_letters import ReplayResult
 from tidelog.archive.finalize import FinalizeResult, FolderNotice
-from tidelog.archive.options import ArchiveOptions, FormatOptions
 from tidelog.archive.read import FindResult
 from tidelog.archive.read import file_rows as read_file
 from tidelog.archive.status import ArchiveStatus, Limits, PartitionStatus
@@ -41,7 +46,7 @@ from tidelog.log.maintenance.verify import VerifyReport
 from tidelog.log.producer.flush import SendFuture
 from tidelog.log.producer.producer import Producer
 from tidelog.log.status import Lag, PartitionState
-from tidelog.maintenance.erase import Erasure
+from tidelog.maintenance.turn import Erasure
 from tidelog.model.archive import Account, Archive, ArchiveFormat
 from tidelog.model.event import Positions
 from tidelog.model.pipeline import NamedPipeline
@@ -49,9 +54,8 @@ from tidelog.model.playback import Pin, PlaybackState
 from tidelog.model.token import Grant, Token
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import CycleReport
-from tidelog.pipeline.pump_status import PumpPartition, PumpStatus
-from tidelog.playback.pace import SlotCount
-from tidelog.playback.play import PlaybackResult
+from tidelog.pipeline.pump import PumpPartition, PumpStatus
+from tidelog.playback.play import PlaybackResult, SlotCount
 from tidelog.playback.session import KnownPlayback
 from tidelog.settings import Settings
 

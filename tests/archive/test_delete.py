@@ -35,8 +35,8 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -28,13 +28,13 @@ from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.home import World, create_home
 from tidelog.journal.audit import Why, read_audit
-from tidelog.maintenance.erase import ArchiveEraser, carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, LocalWorkers, Task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.settings import Settings
-from tidelog.spark import transform
+from tidelog.spark import workers
 
 WHY = Why("asked", "me")
 LEFT = ["e0", "e1", "e2", "e4", "e5"]
@@ -277,10 +277,10 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
     task = Task(reader, pipeline.sink, f"staging/{archive.pipeline()}/0/x", "m:f", erased=erased)
 
     context = SimpleNamespace(taskAttemptId=lambda: 7)
-    monkeypatch.setattr(transform, "_context", lambda: context)
+    monkeypatch.setattr(workers, "_context", lambda: context)
     numbers = iter([pa.record_batch([pa.array([0])], ["id"])])
-    given = list(transform._read([pickle.dumps(task)], numbers))
+    given = list(workers._read([pickle.dumps(task)], numbers))
     assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
-    produced = transform._written(task, iter([batch.slice(1) for batch in given]))
+    produced = workers._written(task, iter([batch.slice(1) for batch in given]))
     staged = produced.staged
     assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)

@@ -20,7 +20,7 @@ from tidelog.codec.formats.base import OwnColumns
 from tidelog.codec.formats.raw_columns import plain_rows, read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.erasure.proof import prove_erased
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 
 EXTREMES: dict[str, list[Any]] = {
     "boolean": [True, False],

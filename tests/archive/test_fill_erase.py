@@ -21,8 +21,8 @@ from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.from_archives import delete_events
 from tidelog.journal.audit import Why
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
 

@@ -19,8 +19,8 @@ from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import FencedError, InvalidError, NotFoundError
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -16,7 +16,7 @@ from tidelog.archive.verify_rows import SourceCheck
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure.from_archives import delete_events
 from tidelog.journal.audit import Why
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
 from tidelog.pipeline.endpoints import source_at

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tidelog.connectors.by_url import SourcePartition, open_source
 from tidelog.connectors.kafka.client import KafkaPlace, place_of
 from tidelog.connectors.kafka.source import KafkaSource
 from tidelog.connectors.source import SourceRange
-from tidelog.connectors.sources import SourcePartition, open_source
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.settings import load_settings
@@ -136,7 +136,7 @@ def test_other_packages_may_add_a_source(monkeypatch: pytest.MonkeyPatch) -> Non
     def entry_points(group: str, name: str) -> list[Entry]:
         return [Entry()] if (group, name) == ("tidelog.sources", "rabbit") else []
 
-    monkeypatch.setattr("tidelog.connectors.sources.entry_points", entry_points)
+    monkeypatch.setattr("tidelog.connectors.by_url.entry_points", entry_points)
     opened: Any = open_source("rabbit://a/t", environ={"x": "y"})
     assert opened == ("a", {"x": "y"})
 

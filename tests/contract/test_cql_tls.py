@@ -24,8 +24,7 @@ from tests.support.scylla_reads import START_MS, a_play, at, identity, read_all
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.cql import CqlCatalog
 from tidelog.catalog.cql_tls import parse_tls, tls_context
-from tidelog.connectors.scylla.address import format_scylla, parse_scylla
-from tidelog.connectors.scylla.session import close_sessions
+from tidelog.connectors.scylla.session import close_sessions, format_scylla, parse_scylla
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.testing.catalog_contract import CatalogContract

@@ -17,7 +17,7 @@ from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.catalog.base import Change
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
+from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof import prove_erased
@@ -25,7 +25,7 @@ from tidelog.errors import InvalidError
 from tidelog.journal.audit import AuditedSource, id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore

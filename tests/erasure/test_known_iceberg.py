@@ -22,7 +22,7 @@ from tidelog.archive.tables.registration import register_table
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.testing.scheduler import Crash

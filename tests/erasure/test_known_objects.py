@@ -22,7 +22,7 @@ from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased
 from tidelog.log.producer.append import Appender
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.testing.scheduler import Crash
 

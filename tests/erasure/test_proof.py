@@ -26,7 +26,7 @@ from tidelog.home import World, create_home
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
 from tidelog.journal.lookup import Lookups
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.endpoints import store_at
 from tidelog.settings import Settings

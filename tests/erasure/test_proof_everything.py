@@ -24,8 +24,8 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive.staging import Spool
 from tidelog.erasure.proof import Trace, prove_erased
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import LocalWorkers

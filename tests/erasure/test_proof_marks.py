@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.archive.test_names import Shell
 from tidelog import Event
-from tidelog.erasure.proof import _DELETE, _STAGED, _SWEEP, _remedy, prove_erased
+from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_places import DELETE, STAGED, SWEEP, remedy_of
 from tidelog.model import layout
 
 
@@ -25,10 +26,10 @@ def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
     assert [trace for trace in found.traces if trace.object.endswith("_owner")] == []
     owner.write_bytes(owner.read_bytes() + b'{"x":""}')
     found = prove_erased(home.context, home.topic("t"), keys=[b""])
-    assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [_DELETE]
+    assert [trace.do for trace in found.traces if trace.object.endswith("_owner")] == [DELETE]
 
 
 def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
-    assert _remedy(f"{layout.staging_of('p')}x") == _STAGED
-    assert _remedy("topics/i/segments/x") == _SWEEP
-    assert _remedy("archives/a/_delta_log/0.json") == _DELETE
+    assert remedy_of(f"{layout.staging_of('p')}x") == STAGED
+    assert remedy_of("topics/i/segments/x") == SWEEP
+    assert remedy_of("archives/a/_delta_log/0.json") == DELETE

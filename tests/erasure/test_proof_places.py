@@ -25,7 +25,7 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.erase import ArchiveEraser, carry_out
+from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.endpoints import store_at

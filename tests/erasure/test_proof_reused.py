@@ -12,7 +12,7 @@ from tidelog import Event, Home
 from tidelog.erasure.from_archives import delete_events, delete_key
 from tidelog.erasure.proof import Proof, prove_erased
 from tidelog.journal.audit import Why
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 
 WHY = Why("ada", "asked for")
 

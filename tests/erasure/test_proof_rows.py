@@ -17,7 +17,7 @@ from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.coordination.supervisors import Keeper, SupervisedPart, put_keeper, remove_keeper
 from tidelog.erasure.proof import Trace, prove_erased
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -17,7 +17,7 @@ from tidelog.erasure.from_archives import delete_key
 from tidelog.erasure.proof import Trace, prove_erased
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import Why
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload
 from tidelog.store.local import LocalStore

@@ -25,8 +25,8 @@ from tidelog.catalog.base import ABSENT, Put
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.rewrite import erase_from_archive, erase_from_archives
 from tidelog.errors import UnknownOutcomeError
-from tidelog.maintenance.erase import ArchiveEraser
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import ArchiveEraser
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import encode_row

@@ -21,7 +21,7 @@ from tidelog.errors import InvalidError
 from tidelog.journal.audit import id_mark, key_digest, read_audit
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.aside import read_aside

@@ -19,7 +19,7 @@ from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
 from tidelog.erasure.proof import prove_erased
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 
 EVENTS = 40

@@ -28,8 +28,8 @@ from tidelog.erasure.proof import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep
-from tidelog.maintenance.erase import ArchiveEraser, carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.endpoints import source_at

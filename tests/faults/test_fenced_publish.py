@@ -15,8 +15,8 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.archive import sink as files
 from tidelog.connectors.archive.staging import publish_files
 from tidelog.errors import FencedError
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.cycle import Cycle

@@ -14,7 +14,7 @@ from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
+from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure.proof import prove_erased
 from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks

@@ -19,9 +19,8 @@ from tidelog import Event
 from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.playback_sinks import Lot
-from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
 from tidelog.connectors.topic.segments import EventLimit
-from tidelog.connectors.topic.sink import TopicSettings, TopicSink
+from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink
 from tidelog.context import Context
 from tidelog.home import Home, World, create_home
 from tidelog.log.ledger import Copier

@@ -21,8 +21,8 @@ from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.audit import Why
-from tidelog.maintenance.erase import carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle

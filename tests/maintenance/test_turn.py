@@ -90,7 +90,7 @@ def test_error_of_an_archive_is_a_trouble_of_the_turn(home: Home) -> None:
     "broken",
     [
         "tidelog.erasure.rewrite.erase_from_archive",
-        "tidelog.maintenance.erase.finish_archive",
+        "tidelog.maintenance.turn.finish_archive",
         "tidelog.maintenance.pipeline_sweep._sweep_archive",
     ],
 )
@@ -113,7 +113,7 @@ def test_foreign_exception_of_an_archive_does_not_stop_the_others(
 
 @pytest.mark.parametrize(
     "broken",
-    ["tidelog.maintenance.erase.settled_offsets", "tidelog.journal.scribe.compile_partition"],
+    ["tidelog.maintenance.turn.settled_offsets", "tidelog.journal.scribe.compile_partition"],
 )
 def test_foreign_exception_of_a_topic_does_not_stop_the_others(
     home: Home, monkeypatch: pytest.MonkeyPatch, broken: str

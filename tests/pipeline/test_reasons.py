@@ -14,7 +14,7 @@ from tidelog.archive.archive import find_archive
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof import prove_erased
 from tidelog.journal.audit import Why, read_audit
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.generations import drop_generation, promote
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
-from tidelog.connectors.archive.acceptance import CHANGED, accepted
+from tidelog.connectors.archive.staging import CHANGED, accepted
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.base import CycleReport, LocalWorkers

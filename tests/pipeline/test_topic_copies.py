@@ -15,7 +15,7 @@ from tidelog.catalog.base import Put
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.erasure.proof import Proof, prove_erased
 from tidelog.erasure.topic_copies import copies_of_topic
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent

@@ -18,8 +18,8 @@ from tidelog import Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import VanishedError
-from tidelog.connectors.sources import open_source
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -12,8 +12,8 @@ import tidelog
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
-from tidelog.connectors.http.playback_sink import HttpPlaybackSink
-from tidelog.connectors.kafka.playback_sink import KafkaPlaybackSink
+from tidelog.connectors.http import HttpPlaybackSink
+from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.playback_sinks import PlaybackSink, SinkContext
 from tidelog.errors import AlreadyExistsError
 from tidelog.log.producer.idempotent_append import append_once

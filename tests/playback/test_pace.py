@@ -11,8 +11,15 @@ from tests.support.playback_stage import T0, Stage
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.playback_sinks import Lot
 from tidelog.errors import InvalidError
-from tidelog.playback.pace import SlotCount, SlotCounter, check_speed, paced
-from tidelog.playback.play import Playback, PlaybackOptions, run_playback
+from tidelog.playback.play import (
+    Playback,
+    PlaybackOptions,
+    SlotCount,
+    SlotCounter,
+    check_speed,
+    paced,
+    run_playback,
+)
 from tidelog.testing.scheduler import FakeClock
 
 

@@ -18,8 +18,7 @@ from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.playback.pace import SlotCount
-from tidelog.playback.play import PlaybackOptions
+from tidelog.playback.play import PlaybackOptions, SlotCount
 from tidelog.playback.request import pin_topic
 from tidelog.settings import load_settings
 from tidelog.spark import playback as parallel

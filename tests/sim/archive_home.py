@@ -33,8 +33,8 @@ from tidelog.codec.parsers import LayoutSettings, ParsedValues
 from tidelog.codec.parsers import entry_points as foreign
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.archive import staging as uploads
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
-from tidelog.connectors.sources import open_source
 from tidelog.connectors.topic import segments
 from tidelog.context import Context
 from tidelog.errors import TidelogError

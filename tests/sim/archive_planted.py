@@ -39,13 +39,13 @@ from tidelog.errors import TidelogError
 from tidelog.journal import compile_policy
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
-from tidelog.maintenance import erase as erasure
 from tidelog.maintenance import pipeline_sweep as sweep
+from tidelog.maintenance import turn as erasure
 from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle
 from tidelog.pipeline import date_folders as counting
-from tidelog.pipeline.completed import CompletedReader
+from tidelog.pipeline.base import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.failures import PipelineFailures

@@ -29,7 +29,7 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import Why
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore

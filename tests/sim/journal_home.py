@@ -20,7 +20,7 @@ from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
 from tidelog.codec import journal_file as journal_codec
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
+from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.journal import amend
 from tidelog.journal import amendment_writer as marks

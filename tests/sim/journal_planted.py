@@ -18,9 +18,9 @@ from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWor
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
-from tidelog.connectors.kafka.playback_sink import KafkaPlaybackSink
+from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.playback_sinks import Lot, SinkContext
-from tidelog.connectors.topic.playback_sink import TopicPlaybackSink
+from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError

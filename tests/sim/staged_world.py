@@ -27,12 +27,12 @@ from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.topics import find_topic
-from tidelog.maintenance.erase import carry_out
+from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.spark import write as staging
 from tidelog.spark.commit import Batch, SparkSink
-from tidelog.spark.task import Workshop
+from tidelog.spark.plan import Workshop
 from tidelog.spark.write import WriteStaging
 from tidelog.testing.faults import Fault, Process
 

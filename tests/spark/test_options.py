@@ -22,7 +22,7 @@ from tidelog.spark.options import (
     write_options,
 )
 from tidelog.spark.plan import OffsetSlice, split_tasks
-from tidelog.spark.stream import shares
+from tidelog.spark.source import shares
 
 ALL = (BATCH_READ, STREAM_READ, BATCH_WRITE, STREAM_WRITE)
 PLACE = {"home": "h", "topic": "orders"}

@@ -17,7 +17,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import STREAM_READ, read_columns, read_options
-from tidelog.spark.stream import TidelogStreamReader
+from tidelog.spark.source import TidelogStreamReader
 
 START_MS = 1_763_200_000_000
 

@@ -13,10 +13,14 @@ from typing import Literal, Unpack
 
 import msgspec
 
-from tidelog.api.archive_tables import ArchiveTables
-from tidelog.api.archive_view import ArchiveView
-from tidelog.api.runs import RunOptions, RunResult, driver_options, open_workers, run_pipeline
+from tidelog.api.archive_view import ArchiveTables, ArchiveView
+from tidelog.api.pipelines import RunOptions, RunResult, driver_options, open_workers, run_pipeline
 from tidelog.archive.archive import (
+    ArchiveKind,
+    ArchiveOptions,
+    FormatOptions,
+    archive_format,
+    archive_record,
     check_active,
     choose_start,
     create_archive,
@@ -24,19 +28,12 @@ from tidelog.archive.archive import (
     list_archives,
     open_pipeline,
 )
-from tidelog.archive.damage import is_by_offset
+from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.dead_letters import ReplayOptions, ReplayResult, replay
 from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.metrics import metrics_text
-from tidelog.archive.options import (
-    ArchiveKind,
-    ArchiveOptions,
-    FormatOptions,
-    archive_format,
-    archive_record,
-)
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.archive.tables import (
     register,

@@ -24,11 +24,12 @@ from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, Time
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import READERS
-from tidelog.playback.pace import SlotCount, check_speed
 from tidelog.playback.play import (
     Playback,
     PlaybackOptions,
     PlaybackResult,
+    SlotCount,
+    check_speed,
     opened,
     run_named,
     run_playback,

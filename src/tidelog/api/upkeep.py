@@ -40,7 +40,7 @@ from tidelog.store.cache import CachedStore
 if TYPE_CHECKING:
     from tidelog.erasure.from_archives import DeleteResult
     from tidelog.erasure.proof import Proof
-    from tidelog.maintenance.erase import Erasure
+    from tidelog.maintenance.turn import Erasure
     from tidelog.pipeline.base import Workers
 
 __all__ = ["CompileOptions", "EraseOptions", "UpkeepCalls"]
@@ -172,7 +172,7 @@ class UpkeepCalls(ABC):
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.erase import carry_out
+        from tidelog.maintenance.turn import carry_out
 
         return carry_out(self.context, self.topic(topic), duration_ms(grace))
 
@@ -241,7 +241,7 @@ class UpkeepCalls(ABC):
         >>> stop.set()
         >>> home.follow(stop)
         """
-        from tidelog.api.runs import open_workers
+        from tidelog.api.pipelines import open_workers
         from tidelog.maintenance.follower import Follower
 
         lock = threading.Lock()

@@ -12,6 +12,8 @@ A source partition that is not in this list appeared later, and begins at its ow
 A folder that another archive has marked, or that holds anything, is refused, and can never be
 reused. So is a folder that contains another archive's folder, or is in one (``roots``). If step 2
 finds that out, or may not write there, the row of step 1 is deleted.
+
+The settings of an archive as keyword arguments, and the records they become.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal, TypedDict, cast
 
 import msgspec
 
@@ -29,6 +32,7 @@ from tidelog.archive.roots import refuse_nested, removed_archives, with_place
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import layout_settings
+from tidelog.codec.parsers.base import used_layout
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.source import Source, bounds_apart
@@ -55,15 +59,21 @@ from tidelog.errors import (
 )
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive, Start, check_archive_name, numbered
+from tidelog.model.archive import Archive, ArchiveFormat, Start, check_archive_name, numbered
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.endpoints import files_at, refuse_archive_folder, source_at, store_at
 from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.source_partitions import list_seen
 
 __all__ = [
+    "ArchiveKind",
+    "ArchiveOptions",
+    "FormatOptions",
+    "archive_format",
+    "archive_record",
     "check_active",
     "choose_start",
     "committed_files",
@@ -319,3 +329,101 @@ def _same(one: Archive, other: Archive) -> bool:
     apart = ("incarnation", "created_ms", "state")
     names = [name for name in one.__struct_fields__ if name not in apart]
     return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+ArchiveKind = Literal["backup", "partition"]
+"""Every event unchanged, or in folders named by a parser."""
+
+_LAYOUT = ("granularity", "time_zone", "date_format", "hour_format", "minute_format")
+_FORMAT = ("mode", "delimiter", "key", "compression", "schema", "keep_value", "strict")
+
+
+class FormatOptions(TypedDict, total=False):
+    """How to write the files of a generation. None, or a missing key, means the default.
+
+    For a backfill the default is the setting of the live generation.
+    """
+
+    parser: str | None  # names folders: json:meta.at, iso8601:created, timestamp, …
+    transform: str | None  # module:function, from DataFrame to DataFrame; needs Spark
+    format: str | None  # parquet (default), orc, avro, jsonlines, delimited or sequence
+    codec: str | None  # default: the format's own
+    granularity: str | None  # day (default), hour or minute
+    time_zone: str | None  # time zone of the folders' days; default UTC
+    date_format: str | None  # name of a day's folder: dt=%Y-%m-%d
+    hour_format: str | None  # name of an hour's folder: hr=%H
+    minute_format: str | None  # name of a minute's folder: min=%M
+    schema: str | None  # typed columns, as DDL or JSON Schema
+    keep_value: bool | None  # with a schema: keep the raw value next to the columns (default)
+    strict: bool | None  # with a schema: whether unknown fields are errors
+    mode: str | None  # of jsonlines: value or events
+    delimiter: str | None  # of delimited: what follows each value
+    key: str | None  # of sequence: offset or msgpack
+    compression: str | None  # of sequence: block or record
+
+
+class ArchiveOptions(FormatOptions, total=False):
+    """How to create an archive."""
+
+    to: str | None  # URL of its folder; default: archives/NAME of the home
+    max_bytes: int  # close a file at this size; default 200 MB
+    max_age: str | int  # or when its first event has waited this long; default 1h
+    dead_share: float  # a larger share of dead letters stops a range; default 0.1
+    start: Start  # earliest (default), or latest: the current ends of the source
+
+
+def archive_format(
+    options: FormatOptions, before: ArchiveFormat | None = None, source: str = ""
+) -> ArchiveFormat:
+    """Returns how to write files; a missing setting stays as ``before``."""
+    was = before or ArchiveFormat()
+    given = {name: value for name, value in options.items() if value is not None}
+    layout = {name: cast(str, given[name]) for name in _LAYOUT if name in given}
+    formats = {name: given[name] for name in _FORMAT if name in given}
+    parser = _or_before(options.get("parser"), was.parser)
+    inherited = {**was.layout, **layout}
+    layout = {**used_layout(parser, inherited), **layout}  # never ignore a given setting
+    same_format = options.get("format") in (None, was.format)
+    return ArchiveFormat(
+        parser=parser,
+        transform=_or_before(options.get("transform"), was.transform),
+        format=_or_before(options.get("format"), was.format),
+        codec=_or_before(options.get("codec"), was.codec if same_format else ""),
+        layout=layout,
+        format_settings={**(was.format_settings if same_format else {}), **formats},
+        source=source,
+    )
+
+
+def archive_record(
+    context: Context, name: str, source: str, kind: ArchiveKind | None, options: ArchiveOptions
+) -> Archive:
+    """Returns the record of an archive to create. Raises ``InvalidError``."""
+    store, root = context.store.url, f"archives/{name}"
+    to = options.get("to")
+    if to is not None:
+        store, _, root = to.rstrip("/").rpartition("/")
+        if not root or "?" in root or not store or store.endswith(":/"):
+            raise InvalidError(
+                f"archive `{name}`: --to `{to}`: give a folder below a store, such as "
+                "s3://bucket/folder, without options"
+            )
+    made = archive_format(options)
+    return Archive(
+        name=name,
+        incarnation=context.ids.new(),
+        source=source,
+        kind=kind or ("partition" if made.parser else "backup"),
+        store=store,
+        root=root,
+        created_ms=context.clock.now_ms(),
+        makings={1: made},
+        max_bytes=options.get("max_bytes", 200_000_000),
+        max_age_ms=duration_ms(options.get("max_age", "1h")),
+        dead_share_max=options.get("dead_share", 0.1),
+        start=options.get("start", "earliest"),
+    )
+
+
+def _or_before(given: str | None, before: str) -> str:
+    return before if given is None else given

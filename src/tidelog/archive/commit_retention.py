@@ -44,7 +44,7 @@ import msgspec
 
 from tidelog.archive.archive import list_archives
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
-from tidelog.connectors.sources import pipelines_behind
+from tidelog.connectors.by_url import pipelines_behind
 from tidelog.context import Context
 from tidelog.coordination.ages import is_old, trusted_now_ms
 from tidelog.coordination.pipeline_rows import (

@@ -4,27 +4,70 @@ A generation covers, of each source partition, everything from its beginning to 
 its gaps. If positions are offsets, coverage is a set of intervals. If the pipeline numbers events
 itself (Kinesis, Scylla), readers of the archive have positions that are borders of commits. Then
 another generation covers a commit only if it has both of its borders.
+
+Finds events that the files of one generation hold and those of another lack.
+
+Positions and gaps say what a generation covers. Within a range, the source may have had fewer
+events than offsets: records that Kafka compacted, holes of a backup, events that a transform of
+another archive dropped. The other generation may have read them earlier, or from elsewhere. So the
+offsets themselves are compared, for ranges that report something missing. A range that was read or
+completed from that generation's files has everything they have.
+
+A range only counts, and does not list, the offsets that its own transform dropped or that were
+erased. So a range lacks something if more offsets are missing than that, or if its source lacked
+more offsets than the other generation does.
+
+Finds commits of a generation whose files or manifests are missing or damaged.
+
+A backfill skips them after a person accepts that, one whole commit at a time. What is left of such
+a commit stays in the files of its generation.
+
+Compares two sources of a source partition whose incarnation is unknown.
+
+Files of a backup do not name their topic's incarnation: a topic that was deleted and created again
+has other events at the same offsets. So some events that both hold are compared. They are different
+if none has the same time, id, key or value: an update or a transform may change some of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.archive.read import ArchiveFiles
+from tidelog.codec.formats.raw_columns import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
-from tidelog.connectors.source import Bounds, Source, SourcePartition
+from tidelog.connectors.files.objects import fetched
+from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_commits_to, read_partitions, read_progress
+from tidelog.coordination.dead_letter_rows import counting_files
+from tidelog.coordination.pipeline_rows import (
+    read_commits_to,
+    read_manifests,
+    read_partitions,
+    read_progress,
+)
+from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import BeginReason, Gap, Progress
+from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
+from tidelog.pipeline.endpoints import store_at
+from tidelog.store.base import Store
 
 __all__ = [
+    "SAMPLE_OFFSETS",
     "Coverage",
+    "LackingEvents",
     "MissingRange",
     "are_offsets",
+    "are_other_events",
+    "damaged_spans",
     "held_spans",
     "is_behind",
+    "is_by_offset",
     "is_same_sequence",
     "missing_ranges",
     "read_covered",
@@ -179,3 +222,183 @@ def _lacks_borders(partition: str, old: Sequence[str], new: Sequence[str]) -> li
         else:
             left.append(MissingRange(partition, start, end))
     return left
+
+
+_KINDS = ("data", "dead")  # of files with events
+
+Offsets = npt.NDArray[np.int64]
+
+
+class LackingEvents:
+    """Compares one generation with another; remembers ranges that need no second comparison."""
+
+    def __init__(self, context: Context, archive: Archive, old: int, new: int) -> None:
+        self._context = context
+        self._archive = archive
+        self._old = old
+        self._new = new
+        self._compared: set[tuple[str, str, str]] = set()  # ranges without a fault, and both ends
+
+    def find(self) -> list[MissingRange]:
+        """Returns where the old generation holds events that the new one lacks."""
+        context, archive = self._context, self._archive
+        found: list[MissingRange] = []
+        for partition in read_partitions(context, archive.pipeline(self._old)):
+            before = read_covered(context, archive.pipeline(self._old), partition)
+            now = read_covered(context, archive.pipeline(self._new), partition)
+            if before is None or now is None or not (before.by_offset and now.by_offset):
+                continue
+            if is_same_sequence(before, now):
+                found += self._partition(partition, before)
+        return found
+
+    def _partition(self, partition: str, old: Coverage) -> Iterator[MissingRange]:
+        doubtful = self._doubtful(partition, old)
+        if not doubtful:
+            return
+        spans = [span for _, span in doubtful]
+        before = self._offsets(self._old, partition, spans)
+        now = self._offsets(self._new, partition, spans)
+        for manifest, (start, end) in doubtful:
+            lacking = np.setdiff1d(_within(before, start, end), _within(now, start, end))
+            lacking = np.setdiff1d(lacking, np.array(manifest.erased, np.int64))
+            excused = manifest.dropped + manifest.left_out + manifest.deleted
+            held = len(_within(before, start, end))
+            if len(lacking) > excused or (
+                len(lacking) and _unread(manifest) > _span(manifest) - held
+            ):
+                yield MissingRange(partition, str(lacking[0]), str(lacking[-1] + 1))
+            elif int(manifest.end) <= int(old.end):
+                self._compared.add((partition, manifest.start, manifest.end))
+
+    def _doubtful(self, partition: str, old: Coverage) -> list[tuple[Manifest, Interval]]:
+        """Returns ranges of the new generation that report something missing from the old one."""
+        pipeline, found = self._archive.pipeline(self._new), []
+        for manifest in read_manifests(self._context, pipeline, partition):
+            if self._old in (manifest.filled, manifest.completed):
+                continue
+            start = max(int(manifest.start), int(old.begin))
+            end = min(int(manifest.end), int(old.end))
+            is_known = (partition, manifest.start, manifest.end) in self._compared
+            lacks = manifest.absent or any(gap.is_partial for gap in manifest.lost)
+            if start < end and lacks and not is_known:
+                found.append((manifest, (start, end)))
+        return found
+
+    def _offsets(self, generation: int, partition: str, spans: list[Interval]) -> Offsets:
+        """Returns the offsets in the files of a generation, in order, around the given spans."""
+        archive = self._archive
+        files = ArchiveFiles(store_at(self._context, archive.store), archive.making(generation))
+        found = [np.empty(0, np.int64)]
+        pipeline = archive.pipeline(generation)
+        for manifest, file in counting_files(self._context, pipeline, partition):
+            if file.kind in _KINDS and _is_in(file, spans):
+                held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
+                found.extend(each.to_numpy().astype(np.int64) for each in held)
+        return np.sort(np.concatenate(found))
+
+
+def _unread(manifest: Manifest) -> int:
+    """Returns how many offsets of a range its source lacked; the range cannot have them."""
+    return manifest.absent + sum(gap.offsets for gap in manifest.lost if gap.is_partial)
+
+
+def _span(manifest: Manifest) -> int:
+    return int(manifest.end) - int(manifest.start)
+
+
+def _is_in(file: FileEntry, spans: list[Interval]) -> bool:
+    return any(file.first_offset < end and file.last_offset >= start for start, end in spans)
+
+
+def _within(offsets: Offsets, start: int, end: int) -> Offsets:
+    low, high = np.searchsorted(offsets, (start, end))
+    return offsets[low:high]
+
+
+def is_by_offset(context: Context, archive: Archive) -> bool:
+    """Returns whether another generation can skip a damaged commit of the live one.
+
+    It cannot if the pipeline numbers events itself: later events would get other numbers.
+    """
+    pipeline = archive.pipeline()
+    found = (read_covered(context, pipeline, each) for each in read_partitions(context, pipeline))
+    return all(covered is None or covered.by_offset for covered in found)
+
+
+def damaged_spans(
+    context: Context,
+    archive: Archive,
+    source: ArchiveSource,
+    partition: SourcePartition,
+    old: Coverage,
+) -> tuple[Interval, ...]:
+    """Returns the offsets of the live generation's commits that cannot be read.
+
+    Merges neighbors. Reads every file once and compares its checksum. Raises ``CorruptError`` while
+    an erasure rewrites a file.
+    """
+    store = store_at(context, archive.store)
+    spans: list[Interval] = []
+    for commit in read_commits_to(context, archive.pipeline(), partition.text, old.end):
+        start, end = int(commit.start), int(commit.end)
+        if start == end or _is_whole(
+            source, store, SourceRange(partition, commit.start, commit.end)
+        ):
+            continue
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, end))
+    return tuple(spans)
+
+
+def _is_whole(source: ArchiveSource, store: Store, range: SourceRange) -> bool:
+    """Returns whether everything a commit names is there and matches its manifest."""
+    before = None
+    while True:
+        try:
+            plan = source.reader(range)
+        except CorruptError:
+            return False  # its manifest, after a second read
+        files = [each for commit in plan.commits for each in commit.files]
+        entries = [entry for each in files for entry in (each.data, each.sidecar) if entry]
+        try:
+            for entry in entries:
+                with fetched(store, entry):
+                    pass
+        except CorruptError:
+            if plan.is_changing:
+                raise
+            if plan == before:
+                return False
+            before = plan  # an erasure may have replaced its files in between
+        else:
+            return True
+
+
+SAMPLE_OFFSETS = 1_000  # of a source partition to compare
+
+_FIELDS = ("timestamp", "id", "key", "value")
+
+
+def are_other_events(one: RangeReader, other: RangeReader) -> bool:
+    """Returns whether two readers of a range have different events at the same offsets.
+
+    Returns False if no offset is in both.
+    """
+    here, there = _events(one), _events(other)
+    both = here.keys() & there.keys()
+    return bool(both) and not any(_is_alike(here[each], there[each]) for each in both)
+
+
+def _is_alike(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return any(a == b for a, b in zip(one, other, strict=True) if a is not None)
+
+
+def _events(reader: RangeReader) -> dict[int, tuple[object, ...]]:
+    """Returns the compared fields, by offset."""
+    found: dict[int, tuple[object, ...]] = {}
+    for chunk in reader.read():
+        for row in plain_rows(chunk.batch.select(["offset", *_FIELDS]), lambda time, _: time):
+            found[row["offset"]] = tuple(row[name] for name in _FIELDS)
+    return found

@@ -43,16 +43,17 @@ from functools import cached_property
 from itertools import pairwise
 
 from tidelog.archive.coverage import (
+    SAMPLE_OFFSETS,
     Coverage,
     Interval,
     are_offsets,
+    are_other_events,
+    damaged_spans,
     held_spans,
     is_same_sequence,
     read_covered,
 )
-from tidelog.archive.damage import damaged_spans
 from tidelog.archive.read import ArchiveFiles
-from tidelog.archive.same_events import SAMPLE_OFFSETS, are_other_events
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import (
     Bounds,
@@ -84,8 +85,7 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError, Unavailabl
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
-from tidelog.pipeline.base import CarriedRange, CarriedReader
-from tidelog.pipeline.completed import CompletedReader
+from tidelog.pipeline.base import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import read_known
 

@@ -55,6 +55,7 @@ import msgspec
 from tidelog.archive.account import note_before
 from tidelog.archive.archive import check_active, find_archive, open_pipeline, open_sink
 from tidelog.archive.coverage import (
+    LackingEvents,
     MissingRange,
     are_offsets,
     held_spans,
@@ -66,7 +67,6 @@ from tidelog.archive.coverage import (
 from tidelog.archive.delete import finish_removal
 from tidelog.archive.derived_archives import refuse_circle
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
-from tidelog.archive.lacking import LackingEvents
 from tidelog.archive.tables import check_tables, forget_files, replace_files
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.connectors.source import SourcePartition, bounds_apart

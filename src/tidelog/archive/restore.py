@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive
 from tidelog.codec.formats import settings_of
-from tidelog.connectors.archive.acceptance import RestorableSink
+from tidelog.connectors.archive.staging import RestorableSink
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
     Bounds,

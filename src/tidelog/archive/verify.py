@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.archive.account import Recount, check_before, check_head, read_before
-from tidelog.archive.damage import is_by_offset
+from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.verify_rows import (
     Problem,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tidelog.archive.options import FormatOptions
+from tidelog.archive.archive import FormatOptions
 from tidelog.errors import InvalidError
 
 __all__ = ["format_of", "format_options"]

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from tidelog.api.runs import RunOptions
+from tidelog.api.pipelines import RunOptions
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted
 from tidelog.context import NoSpans

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from tidelog.cli.output import FAILED, Output, progress_bar
 from tidelog.erasure.proof import Proof
 from tidelog.home import Home
-from tidelog.maintenance.erase import Erasure
+from tidelog.maintenance.turn import Erasure
 
 __all__ = ["carry_out_and_tell", "prove_and_tell"]
 

@@ -224,7 +224,7 @@ def check_playback_sink(url: str, *, named: bool) -> Address:
 
         check_file(address, named=named)
     if address.scheme in ("http", "https"):
-        from tidelog.connectors.http.playback_sink import check_http
+        from tidelog.connectors.http import check_http
 
         check_http(address)
     return address
@@ -241,9 +241,9 @@ def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
     if address.scheme == "file":
         from tidelog.connectors.files.playback_sink import open_file as opener
     elif address.scheme == "topic":
-        from tidelog.connectors.topic.playback_sink import open_topic as opener
+        from tidelog.connectors.topic.sink import open_topic_playback as opener
     elif address.scheme in ("http", "https"):
-        from tidelog.connectors.http.playback_sink import open_http as opener
+        from tidelog.connectors.http import open_http as opener
     elif address.scheme == "kafka":
         opener = _optional_opener("kafka", "confluent_kafka", "kafka")
     else:
@@ -264,16 +264,16 @@ def _optional_opener(kind: str, package: str, extra: str) -> Any:
     """Returns the function that opens a sink whose client is an optional package."""
     try:
         if kind == "kafka":
-            from tidelog.connectors.kafka.playback_sink import open_kafka
+            from tidelog.connectors.kafka.sink import open_kafka_playback
 
-            return open_kafka
-        from tidelog.connectors.kinesis.playback_sink import open_kinesis
+            return open_kafka_playback
+        from tidelog.connectors.kinesis.sink import open_kinesis_playback
     except ModuleNotFoundError as exc:
         if exc.name and exc.name.startswith(package):
             text = f"{kind} sink is not installed: pip install 'tidelog[{extra}]'"
             raise InvalidError(text) from exc
         raise
-    return open_kinesis
+    return open_kinesis_playback
 
 
 _: tuple[type[PlaybackSink], type[PlaybackSink]] = (NullSink, StreamSink)

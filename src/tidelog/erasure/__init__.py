@@ -6,5 +6,5 @@ commands.
 
 ``from_archives`` deletes what archives hold and their topic does not, ``rewrite`` replaces files by
 ones without the events, ``matcher`` recognizes erased events in any column or line, and ``proof``
-searches. The steps of a whole erasure are in ``maintenance.erase``.
+searches. The steps of a whole erasure are in ``maintenance.turn``.
 """

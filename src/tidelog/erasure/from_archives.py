@@ -53,12 +53,10 @@ from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.coordination.outcome import Sent
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
-from tidelog.erasure.origins import original_archives, other_sources
-from tidelog.erasure.proof_places import files_named_by_events
-from tidelog.erasure.reasons import owners_of, redact_reasons
+from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive, finish_rewrites
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
-from tidelog.erasure.topic_copies import copies_of_archives
+from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.audit import (

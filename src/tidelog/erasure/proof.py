@@ -33,12 +33,10 @@ from tidelog.catalog.base import clear_deleted_rows
 from tidelog.context import Context
 from tidelog.coordination.dead_letter_rows import (
     counting_files,
-    generation_pipeline,
     replay_pipeline,
 )
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions
-from tidelog.erasure.explained_places import explained_places, places_of_files, stagings_of_others
-from tidelog.erasure.known_objects import ICEBERG, event_values, folder_values
+from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import (
     EventMatcher,
     has_columns,
@@ -48,18 +46,31 @@ from tidelog.erasure.matcher import (
     own_column,
     rows_of,
 )
-from tidelog.erasure.origins import outside_of_proof
 from tidelog.erasure.proof_places import (
+    ASIDE,
+    REBUILD,
+    SWEEP,
     ManifestNames,
     erases,
+    explained_places,
     is_named_by_events,
     lasting_uploads,
+    owners_of,
+    places_of_files,
     quoted_errors,
+    quoting_rows,
+    remedy_of,
+    stagings_of_others,
+    why_loose,
 )
-from tidelog.erasure.reasons import owners_of, quoting_rows
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
-from tidelog.erasure.topic_copies import copies_of_topic, copy_deletions, copying_under_way
+from tidelog.erasure.topic_copies import (
+    copies_of_topic,
+    copy_deletions,
+    copying_under_way,
+    outside_of_proof,
+)
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import covering
 from tidelog.log.reader.run_reader import describe_run, read_run
@@ -77,12 +88,6 @@ from tidelog.store.cache import CachedStore
 __all__ = ["Proof", "Trace", "prove_erased"]
 
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
-_SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
-_STAGED = (
-    "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
-    "has run again; what is younger than the sweep's grace waits for the next one"
-)
-_STAGED_REPLAY = _STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
 _ORPHAN = (
     "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
     "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
@@ -90,22 +95,11 @@ _ORPHAN = (
     "than its grace waits for the next one"
 )
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file without it"
-_DELETE = (
-    "no sweep removes it: look at it; register tables of the archive again, delete other files"
-)
-_ASIDE = (
-    "run `tidelog delete {topic} ID --prove`, or `tidelog archive erase`; a file of a generation "
-    "that the archive no longer has: copy what you still need of it, then delete it"
-)
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 _TABLE = (
     "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
     "`tidelog archive register {archive} --forget`"
-)
-_REBUILD = (
-    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
-    "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
 _AGAIN = (
     "prove again when it is committed; if it fails, correct what `tidelog archive status "
@@ -316,7 +310,7 @@ class _ProofSearch:
             for info in store.list(prefix):
                 data = self._get(store, info)
                 if data is not None:
-                    self._loose(info.key, data, _why(info.key))
+                    self._loose(info.key, data, why_loose(info.key))
 
     # Archives.
 
@@ -341,7 +335,7 @@ class _ProofSearch:
                     for part in read.parts:
                         self._count((store.url, part.target), part.size)
                     if found:
-                        self._add(key, f"holds {found} of them: {_why(key)}", _ASIDE)
+                        self._add(key, f"holds {found} of them: {why_loose(key)}", ASIDE)
 
     def archive(self, archive: Archive, generation: int) -> None:
         """Searches all files of a generation, then everything else in its folders."""
@@ -397,10 +391,10 @@ class _ProofSearch:
         """
         for target, (folder, named) in files.items():
             if any(map(self._sought.is_in, folder_values(folder, self._living))):
-                self._add(target, "has one of them in the name of its folder", _REBUILD)
+                self._add(target, "has one of them in the name of its folder", REBUILD)
             elif is_named_by_events(folder, named, self._living):
                 what = "is empty, and its folder was named by a field of the events it had"
-                self._add(target, what, _REBUILD)
+                self._add(target, what, REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
         """Searches an archive's folders for objects of no generation: there should be none.
@@ -412,7 +406,7 @@ class _ProofSearch:
         self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
         for folder in folders["files"]:
             for info in store.list(folder.prefix):
-                self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
+                self._unexplained(store, info, "of no generation that the archive has", SWEEP)
 
     def removed_archive(self, archive: Archive) -> None:
         """Searches the folders of a deleted archive, unless another one has marked its root."""
@@ -430,11 +424,11 @@ class _ProofSearch:
                 continue
             named = self._manifests.names_in(store, info.key)
             if named is None:
-                self._unexplained(store, info, "nothing explains it", _remedy(info.key))
+                self._unexplained(store, info, "nothing explains it", remedy_of(info.key))
                 continue
             self._count((store.url, info.key), info.size)
             if named:
-                do = _REBUILD if self._manifests.is_needed(info.key) else _SWEEP
+                do = REBUILD if self._manifests.is_needed(info.key) else SWEEP
                 self._add(info.key, "has one of them in the name of a file", do)
 
     def rows(self) -> None:
@@ -531,11 +525,11 @@ class _ProofSearch:
         except _UNREADABLE:
             found = None
         if found:
-            self._add(key, f"holds {found} of them: {why}", do or _remedy(key))
+            self._add(key, f"holds {found} of them: {why}", do or remedy_of(key))
         elif found is None and not key.startswith(self._foreign):
             is_staged = key.startswith("staging/")
             what = f"cannot be searched, as not all of it can be decoded: {why}"
-            self._add(key, what, do or (_UNREAD if is_staged else _remedy(key)))
+            self._add(key, what, do or (_UNREAD if is_staged else remedy_of(key)))
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""
@@ -578,21 +572,3 @@ class _ProofSearch:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
-
-
-def _why(key: str) -> str:
-    if key.startswith("staging/"):
-        return "it is staged"
-    return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
-
-
-def _remedy(key: str) -> str:
-    """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
-    if key.startswith("staging/"):
-        pipeline = layout.staging_pipeline(key)
-        return _STAGED if generation_pipeline(pipeline) == pipeline else _STAGED_REPLAY
-    if key.startswith("topics/"):
-        return _SWEEP
-    if ICEBERG in key:
-        return _REBUILD
-    return _ASIDE if "/_aside/" in key else _DELETE

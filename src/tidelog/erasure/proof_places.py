@@ -14,41 +14,93 @@ while something fails: in ``failure`` rows of pipelines, and in the rows of runn
 before objects, and waits a little for those that may end: a finished one is then in a listing. A
 process that has not begun its upload has the bytes only in memory, which no proof can see. The
 protocols (``rewrite.is_under_way``) cover what it may write.
+
+Places that a proof need not search, or searches strictly: of other topics, and of files.
+
+Redacts reasons in audits that quote an erased event: people write them, and audits stay.
+
+A record has hashes of ids and keys, but its reason is text, such as ``customer-7 asked for it``. A
+delete replaces the words that equal one of its ids or its key, in all records of the topic and its
+archives. Only records that are done change: another process may be about to write the next state of
+one that is begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import contextlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
+from tidelog.archive.archive import list_archives
+from tidelog.archive.deletions import Deletions
 from tidelog.archive.derived_archives import archives_of
+from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import counting_files, replay_pipeline
+from tidelog.coordination.dead_letter_rows import (
+    counting_files,
+    generation_pipeline,
+    replay_pipeline,
+)
 from tidelog.coordination.pipeline_rows import read_commit_rows, read_partitions
 from tidelog.coordination.supervisors import Keeper
-from tidelog.erasure.known_objects import folder_values
+from tidelog.erasure.known_objects import ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.errors import CorruptError, NotFoundError
+from tidelog.journal.audit import Owner, put_record, read_records
+from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
 from tidelog.model.topic import Topic
+from tidelog.pipeline.endpoints import StoreFolder, folders_of, pipelines_of
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload
 
 __all__ = [
+    "ASIDE",
+    "DELETE",
+    "REBUILD",
+    "STAGED",
+    "STAGED_REPLAY",
+    "SWEEP",
     "WAIT_S",
     "ManifestNames",
     "erases",
+    "explained_places",
     "files_named_by_events",
     "is_named_by_events",
     "lasting_uploads",
+    "owners_of",
+    "places_of_files",
     "quoted_errors",
+    "quoting_rows",
+    "redact_reasons",
+    "remedy_of",
+    "stagings_of_others",
+    "why_loose",
 ]
+
+SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
+STAGED = (
+    "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
+    "has run again; what is younger than the sweep's grace waits for the next one"
+)
+STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
+DELETE = "no sweep removes it: look at it; register tables of the archive again, delete other files"
+ASIDE = (
+    "run `tidelog delete {topic} ID --prove`, or `tidelog archive erase`; a file of a generation "
+    "that the archive no longer has: copy what you still need of it, then delete it"
+)
+REBUILD = (
+    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
+    "then `tidelog archive drop` the old ones: the new ones are named without erased events"
+)
 
 _MANIFESTS = "pipelines/"
 
@@ -182,3 +234,106 @@ def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
         names = {upload.name for upload in store.uploads()}
         under_way = {key: each for key, each in under_way.items() if each.name in names}
     yield from under_way.values()
+
+
+def explained_places(context: Context, topic: Topic, store: Store) -> tuple[str, ...]:
+    """Returns the prefixes of keys that belong to other topics, archives or pipelines."""
+    at = context.store.url
+    own = {archive.name for archive, _ in archives_of(context, topic)}
+    found = [StoreFolder(at, layout.HOME_OBJECT), StoreFolder(at, layout.probe(""))]
+    others = (each for each in list_topics(context) if each.incarnation != topic.incarnation)
+    found += [StoreFolder(at, f"topics/{each.incarnation}/") for each in others]
+    for archive in list_archives(context):
+        if archive.name not in own:
+            folders = folders_of(context, archive)
+            found += [*folders["files"], *folders["manifests"]]
+    found += [
+        StoreFolder(at, layout.manifests(named.incarnation)) for named in list_pipelines(context)
+    ]
+    return tuple(folder.prefix for folder in found if folder.store == store.url)
+
+
+def places_of_files(context: Context, topic: Topic) -> Iterator[str]:
+    """Yields the prefixes of files with values: staged, set aside, or of a generation."""
+    yield "staging/"
+    of_topic = [archive for archive, _ in archives_of(context, topic)]
+    for archive in (*of_topic, *removed_archives(context)):
+        yield layout.aside_folder(archive.root)
+        yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
+
+
+def stagings_of_others(context: Context, topic: Topic) -> list[str]:
+    """Returns the staging prefixes of archives that are made of something else."""
+    own = {archive.name for archive, _ in archives_of(context, topic)}
+    others = [archive for archive in list_archives(context) if archive.name not in own]
+    return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]
+
+
+_ERASED = "[erased]"
+_AROUND = "\"'`.,;:!?()[]{}<>"
+_WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
+
+
+def owners_of(context: Context, topic: Topic) -> list[Owner]:
+    """Returns a topic and its archives: all whose audits may name its events."""
+    archives = {each.incarnation: each for each, _ in archives_of(context, topic)}
+    return [topic, *archives.values()]
+
+
+def quoting_rows(context: Context, owners: Iterable[Owner], sought: Deletions) -> Iterator[str]:
+    """Yields the places of records whose reasons quote one of some ids and keys."""
+    for owner in owners:
+        for record, _ in read_records(context, owner):
+            if record.why and _quoted_words(record.why, sought):
+                row = layout.audit_row(record.at_ms, record.id)
+                yield f"{layout.audit_partition(owner.incarnation)} · {row}"
+
+
+def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:
+    """Replaces some ids and keys in the reasons of records that are done. Safe to repeat."""
+    for owner in owners:
+        for record, version in read_records(context, owner):
+            if record.state == "done" and record.why and _quoted_words(record.why, sought):
+                changed = msgspec.structs.replace(record, why=_redact(record.why, sought))
+                with contextlib.suppress(NotFoundError):  # another process was faster
+                    put_record(context, owner, changed, version)
+
+
+def _redact(text: str, sought: Deletions) -> str:
+    words = sorted(_quoted_words(text, sought), key=len, reverse=True)
+    for word in words:
+        text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: _ERASED, text)
+    for word in _quoted_words(text, sought):
+        text = text.replace(word, _ERASED)
+    return text
+
+
+def _quoted_words(text: str, sought: Deletions) -> set[str]:
+    """Returns the words of a text that equal one of some ids and keys, which may have blanks."""
+    text = text.replace(_ERASED, " ")
+    words = {text, *text.split(), *_WORD.findall(text)}
+    words |= {each.strip(_AROUND) for each in words}
+    found = {each for each in words if each in sought.by_id or each.encode() in sought.by_key}
+    found |= {each for each in sought.by_id if len(each.split()) > 1 and each in text}
+    data = text.encode()
+    spaced = (each for each in sought.by_key if len(each.split()) > 1 and each in data)
+    return (found | {each.decode(errors="replace") for each in spaced}) - {""}
+
+
+def why_loose(key: str) -> str:
+    """Returns why an object that no commit names may be there."""
+    if key.startswith("staging/"):
+        return "it is staged"
+    return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
+
+
+def remedy_of(key: str) -> str:
+    """Returns what deletes a loose object; a sweep deletes only those of topics and staging."""
+    if key.startswith("staging/"):
+        pipeline = layout.staging_pipeline(key)
+        return STAGED if generation_pipeline(pipeline) == pipeline else STAGED_REPLAY
+    if key.startswith("topics/"):
+        return SWEEP
+    if ICEBERG in key:
+        return REBUILD
+    return ASIDE if "/_aside/" in key else DELETE

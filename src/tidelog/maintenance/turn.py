@@ -2,24 +2,206 @@
 
 ``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
 ``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps.
+
+Finishes an erasure: compiles, erases from archives, sweeps.
+
+Readers see deletes at once. These steps delete the bytes; each may crash and be repeated. The
+scribe does the same in the background, after its grace period.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from tidelog.archive.archive import list_archives
+from tidelog.archive.deletions import Places
+from tidelog.archive.derived_archives import reachable_archives_of
+from tidelog.archive.tables import repair_tables
 from tidelog.context import Context
-from tidelog.erasure.from_archives import closed_offsets, keep_deletions, settled_offsets
+from tidelog.coordination.pipeline_rows import is_detached
+from tidelog.erasure.from_archives import (
+    closed_offsets,
+    finish_archive,
+    keep_deletions,
+    settled_offsets,
+)
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import TidelogError, UnavailableError, contained
+from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
+from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.scribe import ScribeOptions, Trouble, Turn
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
-from tidelog.maintenance.erase import WAIT_MS, ArchiveEraser, erase_until_settled
+from tidelog.log.topics import list_topics, read_head
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
+from tidelog.model import layout
 from tidelog.model.topic import Topic
 
-__all__ = ["ArchiveTurns", "carry_closed_deletes", "carry_deletes", "sweep_everything"]
+__all__ = [
+    "ArchiveEraser",
+    "ArchiveTurns",
+    "Erasure",
+    "carry_closed_deletes",
+    "carry_deletes",
+    "carry_out",
+    "sweep_everything",
+]
+
+WAIT_MS = 10_000  # for unfinished ranges; a proof names those that take longer
+_LOOK_S = 0.5
+
+_Made = frozenset[tuple[str, int]]
+"""Generations of archives."""
+
+_Seen = tuple[int, int, str]
+"""The counts of amendments and erasures in heads, and the version of the last audit record."""
+
+_Starts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What was done to delete erased bytes."""
+
+    compiled: CompileReport
+    archives: list[ArchiveErasure]
+    swept: SweepReport
+    staging: PipelineSweep
+
+
+def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
+    """Carries all deletes of a topic into its journals and archives, and sweeps what is left.
+
+    With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
+    Waits for ranges planned before the deletes; ``archives`` has those that take longer than
+    ``wait_ms``. An archive with an error does not stop the rest: the error is raised at the end.
+    """
+    errors: list[TidelogError] = []
+    compiled = compile_topic(context, topic, CompilePolicy.everything())
+    deleted = settled_offsets(context, topic)
+    archives = erase_until_settled(context, topic, deleted, wait_ms, errors.append)
+    for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
+        errors += repair_tables(context, archive)
+    swept = sweep_home(context, grace_ms)
+    done = Erasure(compiled, archives, swept, sweep_archives(context, grace_ms))
+    for error in errors:
+        raise error
+    return done
+
+
+def erase_until_settled(
+    context: Context,
+    topic: Topic,
+    deleted: Places,
+    wait_ms: int,
+    tell: Callable[[TidelogError], None],
+) -> list[ArchiveErasure]:
+    """Erases from all archives until no unfinished range may hold an event.
+
+    Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
+    """
+    clock = context.clock
+    until_ms = clock.now_ms() + wait_ms
+    total: dict[tuple[str, int], ArchiveErasure] = {}
+    while True:
+        errors: list[TidelogError] = []
+        found = erase_from_archives(context, topic, deleted, errors.append)
+        for each in found:
+            known = total.setdefault(
+                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
+            )
+            known.add(each)
+        if not any(each.waiting for each in found) or clock.now_ms() >= until_ms:
+            for error in errors:
+                tell(error)
+            return list(total.values())
+        clock.sleep(_LOOK_S)
+
+
+class ArchiveEraser:
+    """Carries deletes of all topics into archives, again and again; for a daemon.
+
+    Also compiles journals that hold erased events below their partition's start: no row waits for
+    these, so no compile would be due. A topic without new deletes costs a read of its heads and its
+    last audit record. Carries deletes into each new generation too. Finishes erasures from archives
+    that crashed.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._done: dict[str, tuple[_Seen, _Made]] = {}  # by incarnation: what archives have
+        self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same for trimmed events
+        self.troubles: list[TidelogError] = []  # of the last turn; they are retried
+
+    def turn(self) -> list[ArchiveErasure]:
+        """Carries what there is to carry now, and retries what failed before.
+
+        A topic or an archive with an error does not stop the others; see ``troubles``.
+        """
+        self.troubles = []
+        reports: list[ArchiveErasure] = []
+        archives = list(list_archives(self._context))
+        made = frozenset((each.incarnation, n) for each in archives for n in each.makings)
+        for topic in list_topics(self._context):
+            if topic.state == "ready":
+                with contained(f"topic `{topic.name}`", self.troubles.append):
+                    reports += self._topic(topic, made)
+        for archive in archives:
+            if archive.state == "ready" and not is_detached(self._context, archive):
+                with contained(f"archive `{archive.name}`", self.troubles.append):
+                    reports += finish_archive(self._context, archive)
+        return reports
+
+    def _topic(self, topic: Topic, made: _Made) -> list[ArchiveErasure]:
+        heads = [read_head(self._context, topic, p)[0] for p in range(topic.partitions)]
+        audit = layout.audit_partition(topic.incarnation)
+        last = next(iter(self._context.catalog.scan(audit, limit=1, reverse=True)), None)
+        seen = (
+            sum(head.amendments for head in heads),
+            sum(head.erasures for head in heads),
+            "" if last is None else last.version,
+        )
+        starts = tuple(head.start for head in heads)
+        to_compile = (seen, starts) != self._compiled.get(topic.incarnation)
+        to_carry = (seen, made) != self._done.get(topic.incarnation)
+        if last is None or not (to_compile or to_carry):
+            return []
+        deleted = settled_offsets(self._context, topic)
+        if to_compile and compile_trimmed(self._context, topic, deleted):
+            self._compiled[topic.incarnation] = seen, starts
+        if not to_carry:
+            return []
+        errors: list[TidelogError] = []
+        reports = erase_from_archives(self._context, topic, deleted, errors.append)
+        self.troubles += errors
+        if not errors and not any(report.waiting for report in reports):
+            self._done[topic.incarnation] = seen, made
+        return reports
+
+
+def compile_trimmed(context: Context, topic: Topic, deleted: Places) -> bool:
+    """Compiles journals that hold deleted events below the start of their partition.
+
+    A trim deleted their rows, or they never existed: only archives had the events. Returns whether
+    everything is done; False while another process compiles such a partition.
+    """
+    done = True
+    for partition, offsets in deleted.items():
+        head, _ = read_head(context, topic, partition)
+        below = {each for each in offsets if each < head.start}
+        if not below or head.start == head.next:
+            continue
+        try:
+            runs = list(covering(context, topic, partition, head, (head.start, head.start + 1)))
+        except MovedError:
+            done = False
+            continue
+        held = (run.trimmed(head.start) for run in runs if run.journal is not None)
+        if not all(map(below.isdisjoint, held)):
+            reports = list(compile_partition(context, topic, partition, CompilePolicy.trimmed()))
+            done &= not any(report.busy for report in reports)
+    return done
 
 
 def sweep_everything(context: Context, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:

@@ -1,6 +1,13 @@
 """The parts of a pipeline: a source, a sink, tasks, and workers that run them.
 
 ``LocalWorkers`` runs tasks in threads of this process, or one after another.
+
+Completes a range of a source with events from files that the source no longer has.
+
+Kafka's compaction deletes records inside the range that a partition still holds. A backup may be a
+copy without dead letters, or without some files. The live generation may have these events in its
+files. So a generation that is being built reads both, in offset order. For an offset in both, the
+source's event counts. The files are opened at the first offset that the source lacks.
 """
 
 from __future__ import annotations
@@ -15,6 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.codec.event_batch import one_batch
+from tidelog.connectors.merge import within
 from tidelog.connectors.sink import RecordRefusedError, Sink, Written
 from tidelog.connectors.source import (
     ChangingReader,
@@ -28,13 +37,13 @@ from tidelog.connectors.source import (
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
-from tidelog.pipeline.completed import CompletedReader
 from tidelog.pool import Pool
 
 __all__ = [
     "NO_ERASED_ROWS",
     "CarriedRange",
     "CarriedReader",
+    "CompletedReader",
     "CycleReport",
     "ErasedRows",
     "FrozenError",
@@ -49,6 +58,85 @@ __all__ = [
     "run_task",
     "with_left_out",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedReader:
+    """A range of offsets from a source, and the files that complete it; pickles."""
+
+    reader: RangeReader
+    files: RangeReader  # of a part of the range
+    generation: int  # of the files
+
+    @property
+    def range(self) -> SourceRange:
+        return self.reader.range
+
+    @property
+    def is_changing(self) -> bool:
+        return any(
+            isinstance(each, ChangingReader) and each.is_changing
+            for each in (self.reader, self.files)
+        )
+
+    def read(self) -> Iterator[Chunk]:
+        """Yields the chunks of the source, with the missing events in between."""
+        rows, at = _FileRows(self.files), int(self.range.start)
+        for chunk in self.reader.read():
+            end = int(chunk.position)
+            if chunk.batch.num_rows < end - at:
+                yield from _fill_chunk(chunk, rows, at, end)
+            else:
+                yield chunk
+            at = max(at, end)
+
+
+def _fill_chunk(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
+    """Yields a chunk that ends at an offset, in parts of bounded size."""
+    left = chunk.batch
+    for more in rows.between(start, end):
+        offsets = _offsets(more)
+        if not (mask := np.isin(offsets, _offsets(left), invert=True)).any():
+            continue
+        border = int(offsets[-1]) + 1
+        before, left = within(left, 0, border), within(left, border, end)
+        both = one_batch([before, more.filter(pa.array(mask)).cast(before.schema)])
+        order = np.argsort(_offsets(both), kind="stable")
+        yield Chunk(both.take(pa.array(order)), str(border))
+    yield replace(chunk, batch=left)
+
+
+class _FileRows:
+    """The events of files, from the first requested offset on."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._chunks: Iterator[Chunk] | None = None
+        self._left: pa.RecordBatch | None = None  # of the last batch
+
+    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yields the events of ``[start, end)``. Calls must go forward."""
+        if self._chunks is None:
+            self._chunks = self._reader.read()
+        while True:
+            batch = self._left
+            if batch is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    return
+                batch = chunk.batch
+            wanted = within(batch, start, end)
+            rest = batch.slice(np.searchsorted(_offsets(batch), end))
+            self._left = rest if rest.num_rows else None
+            if wanted.num_rows:
+                yield wanted
+            if self._left is not None:
+                return
+
+
+def _offsets(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = batch.column("offset").to_numpy()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from tidelog.connectors.by_url import open_sink, open_source
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.sink import TargetSink
-from tidelog.connectors.sinks import open_sink
 from tidelog.connectors.source import Source
-from tidelog.connectors.sources import open_source
 from tidelog.connectors.topic.segments import COPIES
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.context import Context

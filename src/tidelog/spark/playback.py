@@ -36,8 +36,8 @@ from tidelog.connectors.playback_sinks import (
     open_playback_sink,
 )
 from tidelog.connectors.sink import TargetSink, Written
-from tidelog.connectors.topic.playback_sink import places_in, target_of
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter, keeps_partition
+from tidelog.connectors.topic.sink import places_in, target_of
 from tidelog.context import Context
 from tidelog.errors import (
     AlreadyExistsError,
@@ -54,8 +54,7 @@ from tidelog.model.playback import Cursor, Pin, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import sink_at
 from tidelog.playback.merge import READERS, BufferBounds, Windows
-from tidelog.playback.pace import SlotCount, SlotCounter
-from tidelog.playback.play import PlaybackOptions, PlaybackResult, opened
+from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_buffer import EventFilter, Loader, TimedRows
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
 from tidelog.pool import Pool

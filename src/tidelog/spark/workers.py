@@ -3,23 +3,240 @@
 Without a transform, a task reads its range and writes its files itself, so no event passes through
 Spark. It returns what was staged, or the error of that range. If an executor dies, Spark runs the
 task again; each writer stages under its own names, so attempts never collide.
+
+Runs a user's transform between a range and its files: a function of DataFrames.
+
+The ranges of a cycle become one DataFrame in event columns, with one Spark partition each. The
+function changes it, and the sink's writer gets the result in the same Spark task. Rows may be
+dropped and changed, but not moved: each keeps its offset, in its partition and in order. Anything
+else is detected, so that an archive's ranges stay what they say they are:
+
+1. the reading half of a task notes the offsets that it returned, in a file of that task alone
+2. the writing half gets rows, whose offsets must rise
+3. at the end it looks for the note of its own task: a function that shuffles, sorts over
+   partitions, caches or truncates its input has none
+4. all offsets that were written must be among those that were read
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from pyspark.sql import SparkSession
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 
-from tidelog.errors import TidelogError, UnavailableError
-from tidelog.pipeline.base import Task, TaskOutcome, Workers, run_task
-from tidelog.spark.transform import transformed
+from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
+from tidelog.connectors.sink import Written
+from tidelog.connectors.topic.segments import check_rows
+from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
+from tidelog.pipeline.base import Task, TaskOutcome, TaskOutput, Workers, run_task, with_left_out
+from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 
 __all__ = ["SparkWorkers", "open_spark"]
+
+Transform = Callable[[DataFrame], DataFrame]
+
+_SHOWN = spark_schema(EVENT_SCHEMA.names)
+_STAYS = "a transform may drop and change rows, but must leave them where they are"
+
+
+def load_transform(name: str) -> Transform:
+    """Loads the function of ``module:function``, also from modules of the working folder."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise InvalidError(f"transform `{name}`: give module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = functools.reduce(getattr, function.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as exc:
+        raise InvalidError(
+            f"transform `{name}`: {exc}: install it, or run where the module's file is"
+        ) from exc
+    except AttributeError as exc:
+        raise InvalidError(f"transform `{name}`: {exc}: name a function of the module") from exc
+    if not callable(found):
+        raise InvalidError(f"transform `{name}`: is no function: name one")
+    made: Transform = found
+    return made
+
+
+def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
+    """Runs all tasks in one Spark job. Raises ``InvalidError`` if a transform breaks the rules."""
+    blobs = [pickle.dumps(task) for task in tasks]
+    ranges = session.range(0, len(blobs), 1, len(blobs))
+    events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
+    result = _apply(name, events)
+    rows = result.mapInArrow(functools.partial(_write, blobs), "outcome binary").collect()
+    found = [pickle.loads(row["outcome"]) for row in rows]  # noqa: S301 - our own bytes
+    for each in found:
+        if isinstance(each, TidelogError):
+            raise each
+    if len(found) != len(tasks):
+        raise InvalidError(f"transform `{name}`: has made fewer Spark partitions: {_STAYS}")
+    return found
+
+
+def _apply(name: str, events: DataFrame) -> DataFrame:
+    result: Any = load_transform(name)(events)
+    if not isinstance(result, DataFrame):
+        raise InvalidError(
+            f"transform `{name}`: gave {type(result).__name__}: return the DataFrame"
+        )
+    wanted = {field.name: field.dataType.simpleString() for field in _SHOWN.fields}
+    given = {field.name: field.dataType.simpleString() for field in result.schema.fields}
+    for column in wanted.keys() | given.keys():
+        if given.get(column) != wanted.get(column) or len(result.columns) != len(given):
+            raise InvalidError(
+                f"transform `{name}`: column `{column}` is {given.get(column, 'missing')}: events "
+                f"have {', '.join(f'{each} {kind}' for each, kind in wanted.items())}, and no more"
+            )
+    return result.select(*EVENT_SCHEMA.names)
+
+
+class _Note(NamedTuple):
+    """What a reading half has returned."""
+
+    end: str
+    offsets: npt.NDArray[np.int64]
+    mark: bytes  # for the source to read later
+    left_out: int  # events skipped because they were erased
+
+
+def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the reading half of a Spark task."""
+    wanted = arrow_schema(_SHOWN)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
+            note = _note_path(task)
+            end, offsets, left_out = task.range.start, [np.empty(0, np.int64)], 0
+            marks: list[bytes] = []
+            try:
+                for chunk in task.chunks():
+                    check_rows(chunk.batch)
+                    rows = task.erased.left(chunk.batch)
+                    left_out += chunk.batch.num_rows - rows.num_rows
+                    if rows.num_rows:
+                        yield rows.cast(wanted)
+                        offsets.append(rows.column("offset").to_numpy())
+                    end = chunk.position
+                    marks.append(chunk.note)
+            except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
+                what = f"source partition `{task.range.partition.text}`"
+                note.write_bytes(pickle.dumps(unexpected(what, exc)))
+                return
+            given = _Note(end, np.concatenate(offsets), b"".join(marks), left_out)
+            note.write_bytes(pickle.dumps(given))
+
+
+def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the writing half of a Spark task, which is the same task if rows have not moved."""
+    number = _context().partitionId()
+    if number >= len(blobs):
+        if sum(batch.num_rows for batch in batches):
+            problem = InvalidError(f"transform: has made more Spark partitions: {_STAYS}")
+            yield _outcome(problem)
+        return
+    task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
+    try:
+        outcome = TaskOutcome(task.range.partition, _written(task, batches))
+    except TidelogError as exc:
+        outcome = TaskOutcome(task.range.partition, error=exc)
+    yield _outcome(outcome)
+
+
+def _outcome(found: TaskOutcome | TidelogError) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([pickle.dumps(found)], pa.binary())], ["outcome"])
+
+
+def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
+    writer = task.sink.writer(task.range.partition.text, task.staging)
+    written = [np.empty(0, np.int64)]
+    last = -1
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        rows = _as_events(task, batch)
+        offsets = rows.column("offset").to_numpy()
+        if int(offsets[0]) <= last or bool((np.diff(offsets) <= 0).any()):
+            raise _rule_error(task, f"offsets do not rise after {last}")
+        last = int(offsets[-1])
+        written.append(offsets)
+        writer.write(rows)
+    staged: Written = writer.close()
+    note = _read_note(task)
+    strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
+    if len(strange):
+        raise _rule_error(task, f"offset {int(strange[0])} is not one that was read")
+    read = len(note.offsets) + note.left_out
+    return TaskOutput(note.end, read, with_left_out(staged, note.left_out), note.mark)
+
+
+def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Converts Spark's rows to event columns. Raises for what is not of this range."""
+    columns = []
+    for field in EVENT_SCHEMA:
+        column = batch.column(field.name)
+        if not field.nullable and column.null_count:
+            raise InvalidError(f"transform: column `{field.name}` has nulls: keep its values")
+        columns.append(
+            floored_times(column) if field.name == "timestamp" else column.cast(field.type)
+        )
+    rows = pa.record_batch(columns, schema=EVENT_SCHEMA)
+    check_times(rows.column("timestamp"))
+    here = task.range.partition
+    for name, wanted in (("topic", here.topic), ("partition", here.name)):
+        found = rows.column(name).unique().to_pylist()
+        if [str(each) for each in found] != [wanted]:
+            raise _rule_error(task, f"rows with {name} {found[0]} stand in it")
+    return rows
+
+
+def _read_note(task: Task) -> _Note:
+    """Reads and deletes the note of this task's reading half."""
+    path = _note_path(task)
+    try:
+        found = pickle.loads(path.read_bytes())  # noqa: S301 - our own bytes
+        path.unlink()
+    except FileNotFoundError:
+        raise _rule_error(task, "it was not read to its end by the task that wrote it") from None
+    if isinstance(found, TidelogError):
+        raise found
+    note: _Note = found
+    return note
+
+
+def _note_path(task: Task) -> Path:
+    """Returns a path on the local disk, unique to this attempt of this task."""
+    attempt = task.staging.replace("/", "-")
+    return Path(tempfile.gettempdir()) / f"tidelog-{attempt}-{_context().taskAttemptId()}"
+
+
+def _rule_error(task: Task, problem: str) -> InvalidError:
+    return InvalidError(
+        f"transform of source partition `{task.range.partition.text}`: {problem}: {_STAYS} "
+        "(no shuffle, sort, cache, limit or union)"
+    )
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise InvalidError("transform: runs outside of Spark: run it with a Spark master")
+    return context
+
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 

@@ -48,8 +48,7 @@ from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.commit import Batch, SparkSink, check_not_swept, report_left_out
 from tidelog.spark.options import WriteOptions
-from tidelog.spark.plan import open_shared, settings_of
-from tidelog.spark.task import Workshop, open_workshop
+from tidelog.spark.plan import Workshop, open_shared, open_workshop, settings_of
 from tidelog.store.base import put_fresh
 
 __all__ = [

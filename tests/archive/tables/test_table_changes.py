@@ -31,8 +31,8 @@ from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.maintenance.erase import ArchiveEraser, carry_out
 from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -20,7 +20,7 @@ from tidelog.archive.archive import create_archive, open_pipeline, open_sink
 from tidelog.catalog.base import Delete, Put
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.archive.reader import PlannedCommits, plan_commits
-from tidelog.connectors.sources import Source, SourcePartition, SourceRange
+from tidelog.connectors.by_url import Source, SourcePartition, SourceRange
 from tidelog.coordination.pipeline_rows import (
     read_commits,
     read_manifests,

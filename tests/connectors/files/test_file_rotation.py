@@ -18,9 +18,9 @@ from tests.support.homes import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.by_url import SourceRange, open_source
 from tidelog.connectors.files.row_tracking import rotated_from
 from tidelog.connectors.files.source import FilesSource
-from tidelog.connectors.sources import SourceRange, open_source
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError

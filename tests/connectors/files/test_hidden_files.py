@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.files.source import FilesSource
 from tidelog.connectors.source import SourceRange
-from tidelog.connectors.sources import open_source
 
 
 def opened(address: str) -> FilesSource:

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.kinesis_aggregator import MAGIC, Message, aggregated, sealed
-from tidelog.connectors.kinesis.position import END, RangeLimit, ShardPosition, is_before
-from tidelog.connectors.kinesis.reader import UserRecord, hash_of, user_records
+from tidelog.connectors.kinesis.reader import (
+    END,
+    RangeLimit,
+    ShardPosition,
+    UserRecord,
+    hash_of,
+    is_before,
+    user_records,
+)
 from tidelog.errors import InvalidError
 
 BIG = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898

@@ -21,8 +21,7 @@ from tests.support.kinesis_server import FakeKinesis, RefusedError, running_kine
 from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, parse_place
-from tidelog.connectors.kinesis.sink import KinesisSink
-from tidelog.connectors.kinesis.writer import KinesisWriter, open_writer, partition_key
+from tidelog.connectors.kinesis.sink import KinesisSink, KinesisWriter, open_writer, partition_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.address import parse_address

@@ -27,12 +27,11 @@ from tests.support.scylla_reads import (
     value,
 )
 from tidelog.clock import SystemClock
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.scylla import reader as reading
-from tidelog.connectors.scylla.address import format_scylla, parse_scylla
-from tidelog.connectors.scylla.session import ScyllaSession
+from tidelog.connectors.scylla.session import ScyllaSession, format_scylla, parse_scylla
 from tidelog.connectors.scylla.streams import ChangePosition, group_of, is_before
 from tidelog.connectors.source import SourcePartition, SourceRange
-from tidelog.connectors.sources import open_source
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import parse_address
 

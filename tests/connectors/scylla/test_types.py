@@ -13,8 +13,7 @@ from cassandra.query import tuple_factory
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play
 from tests.support.scylla_reads import at, opened
-from tidelog.connectors.scylla.address import parse_scylla
-from tidelog.connectors.scylla.session import ScyllaSession
+from tidelog.connectors.scylla.session import ScyllaSession, parse_scylla
 from tidelog.connectors.scylla.types import to_json, values_to_json
 
 UUID = "123e4567-e89b-12d3-a456-426614174000"

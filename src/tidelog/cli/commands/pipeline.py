@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tidelog.api.pumps import PumpHandle
+from tidelog.api.pipelines import PumpHandle
 from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import Output, json_option, write_out
 from tidelog.cli.text import CommandGroup

@@ -19,8 +19,7 @@ from tidelog.home import Home, open_home
 from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin, PlaybackState, check_playback_name
 from tidelog.model.topic import Topic
-from tidelog.playback.pace import SlotCount, check_speed
-from tidelog.playback.play import PlaybackResult
+from tidelog.playback.play import PlaybackResult, SlotCount, check_speed
 from tidelog.playback.session import KnownPlayback
 
 __all__ = ["playback"]

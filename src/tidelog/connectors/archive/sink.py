@@ -35,12 +35,12 @@ from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_forma
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.base import escaped
-from tidelog.connectors.archive.acceptance import accepted
 from tidelog.connectors.archive.staging import (
     FolderRows,
     Put,
     Spool,
     Uploads,
+    accepted,
     discard_files,
     is_published,
     portion_of,

@@ -2,5 +2,5 @@
 
 ``client`` turns an address into librdkafka's properties. ``source`` lists partitions and plans
 ranges, ``reader`` turns messages into batches, and ``records`` preserves headers exactly. ``sink``
-writes ranges exactly once through ``transactions``. ``playback_sink`` plays events back in order.
+writes ranges exactly once through ``transactions``, and plays events back in order.
 """

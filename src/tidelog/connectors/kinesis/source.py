@@ -29,8 +29,14 @@ from tidelog.connectors.kinesis.client import (
     StreamInfo,
     parse_place,
 )
-from tidelog.connectors.kinesis.position import END, RangeLimit, ShardPosition, is_before
-from tidelog.connectors.kinesis.reader import ShardRead, ShardReadPlan
+from tidelog.connectors.kinesis.reader import (
+    END,
+    RangeLimit,
+    ShardPosition,
+    ShardRead,
+    ShardReadPlan,
+    is_before,
+)
 from tidelog.connectors.source import (
     Bounds,
     BranchingSource,

@@ -1,6 +1,6 @@
 """Scylla: the change log of a table, as a source.
 
-``address`` parses the URL, ``session`` connects, ``streams`` finds generations of streams and
+``session`` parses the URL and connects, ``streams`` finds generations of streams and
 positions in them, ``reader`` reads windows of changes, ``changes`` turns rows into events, and
 ``schema`` and ``types`` decode columns.
 """

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from tidelog.connectors.scylla.address import ScyllaWay
 from tidelog.connectors.scylla.schema import Column, RowLayout
+from tidelog.connectors.scylla.session import ScyllaWay
 from tidelog.connectors.scylla.types import second_text
 from tidelog.model.event import Headers
 

@@ -44,13 +44,6 @@ from typing import Any
 
 from tidelog.catalog.base import Row
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.scylla.address import (
-    SAFE_LAG_MS,
-    ScyllaPlace,
-    ScyllaWay,
-    format_scylla,
-    parse_scylla,
-)
 from tidelog.connectors.scylla.changes import time_ms_of
 from tidelog.connectors.scylla.reader import (
     ChangeRead,
@@ -61,7 +54,15 @@ from tidelog.connectors.scylla.reader import (
     refresh_ms,
 )
 from tidelog.connectors.scylla.schema import LogTable, log_table
-from tidelog.connectors.scylla.session import ScyllaSession, session_of
+from tidelog.connectors.scylla.session import (
+    SAFE_LAG_MS,
+    ScyllaPlace,
+    ScyllaSession,
+    ScyllaWay,
+    format_scylla,
+    parse_scylla,
+    session_of,
+)
 from tidelog.connectors.scylla.streams import ChangePosition, Generations, is_before
 from tidelog.connectors.source import (
     Bounds,

@@ -37,8 +37,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from tidelog.connectors.scylla.address import ScyllaPlace
-from tidelog.connectors.scylla.session import ScyllaSession
+from tidelog.connectors.scylla.session import ScyllaPlace, ScyllaSession
 from tidelog.errors import InvalidError, NotFoundError
 
 __all__ = [

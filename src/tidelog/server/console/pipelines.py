@@ -16,7 +16,7 @@ from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.pump_status import PumpStatus
+from tidelog.pipeline.pump import PumpStatus
 from tidelog.server.http.errors import shape
 
 __all__ = [

@@ -20,7 +20,7 @@ from tidelog.home import Home
 from tidelog.model.event import to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
-from tidelog.playback.pace import check_speed
+from tidelog.playback.play import check_speed
 from tidelog.server.console.format import duration, line_chart, number, url
 from tidelog.server.console.jobs import Job, Jobs
 from tidelog.server.console.pipelines import Pipelines, PipelinesSeen

@@ -8,14 +8,24 @@ must not know pipelines, sinks or the catalog of its reader.
 ``source`` defines the protocols; each system has a folder with its own source. ``merge`` puts the
 events of several files into one order. Other packages add a source through the entry point group
 ``tidelog.sources``.
+
+Opens the sinks of pipelines by URL: topics, Kafka, Kinesis.
+
+A sink stages the output of a range and publishes it after the pipeline recorded a manifest. Its
+promise: publishing twice, or from two drivers at once, publishes once, wherever the target can
+detect that. Staged files are never visible. A sink must not know sources or pipelines.
+
+``sink`` defines the protocols. ``archive.sink`` writes the files of archives. ``topic.sink``,
+``kafka.sink`` and ``kinesis.sink`` write events to a log, staged by ``topic.segments``. Other
+packages add a sink through the entry point group ``tidelog.sinks``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
+from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -25,11 +35,9 @@ from tidelog.connectors.source import (
     SourcePartition,
     SourceRange,
 )
+from tidelog.context import OpenContext
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
-
-if TYPE_CHECKING:
-    from tidelog.connectors.topic.source import OpenContext
 
 __all__ = [
     "SOURCE_SCHEMES",
@@ -40,6 +48,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "SourceRange",
+    "open_sink",
     "open_source",
     "pipelines_behind",
 ]
@@ -105,3 +114,46 @@ def pipelines_behind(url: str) -> tuple[str, ...]:
     if address.scheme != "scylla":
         return ()
     return tuple(filter(None, address.options.get("of", "").split(",")))
+
+
+SINK_SCHEMES = ("kafka", "kinesis", "topic")
+
+
+def open_sink(url: str, *, environ: Mapping[str, str], open_context: OpenContext) -> TargetSink:
+    """Opens the sink at a URL. Raises ``NotFoundError`` if its target does not exist.
+
+    ``open_context`` opens the home that stages the events and that ``topic:`` refers to, in the
+    process that calls it. It must pickle if the sink goes to other processes.
+    """
+    address = parse_address(url)
+    if address.scheme == "topic":
+        from tidelog.connectors.topic.sink import open_topic
+
+        return open_topic(address, open_context)
+    with open_context() as context:
+        store = context.store.url
+    if address.scheme == "kafka":
+        try:
+            from tidelog.connectors.kafka.sink import open_kafka
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("confluent_kafka"):
+                text = "kafka sink is not installed: pip install 'tidelog[kafka]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kafka(address, environ=environ, store=store)
+    if address.scheme == "kinesis":
+        try:
+            from tidelog.connectors.kinesis.sink import open_kinesis
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("boto"):
+                text = "kinesis sink is not installed: pip install 'tidelog[aws]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kinesis(address, environ=environ, store=store)
+    for entry in entry_points(group="tidelog.sinks", name=address.scheme):
+        sink: TargetSink = entry.load()(address, environ=environ, store=store)
+        return sink
+    raise InvalidError(
+        f"sink `{url}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, SINK_SCHEMES)}: give one of {', '.join(SINK_SCHEMES)}"
+    )
