@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 import pyarrow as pa
 
 from tidelog.api.consumers import Consumers
+from tidelog.api.notifications import NotifyCalls
 from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
@@ -63,7 +64,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls, UpkeepCalls):
+class Home(JournalCalls, NotifyCalls, UpkeepCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:
@@ -484,13 +485,6 @@ class Home(JournalCalls, UpkeepCalls):
         from tidelog.maintenance import turn
 
         return turn.ArchiveTurns(self.context, how)
-
-    def watch(self, topic: str) -> None:
-        """Let this process notify a topic's targets of what it commits there by other ways.
-
-        >>> home.watch("orders")
-        """
-        self._notifier.watch(self.topic(topic))
 
     def close(self) -> None:
         """Close what was opened from here, flushing what is under way; raises what failed.

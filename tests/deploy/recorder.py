@@ -21,7 +21,7 @@ class Right(NamedTuple):
     """What a policy must allow for one request."""
 
     action: str
-    resource: str  # bucket or bucket/key, table, or the ARN of a topic
+    resource: str  # bucket or bucket/key, table, or the ARN of a topic or function
     leading: str = ""  # the hash key, for items of DynamoDB
 
 
@@ -94,6 +94,8 @@ def rights_of(
     method: str, target: str, headers: http.client.HTTPMessage, body: bytes, status: int
 ) -> set[Right]:
     """What AWS would ask for before it does this."""
+    if called := re.fullmatch(r"/2015-03-31/functions/(.*)/invocations", unquote(target)):
+        return {Right("lambda:InvokeFunction", called[1])}
     if "x-amz-target" in headers:
         return _dynamodb(headers["x-amz-target"].rpartition(".")[2], json.loads(body))
     if b"Action=" in body:

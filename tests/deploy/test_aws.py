@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import boto3
@@ -23,12 +24,16 @@ from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.moto import Moto
 from tests.servers.s3 import S3
+from tests.support.lambda_endpoint import FUNCTION, lambda_endpoint
 from tests.support.waiting import until
 from tidelog import Event, Home
+from tidelog.aws import consumer_handler
 from tidelog.catalog import dynamodb
 from tidelog.cli.main import cli
 from tidelog.errors import TidelogError
 from tidelog.home import create_home, open_home
+from tidelog.log.notifier import Notification
+from tidelog.log.notify_targets import open_target
 from tidelog.settings import load_settings
 
 LINT = "import sys; from cfnlint.runner import main; sys.exit(main())"
@@ -65,9 +70,14 @@ def test_the_scribe_has_a_period_an_expiry_and_one_round_at_a_time() -> None:
     assert queue["VisibilityTimeout"] >= function["Timeout"]
 
 
-def test_the_config_string_of_the_scribe_opens(tmp_path: Path) -> None:
-    function = read_template()["Resources"]["ScribeFunction"]["Properties"]
-    text = function["Environment"]["Variables"]["TIDELOG_HOME"]["Sub"]
+@pytest.mark.parametrize("place", ["ScribeFunction", "ConsumerFunction", "ConfigString"])
+def test_the_config_strings_open(place: str, tmp_path: Path) -> None:
+    template = read_template()
+    if place in template["Outputs"]:
+        text = template["Outputs"][place]["Value"]["Sub"]
+    else:
+        function = template["Resources"][place]["Properties"]
+        text = function["Environment"]["Variables"]["TIDELOG_HOME"]["Sub"]
     for name, value in (("Bucket", "b"), ("Prefix", "events"), ("Table", "t")):
         text = text.replace(f"${{{name}}}", value)
     settings = load_settings(text.replace("${AWS::Region}", "eu-west-1"), {}, tmp_path)
@@ -75,15 +85,42 @@ def test_the_config_string_of_the_scribe_opens(tmp_path: Path) -> None:
     assert settings.catalog == "dynamodb://t?region=eu-west-1"
 
 
-def test_function_of_the_scribe_does_a_turn_and_raises_failures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = TEMPLATE.with_name("scribe_function.py")
-    spec = importlib.util.spec_from_file_location("scribe_function", path)
+def load_function(name: str) -> Any:
+    """Returns a module that the image of the functions holds."""
+    spec = importlib.util.spec_from_file_location(name, TEMPLATE.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_each_function_of_the_template_is_in_the_image() -> None:
+    parts = read_template()
+    commands = [
+        part["Properties"]["ImageConfig"]["Command"][0]
+        for part in parts["Resources"].values()
+        if part["Type"] == "AWS::Lambda::Function"
+    ]
+    for given in commands:
+        is_text = isinstance(given, str)
+        command = given if is_text else parts["Parameters"][given["Ref"]]["Default"]
+        module, _, name = command.rpartition(".")
+        assert callable(getattr(load_function(module), name))
+
+
+def test_notifications_call_the_consumer() -> None:
+    parts = read_template()["Resources"]
+    subscription = parts["ConsumerSubscription"]["Properties"]
+    assert subscription["TopicArn"] == {"Ref": "NotificationTopic"}
+    assert subscription["Endpoint"] == {"GetAtt": "ConsumerFunction.Arn"}
+    assert parts["ConsumerPermission"]["Properties"]["SourceArn"] == {"Ref": "NotificationTopic"}
+
+
+def test_function_of_the_scribe_does_a_turn_and_raises_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = load_function("scribe_function")
     folder = str(tmp_path / "home")
     monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "1000")  # how long the other one is watched
     with create_home(load_settings(folder, dict(os.environ), tmp_path))[0] as home:
@@ -169,6 +206,42 @@ def test_consumers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> No
     with open_home(cloud.home) as home, pytest.raises(TidelogError):
         list(home.read("orders", 0))
     _check("ConsumerPolicy", cloud)
+
+
+@pytest.mark.server
+def test_the_consumer_function_needs_what_its_role_allows_and_no_less(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is notified by SNS, stops before the end, and is called again by its own notification."""
+    with open_home(cloud.home) as home:
+        home.append("orders", [Event(b"%d" % n) for n in range(30)], partition=0)
+        until(lambda: any(r.action == "sns:Publish" for r in list(cloud.recorder.rights)))
+    monkeypatch.setenv("TIDELOG_HOME", cloud.home)
+    notice = '{"topic": "orders", "partition": 0, "offset": 29}'
+    records = {"Records": [{"EventSource": "aws:sns", "Sns": {"Message": notice}}]}
+    cloud.recorder.rights.clear()
+    function = load_function("consumer_function")
+    handle = consumer_handler(function.show, "printer", max_events=20)
+    [first] = handle(records, None)["partitions"]
+    assert (first["events_read"], first["notified_again"]) == (20, True)
+    [second] = function.handle(records, None)["partitions"]
+    assert (second["events_read"], second["done"]) == (10, True)
+    assert capsys.readouterr().out.splitlines()[-1] == "orders/0/29: b'29'"
+    allowed = allowed_by("ConsumerRole", cloud.names) + allowed_by("ConsumerPolicy", cloud.names)
+    refused = [r for r in cloud.recorder.rights if not any(allows(each, r) for each in allowed)]
+    assert refused == []
+    assert Right("sns:Publish", cloud.names["NotificationTopic"]) in cloud.recorder.rights
+
+
+def test_who_notifies_the_consumer_directly_needs_one_right_more() -> None:
+    recorder = Recorder()
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word"}
+    with lambda_endpoint() as endpoint, recording(endpoint.url, recorder) as url:
+        target = open_target(f"lambda:{FUNCTION}?endpoint={url}", keys)
+        target.send(Notification("orders", 0, 1))
+    [allowed] = allowed_by("InvokePolicy", {"ConsumerFunction": FUNCTION})
+    assert all(allows(allowed, right) for right in recorder.rights)
+    assert recorder.rights
 
 
 @pytest.mark.server

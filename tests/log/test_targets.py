@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from tests.servers.moto import Moto
+from tests.support.lambda_endpoint import FUNCTION
 from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
@@ -242,7 +243,7 @@ def test_a_hanging_webhook_does_not_slow_a_producer() -> None:
     ("url", "words"),
     [
         ("htps://example.com/", r"unknown scheme `htps` \(did you mean `https`\?\): give one of"),
-        ("ftp://example.com/", "unknown scheme `ftp`.*: give one of http, https, sns"),
+        ("ftp://example.com/", "unknown scheme `ftp`.*: give one of http, https, lambda, sns"),
         ("example.com/hook", "has no scheme"),
         ("https:///hook", "names no host"),
         ("https://user:word@example.com/", "user or password"),
@@ -251,6 +252,10 @@ def test_a_hanging_webhook_does_not_slow_a_producer() -> None:
         ("sns:orders", "is no ARN"),
         ("sns:arn:aws:sqs:us-east-1:123456789012:orders", "is no ARN"),
         (f"sns:{ARN}.fifo", "FIFO"),
+        ("lambda:billing", "is no ARN of a function"),
+        (f"lambda:{ARN}", "is no ARN of a function"),
+        (f"sns:{FUNCTION}", "is no ARN of a topic"),
+        (f"lambda:{FUNCTION}?endpoint=127.0.0.1", "endpoint"),
         (f"sns:{ARN}?endpont=http://127.0.0.1", "did you mean `endpoint`"),
         (f"sns:{ARN}?endpoint=127.0.0.1", "endpoint"),
         (f"sns:{ARN}?endpoint=http://me:word@127.0.0.1", "without user or password"),
@@ -264,7 +269,14 @@ def test_an_address_that_names_no_target_is_refused(url: str, words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "url", ["http://example.com", "https://example.com/a?b=c", f"sns:{ARN}", f"sns://{ARN}"]
+    "url",
+    [
+        "http://example.com",
+        "https://example.com/a?b=c",
+        f"sns:{ARN}",
+        f"sns://{ARN}",
+        f"lambda:{FUNCTION}:live",
+    ],
 )
 def test_an_address_is_checked_without_being_opened(url: str) -> None:
     check_target(url)

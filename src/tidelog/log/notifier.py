@@ -78,6 +78,7 @@ __all__ = [
     "NotifyState",
     "NotifyTarget",
     "RepairResult",
+    "notify_again",
     "read_state",
     "repair",
 ]
@@ -263,6 +264,28 @@ def repair(context: Context, topic: Topic, targets: Sequence[NotifyTarget]) -> R
         elif checked.again_s is not None:
             repaired.waiting.append(partition)
     return repaired
+
+
+def notify_again(
+    context: Context, topic: Topic, partition: int, targets: Sequence[NotifyTarget]
+) -> Notification | None:
+    """Notifies about a partition's newest event, whether targets know it or not.
+
+    For a reader that stops before the end and wants to be woken again. Returns what was sent, or
+    None if the partition never had an event. It writes nothing: checks go on as before, and the
+    worst case is a second notification. Raises the error of the first target that failed, after
+    all others had their attempt, and ``NotFoundError`` if the topic is deleted.
+    """
+    head, _ = read_head(context, topic, partition)
+    if head.closed:
+        raise NotFoundError(f"topic `{topic.name}`: is being deleted: stop notifying")
+    if not head.next:
+        return None
+    notification = Notification(topic.name, partition, head.next - 1)
+    error = Debounce(context, topic, targets, "")._tell(notification)
+    if error is not None:
+        raise error
+    return notification
 
 
 def read_state(context: Context, topic: Topic, partition: int) -> tuple[NotifyState, str | None]:

@@ -1,4 +1,4 @@
-"""Sends notifications to a webhook or an SNS topic.
+"""Sends notifications to a webhook, an SNS topic or a Lambda function.
 
 A target makes one attempt (see ``NotifyTarget``). It raises ``InvalidError`` if a retry will not
 help, and ``UnavailableError`` if it may. The caller decides when to retry. Other packages can add a
@@ -13,6 +13,8 @@ environment. A target sends any struct as JSON: archives use the same targets fo
   connection, whatever name leads there, unless ``TIDELOG_NOTIFY_LOCAL`` is 1.
 - ``sns:arn:aws:sns:REGION:ACCOUNT:NAME?endpoint=…``: the same JSON as the message. Credentials come
   from the environment, or from the SDK's own chain.
+- ``lambda:arn:aws:lambda:REGION:ACCOUNT:function:NAME?endpoint=…``: the same JSON as the event of
+  an asynchronous call, which Lambda itself retries. The ARN may end with a version or an alias.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from tidelog.model.address import Address, nearest, parse_address
 
 __all__ = [
     "TARGET_SCHEMES",
+    "LambdaTarget",
     "SnsTarget",
     "WebhookTarget",
     "check_target",
@@ -47,12 +50,22 @@ __all__ = [
     "shown_target",
 ]
 
-TARGET_SCHEMES = ("http", "https", "sns")
+TARGET_SCHEMES = ("http", "https", "lambda", "sns")
 
 _TIMEOUT_S = 5.0  # of a target; a claim on a partition lasts as long
 _CONNECT_TIMEOUT_S = 3.0  # a server in another region accepts a connection well within this
 _PASSING_STATUS = {408, 425, 429}  # besides 5xx: the same request may succeed later
-_ARN = re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}")
+_ARNS = {
+    "sns": re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}"),
+    "lambda": re.compile(
+        r"arn:aws[a-z-]*:lambda:([a-z0-9-]+):[0-9]{12}:function:[A-Za-z0-9_-]{1,64}"
+        r"(?::[A-Za-z0-9$_-]{1,128})?"
+    ),
+}
+_ARN_FORMS = {
+    "sns": "no ARN of a topic: give sns:arn:aws:sns:REGION:ACCOUNT:NAME",
+    "lambda": "no ARN of a function: give lambda:arn:aws:lambda:REGION:ACCOUNT:function:NAME",
+}
 
 
 def check_target(url: str) -> None:
@@ -60,8 +73,8 @@ def check_target(url: str) -> None:
     address = _parse(url)
     if address.scheme in ("http", "https"):
         _check_webhook(address)
-    elif address.scheme == "sns":
-        _sns_region(address)
+    elif address.scheme in _ARNS:
+        _region(address)
     elif not entry_points(group="tidelog.targets", name=address.scheme):
         raise _unknown_scheme(address)
 
@@ -76,6 +89,8 @@ def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
         )
     if address.scheme == "sns":
         return SnsTarget(address, environ)
+    if address.scheme == "lambda":
+        return LambdaTarget(address, environ)
     for entry in entry_points(group="tidelog.targets", name=address.scheme):
         target: NotifyTarget = entry.load()(address, environ)
         return target
@@ -182,14 +197,15 @@ class WebhookTarget:
         return InvalidError(f"{said}: fix the topic's target, or the server", status=status)
 
 
-class SnsTarget:
-    """An SNS topic; loads the SDK and creates its client when it first sends."""
+class _AwsTarget:
+    """A service of AWS; loads the SDK and creates its client when it first sends."""
 
     def __init__(
         self, address: Address, environ: Mapping[str, str], timeout_s: float = _TIMEOUT_S
     ) -> None:
+        self._service: Any = address.scheme  # the SDK names each of its own
         self._arn = address.path
-        self._region = _sns_region(address)
+        self._region = _region(address)
         self._endpoint = address.options.get("endpoint")
         self._timeout_s = timeout_s
         keys: dict[str, Any] = {
@@ -200,27 +216,30 @@ class SnsTarget:
         self._keys = keys if keys["aws_access_key_id"] else {}
         self._client: Any = None
         if importlib.util.find_spec("boto3") is None:
-            raise InvalidError("sns target is not installed: pip install 'tidelog[aws]'")
+            raise InvalidError(
+                f"{self._service} target is not installed: pip install 'tidelog[aws]'"
+            )
 
     def send(self, notification: msgspec.Struct) -> None:
         from botocore import exceptions as sdk  # noqa: PLC0415 - an extra, and slow to load
 
-        message = msgspec.json.encode(notification).decode()
+        name = f"{self._service} `{self._arn}`"
         try:
             if self._client is None:
                 self._client = self._connect()
-            self._client.publish(TopicArn=self._arn, Message=message)
+            self._call(self._client, msgspec.json.encode(notification))
         except sdk.ClientError as exc:
             raise self._refusal(exc, exc.response) from exc
         except (sdk.HTTPClientError, sdk.EndpointConnectionError) as exc:
-            raise UnavailableError(
-                f"sns `{self._arn}`: no answer: {_line(exc)}: try again"
-            ) from exc
+            raise UnavailableError(f"{name}: no answer: {_line(exc)}: try again") from exc
         except (sdk.BotoCoreError, ValueError) as exc:
             raise InvalidError(
-                f"sns `{self._arn}`: cannot be reached: {_line(exc)}: "
+                f"{name}: cannot be reached: {_line(exc)}: "
                 "fix the topic's target, or the AWS credentials"
             ) from exc
+
+    def _call(self, client: Any, message: bytes) -> None:
+        raise NotImplementedError
 
     def _connect(self) -> Any:
         from botocore.config import Config  # noqa: PLC0415 - an extra, and slow to load
@@ -233,15 +252,29 @@ class SnsTarget:
             retries={"total_max_attempts": 1, "mode": "standard"},
         )
         session = aws_session(region_name=self._region, **self._keys)
-        return session.client("sns", endpoint_url=self._endpoint, config=config)
+        return session.client(self._service, endpoint_url=self._endpoint, config=config)
 
     def _refusal(self, exc: Exception, response: Mapping[str, Any]) -> TidelogError:
         code = str(response.get("Error", {}).get("Code", ""))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        said = f"sns `{self._arn}`: {_line(exc)}"
+        said = f"{self._service} `{self._arn}`: {_line(exc)}"
         if status in _PASSING_STATUS or status >= 500 or "Throttl" in code:
             return UnavailableError(f"{said}: try again", code=code)
         return InvalidError(f"{said}: fix the topic's target, or the permission", code=code)
+
+
+class SnsTarget(_AwsTarget):
+    """An SNS topic, whose subscribers get the notification."""
+
+    def _call(self, client: Any, message: bytes) -> None:
+        client.publish(TopicArn=self._arn, Message=message.decode())
+
+
+class LambdaTarget(_AwsTarget):
+    """A Lambda function, which is called without waiting for what it returns."""
+
+    def _call(self, client: Any, message: bytes) -> None:
+        client.invoke(FunctionName=self._arn, InvocationType="Event", Payload=message)
 
 
 def shown_target(url: str) -> str:
@@ -267,8 +300,9 @@ def _is_local(address: str) -> bool:
 
 def _parse(url: str) -> Address:
     """Parses the address; an ARN has colons where a host has its port."""
-    if url.startswith("sns://"):
-        url = "sns:" + url.removeprefix("sns://")
+    for scheme in _ARNS:
+        if url.startswith(f"{scheme}://"):
+            url = f"{scheme}:" + url.removeprefix(f"{scheme}://")
     return parse_address(url)
 
 
@@ -281,24 +315,22 @@ def _check_webhook(address: Address) -> None:
         )
 
 
-def _sns_region(address: Address) -> str:
+def _region(address: Address) -> str:
+    """Returns the region of an ARN. Raises ``InvalidError`` for one of another kind."""
     options = address.take_options(("endpoint",))
-    arn = _ARN.fullmatch(address.path)
-    if address.path.endswith(".fifo"):
+    arn = _ARNS[address.scheme].fullmatch(address.path)
+    if address.scheme == "sns" and address.path.endswith(".fifo"):
         raise InvalidError(
             f"target `{address.text}`: is a FIFO topic, which would drop repeats: "
             "give a standard topic"
         )
     if arn is None:
-        raise InvalidError(
-            f"target `{address.text}`: is no ARN of a topic: "
-            "give sns:arn:aws:sns:REGION:ACCOUNT:NAME"
-        )
+        raise InvalidError(f"target `{address.text}`: is {_ARN_FORMS[address.scheme]}")
     endpoint = options.get("endpoint", "http://")
     if "@" in endpoint or not endpoint.startswith(("http://", "https://")):
         raise InvalidError(
-            f"target `sns:{address.path}`: its endpoint is not an http or https address: "
-            "give http://host:port or https://host:port, without user or password"
+            f"target `{address.scheme}:{address.path}`: its endpoint is not an http or https "
+            "address: give http://host:port or https://host:port, without user or password"
         )
     return arn[1]
 
@@ -316,3 +348,4 @@ def _line(exc: BaseException) -> str:
 
 _webhook: type[NotifyTarget] = WebhookTarget
 _sns: type[NotifyTarget] = SnsTarget
+_lambda: type[NotifyTarget] = LambdaTarget

@@ -1,4 +1,4 @@
-"""``tidelog topic``: create, list, show, delete."""
+"""``tidelog topic``: create, list, show, notify, delete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["topic"]
 
 @click.group(cls=CommandGroup)
 def topic() -> None:
-    """Create, list, show and delete topics.
+    """Create, list, show, notify and delete topics.
 
     \b
     Examples:
@@ -127,6 +127,34 @@ def show(home_text: str | None, output: Output, name: str) -> None:
         output.record({**values, "notify": ", ".join(map(shown_target, found.notify)) or None})
         output.say("")
         output.records(rows[0], rows)
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="The partition to notify of; may be repeated. All by default.",
+)
+@json_option
+@click.pass_obj
+def notify(home_text: str | None, output: Output, name: str, partitions: tuple[int, ...]) -> None:
+    """Notify a topic's targets of the newest events now, whether they know them or not.
+
+    For consumers that a notification calls and that stopped before the end.
+
+    \b
+    Examples:
+      tidelog topic notify orders
+      tidelog topic notify orders --partition 3
+    """
+    with open_home(home_text) as home:
+        wanted = partitions or range(home.topic(name).partitions)
+        sent = [{"partition": each, "offset": home.notify(name, each)} for each in wanted]
+        output.records(("partition", "offset"), sent)
 
 
 @topic.command()
