@@ -1,4 +1,7 @@
-"""Spark reading a topic, beside Spark reading Parquet files of the same events; local[2]."""
+"""Spark reading a topic, beside Spark reading Parquet files of the same events; local[2].
+
+And one day out of 30, with the filter pushed down and without.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.log import VALUES
 from bench.measure import scratch
@@ -14,16 +17,59 @@ from bench.rates import Rate, against, contest
 from tidelog.home import create_home
 from tidelog.settings import Settings
 from tidelog.spark import register
+from tidelog.spark.source import FILTER_PUSHDOWN
 from tidelog.spark.workers import open_spark
 
 EVENTS = 2_000_000
 PARTITIONS = 4
+DAYS = 30
+DAY_EVENTS = 400_000
+DAY_MS = 86_400_000
+START_MS = 1_763_164_800_000  # 2025-11-15
 
 
 def run() -> list[Rate]:
-    """All columns to nowhere, from the topic and from the files."""
+    """Both comparisons."""
     spark = open_spark("local[2]", "bench")
     register(spark)
+    rates = [*whole(spark), *one_day(spark)]
+    spark.stop()
+    return rates
+
+
+def one_day(spark: SparkSession) -> list[Rate]:
+    """A day out of 30 by `where timestamp …`, all columns to nowhere."""
+    with scratch() as folder:
+        with create_home(Settings(f"{folder}/objects", f"{folder}/catalog.sqlite"))[0] as home:
+            home.create_topic("t", PARTITIONS)
+            rows = pa.array([VALUES[n % len(VALUES)] for n in range(100_000)], pa.binary())
+            for number in range(DAYS * DAY_EVENTS // len(rows)):
+                at = START_MS + DAY_MS * (number * len(rows) // DAY_EVENTS)
+                times = pa.array([at] * len(rows), pa.timestamp("ms", "UTC"))
+                home.append("t", pa.table({"value": rows, "timestamp": times}))
+            config = home.config
+        table = spark.read.format("tidelog").options(home=config, topic="t", pushFilters=True)
+
+        def timed(pushed: bool) -> float:
+            spark.conf.set(FILTER_PUSHDOWN, str(pushed).lower())
+            began = time.perf_counter()
+            day = "timestamp >= '2025-12-01T00:00:00Z' AND timestamp < '2025-12-02T00:00:00Z'"
+            table.load().where(day).write.format("noop").mode("overwrite").save()
+            return DAY_EVENTS / (time.perf_counter() - began)
+
+        rates = contest(
+            {
+                "a day of 30, without pushdown": lambda: timed(False),
+                "a day of 30, where timestamp is pushed down": lambda: timed(True),
+            }
+        )
+        without, pushed = rates.values()
+        against(pushed, without, 10.0)
+    return [without, pushed]
+
+
+def whole(spark: SparkSession) -> list[Rate]:
+    """All columns to nowhere, from the topic and from the files."""
     with scratch() as folder:
         with create_home(Settings(f"{folder}/objects", f"{folder}/catalog.sqlite"))[0] as home:
             home.create_topic("t", PARTITIONS)
@@ -49,5 +95,4 @@ def run() -> list[Rate]:
         )
         files, context = rates.values()
         against(context, files, 1.0)
-    spark.stop()
     return [files, context]

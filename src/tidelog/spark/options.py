@@ -48,7 +48,7 @@ class Use:
 
 _PLACE = ("home", "topic")
 _READ = (*_PLACE, "columns", "startOffsets", "startTime", "bytesPerTask")
-BATCH_READ = Use("batch read", (*_READ, "endOffsets", "endTime"))
+BATCH_READ = Use("batch read", (*_READ, "endOffsets", "endTime", "pushFilters"))
 STREAM_READ = Use("streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger"))
 BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch", "acceptRepeat"))
 STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink", "acceptRepeat"))
@@ -66,6 +66,7 @@ class ReadOptions:
     start_time: str | None = None  # ISO 8601, or relative such as `-15m`
     end_time: str | None = None
     task_bytes: int | None = None  # stored bytes of one task; None: from the total
+    push_filters: bool = False  # the table serves one query, whose filters Spark passes
     trigger_events: int | None = None  # of one micro-batch
     trigger_bytes: int | None = None  # stored bytes of one micro-batch
 
@@ -110,6 +111,7 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
         start_time=said.get("startTime"),
         end_time=said.get("endTime"),
         task_bytes=_number(said, "bytesPerTask"),
+        push_filters=_flag(said, "pushFilters"),
         trigger_events=_number(said, "maxEventsPerTrigger"),
         trigger_bytes=_number(said, "maxBytesPerTrigger"),
     )

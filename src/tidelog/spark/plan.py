@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,9 +29,9 @@ from pyspark.sql.datasource import InputPartition
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
-from tidelog.codec.journal_file import RowGroup
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
+from tidelog.journal.lookup import Lookup, can_be_id
 from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, in_turn, read_run
@@ -42,11 +43,11 @@ from tidelog.opening import open_context
 from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import BatchPosition, shown
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
 from tidelog.spark.options import Offsets, ReadOptions
 from tidelog.store import Store, open_store_here
 
 __all__ = [
-    "EventTimes",
     "OffsetRange",
     "OffsetSlice",
     "Planner",
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Places = dict[int, list[int]]  # offsets of each partition, in order
 Stamp = tuple[int, int, int]
 """What changes in a head when something in the partition is amended, compiled or trimmed."""
 
@@ -72,6 +74,7 @@ _TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it read
 _SLICE_BYTES = 8 << 20  # of a journal; two slices read the row group at their border
 _TASKS_AT_LEAST = 4  # of a large enough read; each costs Spark about 0.05 s
 _AT_ONCE = 8  # partitions to plan in parallel
+_IDS_MAX = 100  # that are looked up; with more, all ids are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +84,6 @@ class OffsetRange:
     partition: int
     start: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class EventTimes:
-    """Event times ``[start, end)``; None is open."""
-
-    start_ms: int | None = None
-    end_ms: int | None = None
-
-    def miss(self, run: Run | RowGroup) -> bool:
-        """Returns whether no event of a run or row group is within."""
-        before = self.start_ms is not None and run.last_ms < self.start_ms
-        return before or (self.end_ms is not None and run.first_ms >= self.end_ms)
-
-    def hold(self, run: Run) -> bool:
-        """Returns whether every event of a run is within."""
-        after = self.start_ms is None or run.first_ms >= self.start_ms
-        return after and (self.end_ms is None or run.last_ms < self.end_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +119,7 @@ class ReadTask(InputPartition):
     incarnation: str = ""  # of the topic
     # By partition; empty: the plan is final.
     stamps: Mapping[int, Stamp] = field(default_factory=dict)
+    pushed: PushedFilter = EVERYTHING  # which rows of the slices a query wants
 
 
 class Planner:
@@ -154,24 +140,63 @@ class Planner:
         options: ReadOptions,
         times: EventTimes,
         heads: Sequence[Head] = (),
+        pushed: PushedFilter = EVERYTHING,
     ) -> list[ReadTask]:
         """Returns the tasks that read these ranges. Raises ``NotFoundError`` if one was trimmed.
 
         With ``heads``, read before, a task checks whether they have changed when it starts.
         """
         stamps = {partition: stamp_of(head) for partition, head in enumerate(heads)}
+        times = times.within(pushed.times)
+        ranges = self._narrowed(ranges, pushed)
+        places = self._places(ranges, pushed)
         by_partition = {each.partition: each for each in ranges}
 
         def slices_of(partition: int) -> list[OffsetSlice]:
             wanted = by_partition.get(partition)
-            return [] if wanted is None else self.amended_slices(wanted, times)
+            found = [] if wanted is None else self.amended_slices(wanted, times)
+            return found if places is None else _around(found, places.get(partition, []))
 
         slices = [each for found in self._each(slices_of) for each in found]
         settings, name = settings_of(self._context), self._topic.name
         return [
-            ReadTask(settings, name, times, portion, self._topic.incarnation, stamps)
+            ReadTask(settings, name, times, portion, self._topic.incarnation, stamps, pushed)
             for portion in split_tasks(slices, options.task_bytes)
         ]
+
+    def _narrowed(
+        self, ranges: Sequence[OffsetRange], pushed: PushedFilter
+    ) -> Sequence[OffsetRange]:
+        """Returns the parts of ranges that can have wanted events."""
+        if pushed == EVERYTHING:
+            return ranges
+        if pushed.topics is not None and self._topic.name not in pushed.topics:
+            return []
+        cut = [
+            replace(
+                each,
+                start=max(each.start, pushed.start or 0),
+                end=each.end if pushed.end is None else min(each.end, pushed.end),
+            )
+            for each in ranges
+            if pushed.partitions is None or each.partition in pushed.partitions
+        ]
+        return [each for each in cut if each.start < each.end]
+
+    def _places(self, ranges: Sequence[OffsetRange], pushed: PushedFilter) -> Places | None:
+        """Returns the offsets with the wanted ids, by the indexes of ids; None for all offsets."""
+        if pushed.ids is None or len(pushed.ids) > _IDS_MAX or not ranges:
+            return None
+        ids = [each for each in sorted(pushed.ids) if can_be_id(each)]
+        partitions = [each.partition for each in ranges]
+        found = Lookup(self._context, self._topic).find(ids, partitions=partitions)
+        places: Places = {partition: [] for partition in partitions}
+        for event in sorted(
+            (event for events in found.events.values() for event in events),
+            key=lambda event: event.offset,
+        ):
+            places[event.partition].append(event.offset)
+        return places
 
     def slices(self, wanted: OffsetRange, times: EventTimes) -> Iterator[OffsetSlice]:
         """Yields the runs of a range that may have events of these times, cut at its borders.
@@ -308,6 +333,16 @@ def _cut(whole: OffsetSlice) -> Iterator[OffsetSlice]:
         yield replace(whole, start=start, end=min(start + step, whole.end))
 
 
+def _around(slices: Sequence[OffsetSlice], places: list[int]) -> list[OffsetSlice]:
+    """Returns the slices that have one of the places, cut to these."""
+    found = []
+    for each in slices:
+        within = places[bisect_left(places, each.start) : bisect_left(places, each.end)]
+        if within:
+            found.append(replace(each, start=within[0], end=within[-1] + 1))
+    return found
+
+
 def _offset(given: Offsets, partition: int, head: Head, otherwise: str) -> int:
     if isinstance(given, dict):
         return given.get(partition, head.start if otherwise == "earliest" else head.next)
@@ -348,7 +383,8 @@ def _keep_modules() -> None:
 
 def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Times are always decoded: they count the rows, and a filter may need them.
-    columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
+    needed = ("timestamp", *wanted.names, *task.pushed.columns)
+    columns = [name for name in STORED_SCHEMA.names if name in needed]
     with Pool(_AHEAD, "tidelog-fetch") as pool:
         for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
             place, is_within = (
@@ -358,7 +394,11 @@ def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.Rec
             cut = Cut(piece.start, piece.end, columns, pool, None if is_within else task.times.miss)
             for rows in _rows(store, task, piece, cut, data):
                 found = shown(rows, place, wanted)
-                yield found if is_within else found.filter(_within(rows.batch, task.times))
+                mask = task.pushed.mask(rows.batch)
+                if not is_within:
+                    times = task.times.mask(rows.batch)
+                    mask = times if mask is None else pc.and_(mask, times)
+                yield found if mask is None else found.filter(mask)
     _keep_modules()
 
 
@@ -388,14 +428,3 @@ def _gone(task: ReadTask, piece: OffsetSlice) -> CorruptError:
         "trimmed, compiled or deleted after this read was planned, read again; if not, restore it "
         "from a copy, and run `tidelog verify`"
     )
-
-
-def _within(batch: pa.RecordBatch, times: EventTimes) -> pa.Array:
-    """Returns which events are within the times."""
-    moments = batch.column("timestamp").cast(pa.int64())
-    mask = pa.repeat(pa.scalar(True), batch.num_rows)
-    if times.start_ms is not None:
-        mask = pc.and_(mask, pc.greater_equal(moments, times.start_ms))
-    if times.end_ms is not None:
-        mask = pc.and_(mask, pc.less(moments, times.end_ms))
-    return mask

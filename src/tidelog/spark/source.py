@@ -18,7 +18,10 @@ for what comes next under a limit, then plans that range. Planning it again give
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -33,6 +36,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -44,6 +48,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tidelog.clock import RandomIds
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, NotFoundError
 from tidelog.log.reader.partition_reader import find_offset
@@ -54,6 +59,7 @@ from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
+from tidelog.spark.filters import ALL_TIMES, EVERYTHING, PushedFilter, push
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
@@ -65,7 +71,6 @@ from tidelog.spark.options import (
     write_options,
 )
 from tidelog.spark.plan import (
-    EventTimes,
     OffsetRange,
     OffsetSlice,
     Planner,
@@ -80,7 +85,9 @@ from tidelog.spark.plan import (
 from tidelog.spark.write import TidelogStreamWriter, TidelogWriter
 
 __all__ = [
+    "FILTER_PUSHDOWN",
     "TidelogDataSource",
+    "TidelogFilterReader",
     "TidelogReader",
     "TidelogStreamReader",
     "refreshed",
@@ -89,7 +96,6 @@ __all__ = [
 ]
 
 _INCARNATION = "incarnation"
-_ALL_TIMES = EventTimes()
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -150,7 +156,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [
             OffsetRange(p, first, last) for p, (first, last) in enumerate(bounds) if first < last
         ]
-        return list(Planner(context, topic).tasks(ranges, self._options, _ALL_TIMES))
+        return list(Planner(context, topic).tasks(ranges, self._options, ALL_TIMES))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yields the events of one task."""
@@ -227,7 +233,7 @@ def _ends_by_bytes(
     """Returns ends of whole runs, always of the partition with the least so far; at least one."""
     reached = list(before)
     todo: list[tuple[int, int, Iterator[OffsetSlice]]] = [
-        (0, partition, planner.slices(OffsetRange(partition, at, end), _ALL_TIMES))
+        (0, partition, planner.slices(OffsetRange(partition, at, end), ALL_TIMES))
         for partition, (at, end) in enumerate(zip(before, ends, strict=True))
         if at < end
     ]
@@ -245,8 +251,16 @@ def _ends_by_bytes(
     return reached
 
 
+FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
 class TidelogDataSource(DataSource):
     """``spark.read.format("tidelog")``, and ``readStream``, ``write`` and ``writeStream``."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._load = RandomIds().new()  # of the table: Spark keeps this object with it
 
     @classmethod
     def name(cls) -> str:
@@ -256,7 +270,10 @@ class TidelogDataSource(DataSource):
         return spark_schema(read_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TidelogReader(read_options(self.options, BATCH_READ), arrow_schema(schema))
+        options, wanted = read_options(self.options, BATCH_READ), arrow_schema(schema)
+        if options.push_filters and _pushes_filters():
+            return TidelogFilterReader(options, wanted, self._load)
+        return TidelogReader(options, wanted)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return TidelogStreamReader(read_options(self.options, STREAM_READ), arrow_schema(schema))
@@ -271,8 +288,19 @@ class TidelogDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format ``tidelog`` with a session."""
+    """Registers the format ``tidelog`` with a session, and lets it push filters down."""
     spark.dataSource.register(TidelogDataSource)
+    spark.conf.set(FILTER_PUSHDOWN, "true")
+
+
+def _pushes_filters() -> bool:
+    """Returns whether Spark has filters for the reader, in the Python worker that plans a read.
+
+    Spark has a worker of its own for that, which runs if the session's setting is on. All others
+    refuse a reader that accepts filters while the setting is off.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -286,6 +314,7 @@ class TidelogReader(DataSourceReader):
     def __init__(self, options: ReadOptions, wanted: pa.Schema) -> None:
         self._options = options
         self._wanted = wanted
+        self._pushed: PushedFilter = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
         """Returns one for each task; the ends are those of this moment."""
@@ -299,13 +328,44 @@ class TidelogReader(DataSourceReader):
             ranges = [
                 range_of(topic, partition, head, options) for partition, head in enumerate(heads)
             ]
-            return list(planner.tasks(ranges, options, times, heads))
+            return list(planner.tasks(ranges, options, times, heads, self._pushed))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yields the events of one task. Without tasks, Spark passes a partition of its own."""
         if not isinstance(partition, ReadTask):
             return iter(())
         return read_task(refreshed(partition), self._wanted)
+
+
+class TidelogFilterReader(TidelogReader):
+    """A reader to which Spark passes the filters of a query.
+
+    Spark 4.2 keeps one plan with a loaded table: a second query of the table would get the rows of
+    the first one's filters. So a table with this reader is for one query. Other filters are
+    refused; a query without filters cannot be noticed here.
+    """
+
+    def __init__(self, options: ReadOptions, wanted: pa.Schema, load: str) -> None:
+        super().__init__(options, wanted)
+        self._note = Path(tempfile.gettempdir()) / f"tidelog-filters-{load}"
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
+        """Takes over what it understands. Returns what Spark has to check.
+
+        Raises ``InvalidError`` if the table was already used with other filters.
+        """
+        digest = hashlib.sha256("\n".join(sorted(map(repr, filters))).encode()).digest()
+        try:
+            with self._note.open("xb") as file:
+                file.write(digest)
+        except FileExistsError:
+            if self._note.read_bytes() != digest:
+                raise InvalidError(
+                    "option pushFilters: this table was already used with other filters, and Spark "
+                    "would mix them up: load it again for each query, or leave the option out"
+                ) from None
+        self._pushed, rest = push(filters)
+        return rest
 
 
 def refreshed(task: ReadTask) -> ReadTask:

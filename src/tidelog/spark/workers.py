@@ -256,6 +256,7 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         "spark.executorEnv.MALLOC_ARENA_MAX": "2",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",  # of reads of the format `tidelog`
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # A limit in bytes makes Spark measure each row, which takes longer than writing it.
         "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
