@@ -11,11 +11,14 @@ import pytest
 
 from tests.archive.test_archive import an_archive, payload
 from tests.archive.test_fill import backfill, drive, home, listed, trim
+from tests.sim.archive_many import HoledBackup
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.archive import generations
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import drop_generation, promote, rollback
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import Source
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure import rewrite as erase
@@ -23,7 +26,8 @@ from tidelog.erasure.from_archives import delete_events
 from tidelog.journal.audit import Why
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline import endpoints
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
 
 __all__ = ["home"]
@@ -52,6 +56,25 @@ def test_events_that_were_erased_before_a_fill_stay_counted(home: Home) -> None:
     promoted = promote(home.context, "daily")
     (manifest,) = read_manifests(home.context, promoted.pipeline(), "t/0")
     assert (manifest.read, manifest.deleted) == (19, 1)
+
+
+def test_erased_event_that_the_backup_lacks_is_accounted_as_erased(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    home.delete("t", ["id-7"], why="asked")
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+
+    def open_backup(url: str, **how: Any) -> Source:
+        held = HoledBackup(how["open_context"], "daily")  # without 1, 4, 7 and so on
+        return held if url == held.url else open_source(url, **how)
+
+    monkeypatch.setattr(endpoints, "open_source", open_backup)
+    backfill(home, making=ArchiveFormat(parser="json:at", source="holed:daily"))
+    promoted = promote(home.context, "daily")
+    (manifest,) = read_manifests(home.context, promoted.pipeline(), "t/0")
+    assert (manifest.read, manifest.deleted, manifest.absent) == (19, 1, 0)
 
 
 def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Home) -> None:

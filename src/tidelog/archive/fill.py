@@ -128,6 +128,13 @@ class _FillPartition:
         borders = [end, *inside, *([] if (at := self.next_damage(position)) is None else [at])]
         return min(borders), bool(inside)
 
+    def until_border(self, position: int, end: int) -> int:
+        """Returns up to where the live generation covers all offsets from one on, or none."""
+        borders = (
+            [] if self.old is None else [each for pair in self.old.intervals() for each in pair]
+        )
+        return min([end, *(border for border in borders if border > position)])
+
     def next_damage(self, position: int) -> int | None:
         """Returns where the next damaged commit after an offset begins."""
         return next((start for start, _ in self.damaged if start > position), None)
@@ -170,6 +177,7 @@ class FillSource:
         self._old = old
         self._known: dict[SourcePartition, _FillPartition] = {}
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
+        self._completed: dict[SourcePartition, str] = {}  # the same, read from both
         self._unknown: set[SourcePartition] = set()  # of a backup, not compared yet
         self._is_from_first = archive.making(generation).start == "earliest"
         self._passes_damage = False
@@ -199,6 +207,7 @@ class FillSource:
     def reader(self, range: SourceRange) -> RangeReader:
         """Returns a reader of the one that has the start, up to where the other one begins."""
         self._filled.pop(range.partition, None)
+        self._completed.pop(range.partition, None)
         held = self._known.get(range.partition)
         if held is None:
             self.bounds([range.partition])
@@ -210,6 +219,8 @@ class FillSource:
             if held.old is not None and int(range.start) < int(held.old.end):
                 end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
             end, is_damaged = held.until_damage(int(range.start), end)
+            if self._is_completed(held.old):
+                end = held.until_border(int(range.start), end)
             self._check_same(_limit_range(range, str(end)), None if is_damaged else held.old)
             reader = self._source.reader(_limit_range(range, str(end)))
             return reader if is_damaged else self._complete_from_files(reader, held.old)
@@ -227,8 +238,12 @@ class FillSource:
         )
 
     def missing(self, range: SourceRange, read: int) -> MissingOffsets:
-        """Returns what the one that the range was read from reports."""
-        if self._filled.get(range.partition) == range.start:
+        """Returns what the one that the range was read from reports.
+
+        What neither the source nor the generation's files have is what the generation says: an
+        erased event is not one that never was there, though a backup may lack both.
+        """
+        if range.start in (self._filled.get(range.partition), self._completed.get(range.partition)):
             return self._old.missing(range, read, reason=None)
         return missing_in(self._source, range, read)
 
@@ -285,15 +300,17 @@ class FillSource:
         For a topic there are none: every offset had an event, and a missing one was deleted. Files
         of a transform hold its output, which no other transform may process.
         """
-        dense = self._follows or isinstance(self._source, TopicSource)
-        if old is None or dense or self._archive.making().transform:
+        start = int(reader.range.start)
+        covered = old.intervals() if old is not None and self._is_completed(old) else []
+        if not any(first <= start < last for first, last in covered):
             return reader
-        start = max(int(reader.range.start), int(old.begin))
-        limit = min(int(reader.range.limit), int(old.end))
-        if start >= limit:
-            return reader
-        files = self._old.reader(replace(reader.range, start=str(start), limit=str(limit)))
+        self._completed[reader.range.partition] = reader.range.start
+        files = self._old.reader(reader.range)
         return CompletedReader(reader, files, self._archive.generation)
+
+    def _is_completed(self, old: Coverage | None) -> bool:
+        dense = self._follows or isinstance(self._source, TopicSource)
+        return old is not None and not dense and not self._archive.making().transform
 
     def _held(self) -> dict[SourcePartition, Bounds]:
         """Returns what the source holds of the archive's own topics, if positions are offsets."""
