@@ -25,8 +25,8 @@ from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
+from tidelog.coordination.actions import user_at_host
 from tidelog.errors import InternalError, InvalidError, TidelogError
-from tidelog.journal.audit import user_at_host
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.lookup import Lookups

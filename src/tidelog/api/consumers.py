@@ -7,6 +7,7 @@ from datetime import datetime
 
 from tidelog.catalog.update import RACE
 from tidelog.context import Context
+from tidelog.coordination.actions import record_action
 from tidelog.errors import ConflictError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
@@ -134,7 +135,7 @@ class ConsumerHandle:
         text = to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)
         return plan_move(self._context, self.topic, self.name, partition, text)
 
-    def move(self, partition: int, to: int, version: str) -> bool:
+    def move(self, partition: int, to: int, version: str, *, who: str = "") -> bool:
         """Move a cursor as a plan says; False if the consumer committed since the plan.
 
         >>> with home.consumer("orders", "billing") as consumer:
@@ -144,6 +145,8 @@ class ConsumerHandle:
         >>> billing.move(plan.partition, plan.to, plan.version)
         True
         """
+        what = f"consumer {self.name} of {self.topic.name}/{partition}"
+        record_action(self._context, "cursor move", what, f"to {to}", who)
         return move_cursor(self._context, self.topic, self.name, partition, to, version)
 
     def seek(self, to: str | int | datetime, partition: int | None = None) -> list[CursorMove]:
@@ -174,6 +177,8 @@ class ConsumerHandle:
         >>> home.consumers("orders").list()
         []
         """
+        what = f"consumer {self.name} of {self.topic.name}"
+        record_action(self._context, "consumer delete", what)
         delete_consumer(self._context, self.topic, self.name, force=force, shown=self._shown)
 
     def _seek(self, to: str | int | datetime, partition: int) -> CursorMove:

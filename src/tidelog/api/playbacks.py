@@ -18,6 +18,7 @@ from tidelog.connectors.playback_sinks import (
     open_playback_sink,
 )
 from tidelog.context import Context
+from tidelog.coordination.actions import record_action
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.event import check_timestamp, to_iso
@@ -52,6 +53,7 @@ class PlayOptions(TypedDict, total=False):
     on_begin: Callable[[Topic, Pin], None]  # gets what will be played
     on_wait: Callable[[], None]  # another process plays it: this one waits for its end
     on_slot: Callable[[SlotCount], None]  # gets each slot when its events are out
+    who: str  # for the home's audit; default: user@host
 
 
 class Playbacks:
@@ -92,6 +94,7 @@ def play_to(
         on_slot=options.get("on_slot", lambda _: None),
         stopped=stop.is_set,
     )
+    _record(context, asked, options.get("who", ""))
     spark = options.get("spark")
     if spark is not None:
         if name is not None or how.speed is not None or how.empty_slots:
@@ -108,6 +111,14 @@ def play_to(
         setting = SinkContext.of(context, context.environ, context.ids.new())
         with opened(lambda: _open(context, asked.sink, setting)) as sink:
             return run_playback(Playback(context, topic, pin, pool, how), sink)
+
+
+def _record(context: Context, asked: PlaybackRequest, who: str) -> None:
+    """Put a playback into the home's audit; an address may hold a secret, a topic does not."""
+    scheme, _, rest = asked.sink.partition(":")
+    to = asked.sink if scheme == "topic" else f"{scheme}:" if rest else "a sink"
+    note = f"{asked.start or 'the first'} to {asked.end or 'now'}, to {to}"
+    record_action(context, "playback", f"topic {asked.topic}", note, who)
 
 
 def time_text(time: Time) -> str | None:

@@ -1,20 +1,30 @@
 """Tokens of the server: creates, lists, rotates and revokes them, as rows of the registry.
 
-The first token also puts a guard row, which is never deleted: a home that has had a token is never
-open again, even after the last token is revoked.
+The first token also puts a guard, a row and an object, which are never deleted: a home that has had
+a token is never open again, even after the last token is revoked, or with a catalog from before it.
+Servers note when each token was used, at most once a minute, in a partition apart from the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.context import Context
+from tidelog.coordination.actions import record_action
 from tidelog.coordination.registry import add_name, remove_name
-from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnknownOutcomeError,
+    contained,
+)
 from tidelog.model import layout
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.token import (
@@ -23,17 +33,23 @@ from tidelog.model.token import (
     Scope,
     Token,
     TokenGuard,
+    TokenUse,
     check_token_id,
     grants_of,
     token_hash,
 )
+from tidelog.store.base import put_fresh
 
 __all__ = [
     "KnownTokens",
+    "close_home",
     "create_token",
     "has_guard",
+    "is_closed_home",
     "list_tokens",
+    "note_uses",
     "read_tokens",
+    "read_uses",
     "revoke_token",
     "rotate_token",
 ]
@@ -52,10 +68,11 @@ def create_token(
     grants: Iterable[Grant | Scope],
     label: str = "",
     expires_ms: int | None = None,
+    who: str = "",
 ) -> tuple[Token, str]:
     """Creates a token. Returns what the home stores, and the token's text, which is not stored.
 
-    A scope means a grant of it for all topics. Raises ``InvalidError``.
+    A scope means a grant of it for all topics. ``who`` is for the home's audit. ``InvalidError``.
     """
     wanted = grants_of(grants)
     if not wanted:
@@ -71,12 +88,43 @@ def create_token(
     text = f"tidelog_{token_id}_{context.random.getrandbits(256):064x}"
     token = Token(token_id, token_hash(text.encode()), wanted, now_ms, label, expires_ms)
     guard = TokenGuard(now_ms)
+    note = ", ".join(map(str, wanted)) + (f" ({label})" if label else "")
+    record_action(context, "token create", f"token {token_id}", note, who)
+    close_home(context)
     add_name(
         context,
         Put(layout.token_row(token_id), encode_row(token), ABSENT),
         also=(Put(layout.TOKEN_GUARD, encode_row(guard)),),
     )
     return token, text
+
+
+def close_home(context: Context) -> None:
+    """Puts the object that keeps the home closed if its catalog is lost; idempotent."""
+    with contextlib.suppress(AlreadyExistsError):
+        put_fresh(context.store, layout.GUARD_OBJECT, b"This home has had a token.\n")
+
+
+def is_closed_home(context: Context) -> bool:
+    """Returns whether the store knows that the home has had a token."""
+    try:
+        context.store.head(layout.GUARD_OBJECT)
+    except NotFoundError:
+        return False
+    return True
+
+
+def note_uses(context: Context, uses: Mapping[str, int]) -> None:
+    """Stores when tokens were last used, by id. Of several servers the last one wins."""
+    for token_id, at_ms in uses.items():
+        change = Put(token_id, encode_row(TokenUse(at_ms)))
+        context.catalog.write(layout.TOKEN_USES, change, write_id=context.ids.new())
+
+
+def read_uses(context: Context) -> dict[str, int]:
+    """Returns when each token was last used, by id; without those that never were."""
+    rows = context.catalog.scan(layout.TOKEN_USES)
+    return {row.row: decode_row(row.value, TokenUse, f"row `{row.row}`").at_ms for row in rows}
 
 
 def list_tokens(context: Context) -> list[Token]:
@@ -97,7 +145,9 @@ def has_guard(context: Context) -> bool:
     return context.catalog.get(layout.REGISTRY, layout.TOKEN_GUARD) is not None
 
 
-def rotate_token(context: Context, token_id: str, overlap_ms: int) -> tuple[Token, str]:
+def rotate_token(
+    context: Context, token_id: str, overlap_ms: int, who: str = ""
+) -> tuple[Token, str]:
     """Creates a token with the same grants and label; the old one expires after ``overlap_ms``.
 
     The new one has the same lifetime as the old one. Raises ``NotFoundError``, ``ConflictError``.
@@ -109,7 +159,8 @@ def rotate_token(context: Context, token_id: str, overlap_ms: int) -> tuple[Toke
         raise InvalidError(f"token `{token_id}`: has expired: create another one")
     lasts_ms = None if old.expires_ms is None else old.expires_ms - old.created_ms
     expires_ms = None if lasts_ms is None else now_ms + lasts_ms
-    made = create_token(context, old.grants, old.label, expires_ms)
+    record_action(context, "token rotate", f"token {token_id}", who=who)
+    made = create_token(context, old.grants, old.label, expires_ms, who)
     end_ms = now_ms + overlap_ms
     if old.expires_ms is None or old.expires_ms > end_ms:
         ending = msgspec.structs.replace(old, expires_ms=end_ms)
@@ -119,15 +170,18 @@ def rotate_token(context: Context, token_id: str, overlap_ms: int) -> tuple[Toke
         except (ConflictError, UnknownOutcomeError):
             now = context.catalog.get(layout.REGISTRY, row.row)
             if now is not None and _decode(now) != ending:  # removed is fine too
-                revoke_token(context, made[0].id)
+                revoke_token(context, made[0].id, who)
                 raise
     return made
 
 
-def revoke_token(context: Context, token_id: str) -> Token:
+def revoke_token(context: Context, token_id: str, who: str = "") -> Token:
     """Removes a token; servers refuse it within seconds. Raises ``NotFoundError``."""
     row = _find(context, token_id)
+    record_action(context, "token revoke", f"token {token_id}", _decode(row).label, who)
     remove_name(context, row.row, lambda _: True)  # ids are not reused
+    with contained("use of a token", lambda error: None):  # a few bytes that no list shows
+        context.catalog.write(layout.TOKEN_USES, Delete(token_id), write_id=context.ids.new())
     return _decode(row)
 
 

@@ -11,15 +11,13 @@ others not. The same call again amends the rest.
 from __future__ import annotations
 
 import hashlib
-import os
-import pwd
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.context import Context
+from tidelog.coordination.actions import WHO_MAX
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.model import layout
@@ -41,12 +39,10 @@ __all__ = [
     "put_record",
     "read_audit",
     "read_records",
-    "user_at_host",
 ]
 
 MARK_BYTES = 71  # of the hash of an id or a key
 RECORD_BYTES_MAX = 150_000  # of marks and positions in one record
-WHO_MAX = 200  # characters
 WHY_MAX = 2_000
 
 
@@ -161,14 +157,3 @@ def id_mark(event_id: str) -> str:
 def key_digest(mark: str) -> bytes:
     """Returns the digest in the ledger for a mark in a record."""
     return bytes.fromhex(mark.removeprefix("sha256:"))
-
-
-def user_at_host(environ: Mapping[str, str]) -> str:
-    """Returns the user and host of this process, as far as known."""
-    user = environ.get("USER") or environ.get("LOGNAME")
-    if not user:
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:WHO_MAX]

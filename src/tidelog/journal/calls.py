@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
 from tidelog.context import Context
+from tidelog.coordination.actions import Action, read_actions
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.audit import AuditRecord, Why, read_audit
@@ -137,6 +138,19 @@ class JournalCalls(ABC):
         """
         times = whole_range(since, None, self.context.clock.now_ms())
         return read_audit(self.context, self.topic(topic), times.start_ms, event_id)
+
+    def actions(self, since: Time = None) -> Iterator[Action]:
+        """Yields who did what to the home as a whole, oldest first: the home's audit.
+
+        That is logins, changes of tokens, moves of cursors and playbacks, and reads over HTTP where
+        the server was started with ``--audit-reads``.
+
+        >>> token, _ = home.tokens.create(["read"], who="ops")
+        >>> [(action.op, action.who) for action in home.actions()]
+        [('token create', 'ops')]
+        """
+        times = whole_range(since, None, self.context.clock.now_ms())
+        return read_actions(self.context, times.start_ms)
 
     def journals(
         self,

@@ -19,6 +19,7 @@ from tidelog.archive.deletions import Places
 from tidelog.archive.derived_archives import reachable_archives_of
 from tidelog.archive.tables import repair_tables
 from tidelog.context import Context
+from tidelog.coordination.actions import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
 from tidelog.erasure.from_archives import (
     closed_offsets,
@@ -207,6 +208,7 @@ def compile_trimmed(context: Context, topic: Topic, deleted: Places) -> bool:
 def sweep_everything(context: Context, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
     """Sweeps topics, then archives and pipelines; raises an error of the latter at the end."""
     swept = sweep_home(context, grace_ms, accept_loss)
+    forget_actions(context)
     return _sum_reports(swept, sweep_archives(context, grace_ms))
 
 
@@ -262,6 +264,7 @@ class ArchiveTurns:
         troubles += self._eraser.troubles
         with contained("sweep of archives", troubles.append):
             if swept is not None and self._how.grace_ms is not None:
+                forget_actions(self._context)
                 archives = sweep_archives(self._context, self._how.grace_ms)
                 troubles += archives.unlisted
                 swept = _sum_reports(swept, archives)

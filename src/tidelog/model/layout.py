@@ -18,6 +18,8 @@ __all__ = [
     "FENCE_ROW",
     "FLUSH_ROW",
     "FORMAT",
+    "GUARD_OBJECT",
+    "HOME_AUDIT",
     "HOME_OBJECT",
     "HOME_PARTITION",
     "HOME_ROW",
@@ -32,6 +34,7 @@ __all__ = [
     "SEEN_ROWS",
     "STAGED_ROW",
     "TOKEN_GUARD",
+    "TOKEN_USES",
     "TOPIC_ROW_KINDS",
     "amend_offset",
     "amend_row",
@@ -118,26 +121,23 @@ __all__ = [
 
 FORMAT = 3  # of everything stored: a home of another format is refused
 
+GUARD_OBJECT = "guard"  # the home has had a token, also if its catalog was lost
+HOME_AUDIT = "audit"
 HOME_OBJECT = "home.json"
-HOME_PARTITION = "home"
-HOME_ROW = "identity"
+HOME_PARTITION, HOME_ROW = "home", "identity"
 KEEPERS = "keepers"
-REGISTRY = "registry"
-REGISTRY_CHANGES = "changes"
+REGISTRY, REGISTRY_CHANGES = "registry", "changes"
 FAILURES_ROW = "failures"
 CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so none can be added
 TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
+TOKEN_USES = "tokens"  # noqa: S105 - a partition: when each token was used
 FAILURE_ROWS = "failure/"
 FENCE_ROW = "fence"
 FLUSH_ROW = "flush"
 SEEN_ROWS = "seen/"
-PLAYBACK_PIN = "pin"
-PLAYBACK_STATE = "state"
-ACCEPTED_ROW = "accepted"
-COMPILE_ROW = "compile"
-SCRIBE = "scribe"
-SCRIBE_LEASE = "lease"
-SCRIBE_QUEUE = "queue"
+PLAYBACK_PIN, PLAYBACK_STATE = "pin", "state"
+ACCEPTED_ROW, COMPILE_ROW = "accepted", "compile"
+SCRIBE, SCRIBE_LEASE, SCRIBE_QUEUE = "scribe", "lease", "queue"
 STAGED_ROW = "staged"
 TOPIC_ROW_KINDS = (
     *("accepted", "amend", "compile", "head", "journal", "producer"),

@@ -26,6 +26,11 @@ OBJECTS = (
         "replaced by adoption",
     ),
     Kind(
+        "guard",
+        "that the home has had a token, so that no server of it is open, even with a catalog from "
+        "before",
+    ),
+    Kind(
         "probe/<id>",
         "tries out the store at init, and shows its time to a sweep; deleted at once",
     ),
@@ -124,6 +129,11 @@ ROWS = (
     ),
     Kind("registry · token/<id>", "a token of the server: hash, scopes with topics, label, expiry"),
     Kind("registry · guard", "that the home has had a token, so that no server of it is open"),
+    Kind("tokens · <id>", "when a token was last used, to the minute"),
+    Kind(
+        "audit · <time>/<id>",
+        "who did what to the home as a whole, and when: logins, tokens, cursors, playbacks, reads",
+    ),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
     Kind(
         "registry · sink/<topic>/<name>",

@@ -25,6 +25,7 @@ __all__ = [
     "Scope",
     "Token",
     "TokenGuard",
+    "TokenUse",
     "check_token_id",
     "grants_of",
     "token_hash",
@@ -108,6 +109,12 @@ class TokenGuard(Persisted, frozen=True):
     """Records that the home has had a token: no server of it is ever open again."""
 
     since_ms: int
+
+
+class TokenUse(Persisted, frozen=True):
+    """When a server last admitted a request with a token."""
+
+    at_ms: int
 
 
 def grants_of(given: Iterable[Grant | Scope]) -> tuple[Grant, ...]:

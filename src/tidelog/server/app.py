@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
-from tidelog.coordination.tokens import read_tokens
+from tidelog.coordination.tokens import close_home, is_closed_home, read_tokens
 from tidelog.errors import (
     InternalError,
     InvalidError,
@@ -61,6 +61,7 @@ from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.http.threads import ServerThreads
 from tidelog.server.http.tls import Certificate
+from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
 from tidelog.server.topics import OpenTopics
 
@@ -142,10 +143,13 @@ class FrontDoor:
         self._access: AccessLog | None = None
         self.certificate: Certificate | None = None  # of the listener; read again now and then
         self._complaints = Complaints(self._clock)
+        self._usage = ClientUsage(home.context, options.audit_reads)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._pixels = Pixels(options, self.gate, self._topics, self._ingest, self.metrics)
         self._health = Health(home)
-        self._console = Console(home, options, self.gate, self._threads, self.metrics)
+        self._console = Console(
+            home, options, self.gate, self._threads, (self.metrics, self._usage)
+        )
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: PartitionWatch | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -182,8 +186,20 @@ class FrontDoor:
             self._access = AccessLog(self._options.access_log, self._clock)
         await self._threads.run(_warm_up)
         await self.gate.refresh()
+        await self._threads.run(self._check_guard)
         self._console.start(tails)
         self._ticking = asyncio.create_task(self._tick())
+
+    def _check_guard(self) -> None:
+        """Stay closed if the store knows of a token that the catalog has lost; else let it know."""
+        context = self._home.context
+        if read_tokens(context).is_closed:
+            close_home(context)
+        elif self.gate.is_open and is_closed_home(context):
+            self.gate.stay_closed()
+
+    def _take_usage(self) -> tuple[Mapping[str, int], Mapping[Read, int]]:
+        return self.gate.take_uses(), self._usage.take_reads()
 
     def stop_waiting(self) -> None:
         """End long polls and tails, so that a stop need not wait for them."""
@@ -201,6 +217,8 @@ class FrontDoor:
         await loop.run_in_executor(None, self._console.stop)
         for error in await loop.run_in_executor(None, self._topics.close):
             self._complaints.hear(error)
+        with contained("usage", self._complaints.hear):
+            await loop.run_in_executor(None, self._usage.store, *self._take_usage())
         await loop.run_in_executor(None, self._threads.close)
         self.gate.close()
         if self._access is not None:
@@ -332,6 +350,8 @@ class FrontDoor:
             admission = await self.gate.admit(scope, headers, operation.right, topic, token)
             scope[ADMISSION] = admission
             scope[WHO] = admission.who
+            if operation.right == "read":
+                self._usage.read(admission.who, operation.name, topic or "")
         response = await handler(request)
         await response(scope, receive, send)
         return response.status_code
@@ -351,8 +371,8 @@ class FrontDoor:
         return Response(encode(description(self._options)), media_type="application/json")
 
     async def _tick(self) -> None:
-        """Now and then: tokens, and appends that nobody should wait for any longer."""
-        read_s = self._now_s()
+        """Now and then: tokens and their use, and appends that have waited for too long."""
+        read_s = stored_s = self._now_s()
         while True:
             await asyncio.sleep(_TICK_S)
             for topic in self._topics.all():
@@ -364,6 +384,10 @@ class FrontDoor:
                         await self._threads.run(self.certificate.refresh)
                 with contained("tokens", self._complaints.hear):  # those that are known stay so
                     await self.gate.refresh()
+            if self._now_s() - stored_s >= USAGE_S:
+                stored_s = self._now_s()
+                with contained("usage", self._complaints.hear):  # of one minute, at worst
+                    await self._threads.run(self._usage.store, *self._take_usage())
 
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.context.settings.buffer_bytes

@@ -26,6 +26,7 @@ class ServeOptions:
     access_log: str | None = None  # a file, or `-` for standard error
     tls_cert: str | None = None  # a PEM file with the certificate and its chain
     tls_key: str | None = None  # a PEM file with its key
+    audit_reads: bool = False  # count reads in the home's audit
     socket: str | None = None  # a unix socket for a proxy, in place of host and port
 
     def __post_init__(self) -> None:

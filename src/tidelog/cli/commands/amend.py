@@ -22,6 +22,7 @@ from tidelog.cli.output import (
 from tidelog.cli.prove import carry_out_and_tell, prove_and_tell
 from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines, ids_of_lines
+from tidelog.coordination.actions import Action
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -175,17 +176,24 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", required=False)
 @click.option("--since", metavar="T", help="From this time on: ISO 8601, or -7d.")
 @click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
 @json_option
 @click.pass_obj
 def audit(
-    home_text: str | None, output: Output, topic: str, since: str | None, event_id: str | None
+    home_text: str | None,
+    output: Output,
+    topic: str | None,
+    since: str | None,
+    event_id: str | None,
 ) -> None:
     """Show who updated or deleted events of a topic, when and why.
 
     Never shows what the events held.
+
+    Without a topic, show what was done to the home: logins, tokens, cursors, playbacks, and reads
+    where the server runs with --audit-reads.
 
     Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
     find the records of an id.
@@ -197,8 +205,14 @@ def audit(
       tidelog audit orders
       tidelog audit orders --since -7d --json
       tidelog audit orders --id order-17
+      tidelog audit --since -1d
     """
+    if topic is None and event_id is not None:
+        raise InvalidError("audit: --id is about a topic: name the topic too")
     with open_home(home_text) as home:
+        if topic is None:
+            output.records(("at", "op", "who", "what", "note"), map(_action, home.actions(since)))
+            return
         show_records(output, home.audit(topic, since, event_id))
 
 
@@ -234,6 +248,17 @@ def _shown(output: Output, deleted: DeleteResult) -> Any:
     if output.as_json:
         return list(deleted.missing)
     return ", ".join(deleted.missing) or None
+
+
+def _action(action: Action) -> dict[str, Any]:
+    at = to_iso(action.at_ms)
+    return {
+        "at": at,
+        "op": action.op,
+        "who": action.who,
+        "what": action.what,
+        "note": action.note or None,
+    }
 
 
 def _record(record: AuditRecord) -> dict[str, Any]:

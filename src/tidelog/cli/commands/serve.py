@@ -73,6 +73,11 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     metavar="FILE",
     help="Append a JSON line for each request to this file; - for standard error.",
 )
+@click.option(
+    "--audit-reads",
+    is_flag=True,
+    help="Count reads in the home's audit: a record each minute by token, topic and operation.",
+)
 @json_option
 @click.pass_obj
 def serve(home_text: str | None, output: Output, /, **given: Any) -> None:

@@ -88,7 +88,7 @@ def create(
 @json_option
 @click.pass_obj
 def list_(home_text: str | None, output: Output) -> None:
-    """List all tokens, without their texts.
+    """List all tokens without their texts, and when servers last admitted each, to the minute.
 
     \b
     Examples:
@@ -96,8 +96,12 @@ def list_(home_text: str | None, output: Output) -> None:
       tidelog token list --json
     """
     with open_home(home_text) as home:
-        rows = [_row(each, output) for each in home.tokens.list()]
-        output.records(("id", "scopes", "label", "created", "expires"), rows)
+        used = home.tokens.last_used()
+        rows = []
+        for each in home.tokens.list():
+            at_ms = used.get(each.id)
+            rows.append({**_row(each, output), "used": None if at_ms is None else to_iso(at_ms)})
+        output.records(("id", "scopes", "label", "created", "expires", "used"), rows)
 
 
 @token.command()

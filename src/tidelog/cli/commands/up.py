@@ -55,6 +55,7 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 @click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
 @click.option("--socket", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--topic-default", metavar="T", help="As of `tidelog serve`.")
+@click.option("--audit-reads", is_flag=True, help="As of `tidelog serve`.")
 @click.option("--access-log", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--tls-cert", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--tls-key", metavar="FILE", help="As of `tidelog serve`.")
@@ -117,7 +118,8 @@ def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
 
 def _of_server(given: dict[str, Any]) -> list[str]:
     """The options that are passed on to the server as they are."""
-    passed = ["--behind-proxy"] if given["behind_proxy"] else []
+    flags = ("behind_proxy", "audit_reads")
+    passed = [f"--{name.replace('_', '-')}" for name in flags if given[name]]
     for topic in given["public_pixel"]:
         passed += ["--public-pixel", topic]
     for name in _PASSED:

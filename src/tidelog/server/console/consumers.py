@@ -103,7 +103,7 @@ class ConsumerPages:
         moved: list[str] = []
         overtaken: list[str] = []
         for text in visit.form["moves"].split():
-            done = consumer.move(*_parse(text))
+            done = consumer.move(*_parse(text), who=visit.session.who)
             (moved if done else overtaken).append(text.partition(":")[0])
         self._sampler.expire()
         says = f"The cursors of {len(moved)} partitions were moved." if moved else ""

@@ -53,6 +53,11 @@ class Session:
         return self.token is None or self.token.allows(scope, topic)
 
     @property
+    def who(self) -> str:
+        """The name for audits; empty where no token is needed."""
+        return "" if self.token is None else f"token {self.token.id}"
+
+    @property
     def may_change(self) -> bool:
         """Whether they may change anything at all."""
         return self.token is None or self.token.allows_some("erase")
@@ -103,7 +108,7 @@ class Sessions:
         mark = hmac.new(key.encode(), b"tidelog console form", "sha256").hexdigest()
         return Session(admission.token, mark), admission
 
-    async def login(self, scope: AsgiScope, headers: Headers, shown: str) -> str:
+    async def login(self, scope: AsgiScope, headers: Headers, shown: str) -> tuple[str, Admission]:
         """Begin a session with a token from a form. Returns its id; empty where none is needed.
 
         ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
@@ -111,13 +116,13 @@ class Sessions:
         plain = {name: value for name, value in headers.items() if name != b"authorization"}
         admission = await self._gate.admit(scope, plain, "read", HOME, shown)
         if admission.token is None:
-            return ""
+            return "", admission
         while len(self._logins) >= _SESSIONS_MAX:
             del self._logins[next(iter(self._logins))]
         text, now_s = self._new_secret(), self._now_s()
         login = _Login(admission.token.sha256, now_s, now_s)
         self._logins[token_hash(text.encode())] = login
-        return text
+        return text, admission
 
     def logout(self, headers: Headers) -> None:
         """End the session of a request, if it has one."""

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from tidelog.coordination.actions import record_action
 from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
@@ -50,6 +51,7 @@ from tidelog.server.http.errors import (
 from tidelog.server.http.headers import WholeRoute
 from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.usage import ClientUsage
 from tidelog.server.options import ServeOptions
 
 __all__ = [
@@ -133,8 +135,10 @@ class Console:
         options: ServeOptions,
         gate: Gate,
         threads: ServerThreads,
-        metrics: Metrics,
+        counts: tuple[Metrics, ClientUsage],
     ) -> None:
+        metrics, self._usage = counts
+        self._context = home.context
         self._clock = home.context.clock
         self._gate = gate
         self._threads = threads
@@ -185,6 +189,7 @@ class Console:
             place, path = _find(scope)
             if place.name == "tail":
                 _, scope[ADMISSION] = self._sessions.enter(scope, headers)
+                self._usage.read(scope[ADMISSION].who, "console tail", path["topic"])
                 return await self._tail(scope, receive, send, path)
             if place.name == "static":
                 return await self._send(scope, receive, send, self._static(path["file"]))
@@ -194,7 +199,10 @@ class Console:
             if place.right is None:
                 answer = await self._come_or_go(place, scope, headers, form)
             else:
-                session, _ = self._sessions.enter(scope, headers)
+                session, scope[ADMISSION] = self._sessions.enter(scope, headers)
+                if place.method == "GET":
+                    shown = path.get("topic") or path.get("name", "")
+                    self._usage.read(scope[ADMISSION].who, f"console {place.name}", shown)
                 answer = await self._answer(place, path, scope, (session, form))
         except DisconnectedError:
             raise
@@ -243,7 +251,10 @@ class Console:
         is_plain = to.isascii() and to.isprintable() and not to.startswith(("//", "/\\"))
         if not is_plain or not Console.has(to.partition("?")[0]):
             to = "/"
-        begun = await self._sessions.login(scope, headers, text)
+        begun, admission = await self._sessions.login(scope, headers, text)
+        what = f"console from {self._gate.address(scope, headers)}"
+        who = admission.who
+        await self._threads.run(record_action, self._context, "login", what, who=who)
         cookie = self._sessions.cookie(scope, headers, begun) if begun else ""
         return Redirect(to, cookie)
 

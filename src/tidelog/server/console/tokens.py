@@ -27,7 +27,9 @@ class TokenPages:
         if not grants:
             raise InvalidError("token: may do nothing: choose one scope or more")
         expires = visit.text("expires") or None
-        token, text = self._tokens.create(grants, label=visit.text("label"), expires=expires)
+        token, text = self._tokens.create(
+            grants, label=visit.text("label"), expires=expires, who=visit.session.who
+        )
         return self._show(visit, text=text, made=token)
 
     def revoke(self, visit: Visit) -> Answer:
@@ -36,7 +38,7 @@ class TokenPages:
         check_token_id(token_id)
         tokens = {token.id: token for token in self._tokens.list()}
         if token_id not in tokens or visit.form.get("sure"):
-            token = self._tokens.revoke(token_id)
+            token = self._tokens.revoke(token_id, who=visit.session.who)
             return self._show(visit, revoked=token)
         own = visit.session.token
         values = {
@@ -49,6 +51,7 @@ class TokenPages:
     def _show(self, visit: Visit, **more: object) -> Answer:
         values = {
             "tokens": self._tokens.list(),
+            "used": self._tokens.last_used(),
             "own": visit.session.token,
             "is_open": visit.session.token is None,
             "scopes": SCOPES,

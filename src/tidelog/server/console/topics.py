@@ -174,7 +174,8 @@ class TopicPages:
             if text:
                 moment_ms(text, visit.now_ms)
         speed = visit.text("speed", "max")
-        work = play_to_topic(self._home, topic.name, target, (start, end), speed)
+        who = visit.session.who
+        work = play_to_topic(self._home, topic.name, target, (start, end), (speed, who))
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         self._jobs.start(what, url("/console/topics", topic.name), work)
         return Redirect("/console/jobs")
@@ -205,9 +206,10 @@ class TopicPages:
 
 
 def play_to_topic(
-    home: Home, topic: str, target: str, times: tuple[str, str], speed: str
+    home: Home, topic: str, target: str, times: tuple[str, str], how: tuple[str, str]
 ) -> Callable[[Job], str]:
-    """What the job does. ``InvalidError`` for a speed that is none."""
+    """What the job does; ``how`` is its speed, and who wants it. ``InvalidError``."""
+    speed, who = how
     check_speed(speed)
     start, end = times
 
@@ -218,6 +220,7 @@ def play_to_topic(
             end or None,
             to=f"topic:{target}",
             speed=speed,
+            who=who,
             stop=job.stop,
             on_slot=lambda slot: _tell(job, slot.events),
         )

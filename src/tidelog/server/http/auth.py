@@ -92,6 +92,7 @@ class Gate:
         self._rate = RATE if options.rate is None else options.rate
         self._rates = Rates(self._rate, clock)
         self._tokens: dict[str, Token] = {}
+        self._uses: dict[str, int] = {}  # when tokens were used since that was last stored
         self._is_closed = not options.may_be_open
         self._read_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None  # a read that has not begun
@@ -116,6 +117,15 @@ class Gate:
         known = await loop.run_in_executor(self._pool, self._read_tokens)
         self._tokens = {token.sha256: token for token in known.tokens}
         self._is_closed = self._is_closed or known.is_closed
+
+    def stay_closed(self) -> None:
+        """Ask for tokens from now on, although the home shows none."""
+        self._is_closed = True
+
+    def take_uses(self) -> dict[str, int]:
+        """Return when tokens were used since the last call, by their ids."""
+        taken, self._uses = self._uses, {}
+        return taken
 
     def close(self) -> None:
         """Read no more, and wait for no read."""
@@ -194,7 +204,8 @@ class Gate:
         token: Token | None,
         wanted: tuple[Scope, str | None],
     ) -> Admission:
-        if token is None or token.is_expired(self._clock.now_ms()):
+        now_ms = self._clock.now_ms()
+        if token is None or token.is_expired(now_ms):
             self._count(client_of(self.address(scope, headers)))
             raise UnauthorizedError(
                 "request: shows no token that is known here, or one that has expired: send "
@@ -212,6 +223,7 @@ class Gate:
                 f"that was made with --{right}",
                 token=token.id,
             )
+        self._uses[token.id] = now_ms
         return Admission(token, token.id)
 
     def _count(self, client: str) -> None:
