@@ -15,6 +15,8 @@ from tidelog.connectors.source import (
     BranchingSource,
     ChangingReader,
     CompletingSource,
+    DividingReader,
+    DividingSource,
     ExplainingSource,
     KnowsEnds,
     LeavingOut,
@@ -39,9 +41,12 @@ ANSWERED: set[type] = {
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({ExplainingSource}, ANSWERED),
-    fill_files.FillFilesSource: ({ExplainingSource, TrackingSource, LeavingOut}, ANSWERED),
-    restore._ArchiveSnapshot: ({ExplainingSource}, set()),
+    fill.FillSource: ({ExplainingSource, DividingSource}, ANSWERED),
+    fill_files.FillFilesSource: (
+        {ExplainingSource, DividingSource, TrackingSource, LeavingOut},
+        ANSWERED,
+    ),
+    restore._ArchiveSnapshot: ({ExplainingSource, DividingSource}, set()),
 }
 
 
@@ -55,7 +60,8 @@ def test_every_optional_protocol_of_sources_is_checked() -> None:
         for _, each in inspect.getmembers(base, inspect.isclass)
         if getattr(each, "_is_runtime_protocol", False) and each.__module__ == base.__name__
     }
-    assert protocols - {ChangingReader} == set(OPTIONAL)  # `Changing` is what a reader may also be
+    readers = {ChangingReader, DividingReader}  # what a reader may also be
+    assert protocols - readers == set(OPTIONAL)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: each.__name__)

@@ -15,7 +15,13 @@ from collections import Counter
 
 from tests.sim import archive_planted, journal_planted
 from tests.sim.archive_world import ArchivesWorld
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
+from tests.sim.archive_worlds import (
+    CutsWorld,
+    ErasureWorld,
+    GenerationsWorld,
+    HolesWorld,
+    MarkersWorld,
+)
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
@@ -50,6 +56,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "erasures": ErasureWorld,
     "markers": MarkersWorld,
     "staged": StagedWorld,
+    "cuts": CutsWorld,
 }
 COLLECT_SEEDS = 8
 

@@ -47,7 +47,7 @@ from tidelog.model.event import Event
 from tidelog.model.home import HomeIdentity
 from tidelog.opening import World as Outside
 from tidelog.pipeline import endpoints as places
-from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import Due
 from tidelog.settings import Settings
@@ -237,8 +237,13 @@ class ArchivesHome(HomeWorld):
     def drive(self, home: Home, name: str, generation: int | None = None, **how: Any) -> int:
         """One driver, until the source is drained."""
         archive = find_archive(home.context, name)
-        pipeline = open_pipeline(home.context, archive, LocalWorkers(1), generation)
+        pipeline = open_pipeline(home.context, archive, self.workers, generation)
         return Driver(home.context, pipeline, DriverOptions(stop=self.stop(), **how)).run()
+
+    @property
+    def workers(self) -> Workers:
+        """What runs the tasks of drivers."""
+        return LocalWorkers(1)
 
     def stop(self) -> Any:
         """What stops a driver; an event whose waits take simulated time."""

@@ -13,9 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.sim import cuts_planted
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
+from tests.sim.archive_worlds import (
+    CutsWorld,
+    ErasureWorld,
+    GenerationsWorld,
+    HolesWorld,
+    MarkersWorld,
+)
 from tests.sim.staged_world import StagedWorld
 from tidelog.archive import archive as archives
 from tidelog.archive import commit_retention as compact
@@ -538,4 +545,11 @@ BUGS: Mapping[str, Bug] = {
     "segments of killed writes stay": Bug("P5a", _killed_writes_stay, StagedWorld),
     "the proof passes over Spark's segments": Bug("P5a", _proof_passes_over_spark, StagedWorld),
     "the proof passes over copies": Bug("P5a", _proof_passes_over_copies),
+    "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
+    "a cut after a short one is published": Bug(
+        "P4a", cuts_planted.cut_after_a_short_one_counts, CutsWorld
+    ),
+    "a cut that failed is passed over": Bug(
+        "P4a", cuts_planted.failed_cut_is_passed_over, CutsWorld
+    ),
 }

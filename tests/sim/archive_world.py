@@ -459,10 +459,6 @@ class ArchivesWorld(ArchivesHome):
                 if place[0] == self.topic.incarnation and alive:
                     assert raw.id in copies, f"{name} lacks {raw.id}"
 
-    @property
-    def workers(self) -> LocalWorkers:
-        return LocalWorkers(1)
-
     def acknowledged(self) -> int:
         return len(self.truth.events)
 

@@ -5,7 +5,8 @@ and drive all the time, under one shard or two. ``HolesWorld``: the same, from a
 events in between. ``ErasureWorld``: events are deleted by id and by
 key soon after they came, or after the topic was trimmed, and proofs are asked for at any moment,
 while drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while
-events come late and dead letters are replayed.
+events come late and dead letters are replayed. ``CutsWorld``: what
+``ArchivesWorld`` does, with ranges that are cut into several tasks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import re
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from tests.sim import archive_home
 from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
 from tests.sim.journal_home import KEYS, PARTITIONS
 from tests.sim.journal_raw import DELETED, TRIMMED
+from tests.support.cut_workers import CutWorkers
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.catalog.base import Change
@@ -32,9 +35,11 @@ from tidelog.log.topics import find_topic
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
+from tidelog.pipeline.base import Workers
+from tidelog.pipeline.policy import Due
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
-__all__ = ["ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
+__all__ = ["CutsWorld", "ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
 
 SHARDS = ((0, 1), (0, 1), (0, 2), (1, 2))
 WHY = Why("sim", "request")
@@ -103,6 +108,26 @@ class BusyWorld(ArchivesWorld):
         how = {"shard": shard, "shards": shards, "take_over": take_over}
         self.drive(home, "day", generation, accept_loss=self.chance(0.5), **how)
         self.done.drained += 1
+
+
+class CutsWorld(ArchivesWorld):
+    """Ranges are cut, and their tasks run in any order; some fail, and some end early."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._workers = CutWorkers(self.random, fails=0.04, ends_early=0.15)
+
+    @property
+    def workers(self) -> Workers:
+        return self._workers
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        super()._patch(patch)
+        patch.setattr(Due, "cut_events_min", lambda *_: 1)
+
+    def check_rest(self) -> None:
+        self._workers.fails = 0
+        super().check_rest()
 
 
 class GenerationsWorld(BusyWorld):

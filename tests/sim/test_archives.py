@@ -9,14 +9,20 @@ import pytest
 from tests.sim.__main__ import WORLDS
 from tests.sim.archive_planted import BUGS, notices, seeds_until_caught
 from tests.sim.archive_world import OTHERS, ArchivesWorld, Done
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
+from tests.sim.archive_worlds import (
+    CutsWorld,
+    ErasureWorld,
+    GenerationsWorld,
+    HolesWorld,
+    MarkersWorld,
+)
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
 FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, MarkersWorld)
-SHORT = (ArchivesWorld, StagedWorld)  # whose seeds take less than a second
+SHORT = (ArchivesWorld, CutsWorld, StagedWorld)  # whose seeds take less than a second
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -34,6 +40,16 @@ def test_worlds_where_processes_meet_more_often_find_nothing(world: type[Archive
 def test_batches_of_spark_are_stored_once() -> None:
     for seed in range(8):
         StagedWorld(seed).run()
+
+
+def test_ranges_that_are_cut_are_archived_once() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(4):
+        world = CutsWorld(seed)
+        world.run()
+        workers = vars(world.workers)
+        done.update({name: workers[name] for name in ("tasks", "failed", "ended_early", "cuts")})
+    assert all(done.values()), done
 
 
 def test_one_seed_runs_the_same_twice() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.archive.test_archive import an_archive, drive, fill
+from tests.archive.test_archive import an_archive, drive, fill, listed
 from tests.archive.test_restore import assert_same
 from tidelog import Home
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.pipeline.driver import DriverOptions
+from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.pipeline import policy
+from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import FilePolicy
 from tidelog.spark.workers import SparkWorkers
 
@@ -33,3 +38,20 @@ def test_an_archive_comes_back(home: Home, local_spark: SparkSession) -> None:
     assert bring(home, local_spark) == 5_000
     assert bring(home, local_spark) == 0
     assert_same(home)
+
+
+def test_range_of_one_partition_is_cut_into_tasks(
+    home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "_CUT_BYTES_MIN", 100_000)
+    home.create_topic("t", 1)
+    fill(home, 5_000)
+    archive = an_archive(home, "raw")
+    workers = SparkWorkers(local_spark)
+    assert workers.parallelism > 1
+    pipeline = open_pipeline(home.context, archive, workers)
+    how = DriverOptions(policy=FilePolicy(max_bytes=1_500_000))
+    assert Driver(home.context, pipeline, how).run() == 5_000
+    (manifest,) = read_manifests(home.context, archive.pipeline(), "t/0")
+    assert [file.first_offset for file in manifest.files] == [0, 2_500]
+    assert listed(home, archive) == Counter(range(5_000))

@@ -19,6 +19,7 @@ from tidelog.connectors.source import (
     SourcePartition,
     SourceRange,
     check_incarnation,
+    even_cuts,
 )
 from tidelog.errors import NotFoundError
 from tidelog.model.event import Event
@@ -67,6 +68,9 @@ class ListSource:
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(int(end), int(start) + events))
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        return even_cuts(range, parts)
 
     def before(self, one: str, other: str) -> bool:
         return int(one) < int(other)

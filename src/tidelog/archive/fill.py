@@ -60,6 +60,7 @@ from tidelog.connectors.source import (
     BranchingSource,
     Chunk,
     CompletingSource,
+    DividingSource,
     ExplainingSource,
     KnownPartition,
     KnowsEnds,
@@ -76,6 +77,7 @@ from tidelog.connectors.source import (
     Vanishing,
     bounds_apart,
     check_wrapping,
+    even_cuts,
     missing_in,
 )
 from tidelog.connectors.topic.source import TopicSource
@@ -252,6 +254,11 @@ class FillSource:
         if are_offsets(start, end):
             return str(min(int(end), int(start) + events))
         return end
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        """Cuts by offset. Files of the live generation can be read in parts by offset too."""
+        divides = isinstance(self._source, DividingSource)
+        return even_cuts(range, parts) if divides and are_offsets(range.start, range.limit) else ()
 
     def before(self, one: str, other: str) -> bool:
         if are_offsets(one, other):

@@ -26,6 +26,7 @@ from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
+    DividingSource,
     MissingOffsets,
     RangeReader,
     Source,
@@ -148,6 +149,11 @@ class _ArchiveSnapshot:
 
     def cut(self, start: str, end: str, events: int) -> str:
         return self.source.cut(start, end, events)
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        if not isinstance(self.source, DividingSource):
+            return ()
+        return self.source.divide(range, parts)
 
     def before(self, one: str, other: str) -> bool:
         return self.source.before(one, other)

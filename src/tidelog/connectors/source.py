@@ -7,8 +7,9 @@ start of the next range.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -32,6 +33,8 @@ __all__ = [
     "CompletingSource",
     "CountedRange",
     "DirectReader",
+    "DividingReader",
+    "DividingSource",
     "ExplainingSource",
     "KnownPartition",
     "KnowsEnds",
@@ -53,6 +56,7 @@ __all__ = [
     "check_incarnation",
     "check_wrapping",
     "checked_at_end",
+    "even_cuts",
     "missing_in",
     "offset_at",
     "parents_of",
@@ -150,6 +154,15 @@ class ChangingReader(Protocol):
     @property
     def is_changing(self) -> bool:
         """Returns whether files of the plan were being replaced when it was made."""
+        ...
+
+
+@runtime_checkable
+class DividingReader(Protocol):
+    """A reader whose range can be read in parts, by several tasks at once."""
+
+    def part(self, start: str, limit: str) -> RangeReader | None:
+        """Returns a reader of a part of its range; None if no part begins or ends there."""
         ...
 
 
@@ -311,6 +324,13 @@ def range_offsets(range: SourceRange) -> tuple[int, int]:
     return start, limit
 
 
+def even_cuts(range: SourceRange, parts: int) -> tuple[str, ...]:
+    """Returns where to cut a range of offsets into this many equal parts; fewer if it is short."""
+    start, limit = range_offsets(range)
+    parts = min(parts, limit - start)
+    return tuple(str(start + (limit - start) * part // parts) for part in builtins.range(1, parts))
+
+
 def offset_at(position: str) -> int:
     """Parses a position that is an offset or a row number. Raises ``InvalidError``."""
     if not (position.isascii() and position.isdecimal()):
@@ -429,6 +449,15 @@ class Vanishing(Protocol):
         ...
 
 
+@runtime_checkable
+class DividingSource(Protocol):
+    """A source whose events have numbers of their own, so that several tasks may read a range."""
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        """Returns up to ``parts - 1`` positions inside a range, in order, to cut it there."""
+        ...
+
+
 OPTIONAL = (
     BranchingSource,
     ProbingSource,
@@ -440,6 +469,7 @@ OPTIONAL = (
     Sparse,
     KnowsEnds,
     Vanishing,
+    DividingSource,
 )
 """The optional protocols of a source."""
 
@@ -519,5 +549,12 @@ class DirectReader:
     def read(self) -> Iterator[Chunk]:
         return self.source.read(self.range)
 
+    def part(self, start: str, limit: str) -> DirectReader | None:
+        """Implements ``DividingReader.part``, if its source can be divided."""
+        if not isinstance(self.source, DividingSource):
+            return None
+        return DirectReader(self.source, replace(self.range, start=start, limit=limit))
+
 
 _: tuple[type[RangeReader], type[RangeReader]] = (DirectReader, PlannedReader)
+_dividing: type[DividingReader] = DirectReader

@@ -50,6 +50,7 @@ __all__ = [
     "PRODUCER_RECENT",
     "PRODUCER_ROW_BYTES",
     "PROMOTION_MS",
+    "RANGE_CUTS_MAX",
     "RANGE_FOLDERS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
@@ -128,4 +129,5 @@ MERGED_ROW_BYTES_MAX = 200_000  # of a merged commit's row; 300,000 bytes fit
 MERGES_MAX = 50  # of one sweep in one source partition; each reads up to 24 manifests
 GAPS_MAX = 1_000  # per source partition; its head lists them all
 RESERVE_BYTES = 4 << 20  # reserved beside a SQLite catalog
+RANGE_CUTS_MAX = 256  # tasks of one range; its intent lists where it is cut
 RANGE_FOLDERS_MAX = 10_000  # per range of an archive; other events become dead letters

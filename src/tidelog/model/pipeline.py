@@ -242,6 +242,7 @@ class Intent(Persisted, frozen=True):
     manifest: str = ""  # key of the manifest, once it is recorded
     began_ms: int = 0  # when it was put
     incarnation: str = ""  # of the source partition that it was planned for; no other is read
+    cuts: tuple[str, ...] = ()  # positions where it is divided, one task for each part
 
 
 class FileEntry(Persisted, frozen=True):

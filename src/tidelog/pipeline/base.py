@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from tidelog.connectors.source import (
     ChangingReader,
     Chunk,
     CountedRange,
+    DividingReader,
     RangeReader,
     Source,
     SourcePartition,
@@ -48,6 +49,7 @@ __all__ = [
     "ErasedRows",
     "FrozenError",
     "LocalWorkers",
+    "ParallelWorkers",
     "Pipeline",
     "Task",
     "TaskOutcome",
@@ -78,6 +80,17 @@ class CompletedReader:
             isinstance(each, ChangingReader) and each.is_changing
             for each in (self.reader, self.files)
         )
+
+    def part(self, start: str, limit: str) -> RangeReader | None:
+        """Implements ``DividingReader.part``, if both of its readers do."""
+        if not (isinstance(self.reader, DividingReader) and isinstance(self.files, DividingReader)):
+            return None
+        reader, whole = self.reader.part(start, limit), self.files.range
+        first, last = max(int(start), int(whole.start)), min(int(limit), int(whole.limit))
+        if reader is None or first >= last:
+            return reader  # the files have nothing of this part
+        files = self.files.part(str(first), str(last))
+        return None if files is None else replace(self, reader=reader, files=files)
 
     def read(self) -> Iterator[Chunk]:
         """Yields the chunks of the source, with the missing events in between."""
@@ -202,6 +215,13 @@ class CarriedReader:
     def read(self) -> Iterator[Chunk]:
         return self.reader.read()
 
+    def part(self, start: str, limit: str) -> CarriedReader | None:
+        """Implements ``DividingReader.part``, if events keep their offsets."""
+        if self.carried.counted is not None or not isinstance(self.reader, DividingReader):
+            return None
+        part = self.reader.part(start, limit)
+        return None if part is None else replace(self, reader=part)
+
 
 @dataclass
 class CycleReport:
@@ -245,7 +265,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Task:
-    """A range to process, with everything needed to do it anywhere; picklable."""
+    """A range to process, or one cut of it, with everything needed to do it anywhere; picklable."""
 
     reader: RangeReader
     sink: Sink
@@ -253,6 +273,7 @@ class Task:
     transform: str = ""  # module:function, from DataFrame to DataFrame; needs Spark
     rate: float | None = None  # most events per second to read
     erased: ErasedRows = NO_ERASED_ROWS  # erased before the intent; never written
+    cut: int = 0  # which part of its range it reads, counted from 0
 
     @property
     def range(self) -> SourceRange:
@@ -294,6 +315,7 @@ class TaskOutcome:
     partition: SourcePartition
     produced: TaskOutput | None = None
     error: TidelogError | None = None
+    cut: int = 0  # that of the task
 
 
 class Workers(Protocol):
@@ -301,6 +323,16 @@ class Workers(Protocol):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Yields the outcome of each task as it ends. An error of one does not stop the others."""
+        ...
+
+
+@runtime_checkable
+class ParallelWorkers(Protocol):
+    """Workers that run tasks on several cores at once."""
+
+    @property
+    def parallelism(self) -> int:
+        """Returns how many tasks run at once."""
         ...
 
 
@@ -358,9 +390,10 @@ def run_task(task: Task) -> TaskOutcome:
     """Returns the outcome of a task. Any failure is an error of its source partition."""
     partition = task.range.partition
     try:
-        return TaskOutcome(partition, task.run())
+        return TaskOutcome(partition, task.run(), cut=task.cut)
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
-        return TaskOutcome(partition, error=unexpected(f"source partition `{partition.text}`", exc))
+        error = unexpected(f"source partition `{partition.text}`", exc)
+        return TaskOutcome(partition, error=error, cut=task.cut)
 
 
 _: type[Workers] = LocalWorkers

@@ -10,15 +10,16 @@ Each source partition goes through these steps. Every write expects its ``head``
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
    catalog lost are set aside (``aside``)
-3. intend: put an ``intent`` with start and limit          → crash: the next driver does the range
-4. do: a task reads the range and stages its files; it
-   reads only the incarnation in the intent, which it
+3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
+4. do: a task for each cut reads its part of the range and
+   stages its files (``cuts``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
    (``erased_before``)                                     → crash: staged files without a name
    (a range that is deleted, or is empty and ends where it
    began, is withdrawn: the ``intent`` is deleted and the
    driver plans again; if the sink refuses a record, the
-   ``intent`` ends before it, and that range is done)      → crash: the next driver does the range
+   ``intent`` ends before it, and that range is done; what
+   is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
    ``intent``: now the content is decided                  → crash: the next driver does step 6
 6. publish: copy each staged file to its final name        → crash: the next driver copies the rest
@@ -75,6 +76,7 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
     Commit,
+    FileEntry,
     Gap,
     Intent,
     ListedPartition,
@@ -85,7 +87,8 @@ from tidelog.model.pipeline import (
 )
 from tidelog.pipeline import base
 from tidelog.pipeline.aside import SettingAside, committed_manifests, decisions, late_manifests
-from tidelog.pipeline.base import CycleReport, Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.base import CycleReport, Pipeline, Task, TaskOutput, Track
+from tidelog.pipeline.cuts import choose_cuts, divide_reader, run_ranges
 from tidelog.pipeline.failures import (
     LostError,
     check_gaps,
@@ -192,9 +195,15 @@ class Cycle:
         return self._tracks[partition].head.position
 
     def run(
-        self, limits: Mapping[SourcePartition, str], bounds: Mapping[SourcePartition, Bounds]
+        self,
+        limits: Mapping[SourcePartition, str],
+        bounds: Mapping[SourcePartition, Bounds],
+        parts: Mapping[SourcePartition, int] | None = None,
     ) -> CycleReport:
-        """Steps 2 to 7 for all adopted partitions with an intent or a limit to read to."""
+        """Steps 2 to 7 for all adopted partitions with an intent or a limit to read to.
+
+        ``parts`` says into about how many tasks to cut a range; 1 by default.
+        """
         report = CycleReport()
         tasks: list[Task] = []
         self._listed.clear()
@@ -209,11 +218,12 @@ class Cycle:
                         continue
                     self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
-                    self._intend(track, limits[track.partition], bounds[track.partition])
+                    held, count = bounds[track.partition], (parts or {}).get(track.partition, 1)
+                    self._intend(track, limits[track.partition], held, count)
                 if track.intent is not None and track.intent.manifest:
                     self._finish(track, self._manifest(track.intent.manifest), report)
                 elif track.intent is not None:
-                    tasks.append(self._task(track, track.intent, report))
+                    tasks += self._tasks(track, track.intent, report)
         while tasks:
             tasks = self._do(tasks, report)
         return report
@@ -223,17 +233,18 @@ class Cycle:
     def _do(self, tasks: Sequence[Task], report: CycleReport) -> list[Task]:
         """Steps 4 to 7. Returns tasks for the part before records that the sink refused."""
         shorter: list[Task] = []
-        for outcome in self._outcomes(tasks):
-            track = self._tracks[outcome.partition]
+        for partition, result in run_ranges(self._pipeline, tasks):
+            track = self._tracks[partition]
             with self._contain_errors(track, report):
-                if outcome.error is not None:
-                    task = next(t for t in tasks if t.range.partition == outcome.partition)
-                    shorter += self._before(track, task, outcome.error, report)
-                    self._fail(track, task, outcome.error, report)
-                if outcome.produced is not None and self._is_idle(track, outcome.produced):
+                if result.produced is None and result.error is not None:
+                    shorter += self._before(track, result.error, report)
+                elif result.produced is not None and self._is_idle(track, result.produced):
                     self._withdraw(track)
-                elif outcome.produced is not None:
-                    self._finish(track, self._record(track, outcome.produced), report)
+                elif result.produced is not None:
+                    self._finish(track, self._record(track, result.produced), report)
+                self._drop(track, result.unused)
+                if result.error is not None:
+                    self._fail(track, result.error, report)
         return shorter
 
     def _late(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
@@ -305,7 +316,7 @@ class Cycle:
         track.head_version = self._write(track, *changes)
         track.head, track.intent, track.intent_version = head, None, ""
 
-    def _intend(self, track: Track, limit: str, bounds: Bounds) -> None:
+    def _intend(self, track: Track, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
         source, start = self._pipeline.source, track.head.position
         lost: tuple[Gap, ...] = ()
@@ -324,12 +335,14 @@ class Cycle:
             check_gaps(track.partition, track.head, lost)
         if not source.before(start, limit):
             return
+        first = lost[-1].end if lost else start
         intent = Intent(
             start,
             limit,
             lost,
             began_ms=self._context.clock.now_ms(),
             incarnation=bounds.incarnation or track.head.incarnation,
+            cuts=choose_cuts(source, SourceRange(track.partition, first, limit), parts),
         )
         self._write(
             track,
@@ -338,9 +351,8 @@ class Cycle:
         )
         self._read_intent(track)
 
-    def _task(self, track: Track, intent: Intent, report: CycleReport) -> Task:
-        """Step 4, as a task."""
-        staging = layout.staging(self._pipeline.id, self._epoch, self._context.ids.new())
+    def _tasks(self, track: Track, intent: Intent, report: CycleReport) -> list[Task]:
+        """Step 4, as a task for each cut, which stages in a folder of its own."""
         head, start = track.head, intent.lost[-1].end if intent.lost else intent.start
         wanted = SourceRange(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
         try:
@@ -355,49 +367,49 @@ class Cycle:
         track.reader = reader
         transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
         erased = self._pipeline.erased(track.partition.text)  # since the intent; later ones wait
-        return Task(reader, sink, staging, transform, erased=erased)
+        parts = divide_reader(self._pipeline.source, reader, intent.cuts)
+        where, new_id = (self._pipeline.id, self._epoch), self._context.ids.new
+        return [
+            Task(part, sink, layout.staging(*where, new_id()), transform, erased=erased, cut=number)
+            for number, part in enumerate(parts)
+        ]
 
-    def _before(
-        self, track: Track, task: Task, error: TidelogError, report: CycleReport
-    ) -> list[Task]:
-        """In step 4: ends a range before a record that the sink refused, if anything is there."""
-        limit = end_before(self._pipeline.source, task.range, error)
-        if limit is None or track.intent is None:
+    def _before(self, track: Track, error: TidelogError, report: CycleReport) -> list[Task]:
+        """In step 4: ends a range before a record that the sink refused, if anything is there.
+
+        The record is in the first cut: a refusal in a later one ends the range before that cut.
+        """
+        if track.intent is None or track.reader is None:
             return []
-        intent = msgspec.structs.replace(track.intent, limit=limit)
+        limit = end_before(self._pipeline.source, track.reader.range, error)
+        if limit is None:
+            return []
+        intent = msgspec.structs.replace(track.intent, limit=limit, cuts=())
         change = Put("intent", encode_row(intent), expect=track.intent_version)
         self._write(track, change, Check("head", track.head_version))
         self._read_intent(track)
-        return [self._task(track, intent, report)]
+        return self._tasks(track, intent, report)
 
-    def _fail(self, track: Track, task: Task, error: TidelogError, report: CycleReport) -> NoReturn:
-        """Raises the error of a range that could not be read."""
-        if isinstance(error, NotFoundError):
+    def _fail(self, track: Track, error: TidelogError, report: CycleReport) -> NoReturn:
+        """Raises the error of a range that could not be read, or not to its end.
+
+        If cuts before the failed one are committed, the rest is planned again.
+        """
+        is_committed = track.partition in report.committed and track.intent is None
+        if isinstance(error, NotFoundError) and not is_committed:
             self._withdraw(track)
+        if isinstance(error, NotFoundError) or is_committed:
             report.withdrawn.add(track.partition)
-        if isinstance(error, CorruptError):
-            check_plan(self._pipeline.source, task)
+        if isinstance(error, CorruptError) and track.reader is not None:
+            check_plan(self._pipeline.source, track.reader)
         raise error
 
-    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """Yields outcomes. If the workers as a whole fail, each remaining range has that error."""
-        left = {task.range.partition for task in tasks}
-        if self._pipeline.rate is not None:
-            tasks = [replace(task, rate=self._pipeline.rate / len(tasks)) for task in tasks]
-        try:
-            for transform in dict.fromkeys(task.transform for task in tasks):
-                alike = [task for task in tasks if task.transform == transform]
-                for outcome in self._pipeline.workers.run(alike):
-                    left.discard(outcome.partition)
-                    yield outcome
-        except UnavailableError as exc:
-            for partition in sorted(left):
-                yield TaskOutcome(partition, error=exc)
-        except TidelogError:
-            raise  # the workers or the transform are unusable
-        except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
-            for partition in sorted(left):
-                yield TaskOutcome(partition, error=unexpected("workers", exc))
+    def _drop(self, track: Track, unused: tuple[FileEntry, ...]) -> None:
+        """Deletes what cuts staged that no manifest lists; after a crash a sweep does."""
+        if unused:
+            where = (self._pipeline.id, track.partition.text)
+            with contextlib.suppress(TidelogError):
+                self._pipeline.sink.discard(Manifest(*where, "", "", 0, 0, 0, files=unused))
 
     def _is_idle(self, track: Track, produced: TaskOutput) -> bool:
         """Returns whether a range was empty and ended where it began: the source knows no ends."""

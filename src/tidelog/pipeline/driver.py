@@ -18,9 +18,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidelog.connectors.source import (
     Bounds,
+    DividingSource,
     SourcePartition,
     SourceRange,
     Sparse,
@@ -42,10 +44,10 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model.pipeline import Begin, ListedPartition, Progress
-from tidelog.pipeline.base import FrozenError, Pipeline
+from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
-from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.policy import Due, FilePolicy, parts_of
 from tidelog.pipeline.shard import PipelineShard, flush_version, share_of
 from tidelog.pipeline.source_partitions import (
     Lineage,
@@ -88,6 +90,14 @@ class DriverOptions:
             raise InvalidError(f"shard {self.shard} of {self.shards}: give 0 to {self.shards - 1}")
         if self.start not in ("", "earliest", "latest"):
             raise InvalidError(f"start `{self.start}`: give earliest or latest")
+
+
+class _Plan(NamedTuple):
+    """What a cycle does, by source partition."""
+
+    waiting: Mapping[SourcePartition, int]  # how many events wait
+    limits: Mapping[SourcePartition, str]  # how far to read those that are due
+    parts: Mapping[SourcePartition, int]  # in how many parts, with one task each
 
 
 class Driver:
@@ -194,7 +204,7 @@ class Driver:
         except Exception as exc:
             error = unexpected(f"pipeline `{self._pipeline.name}`", exc)
             if self._resume(cycle, (), errors, error):
-                self._run(cycle, {}, {}, errors)
+                self._run(cycle, _Plan({}, {}, {}), {}, errors)
             raise
         self._failures.remove_whole()
         if ends is None:
@@ -204,29 +214,29 @@ class Driver:
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
         self._adopt(cycle, bounds, errors)
-        waiting, limits = self._plan(cycle, bounds, errors, everything)
-        self._how.on_look(sum(waiting.values()))
-        report = self._run(cycle, limits, bounds, errors)
-        idle = {p for p, count in waiting.items() if not count and p not in report.errors}
+        plan = self._plan(cycle, bounds, errors, everything)
+        self._how.on_look(sum(plan.waiting.values()))
+        report = self._run(cycle, plan, bounds, errors)
+        idle = {p for p, count in plan.waiting.items() if not count and p not in report.errors}
         self._failures.remove(idle)
         return report
 
     def _run(
         self,
         cycle: Cycle,
-        limits: Mapping[SourcePartition, str],
+        plan: _Plan,
         bounds: Mapping[SourcePartition, Bounds],
         errors: Mapping[SourcePartition, TidelogError],
     ) -> CycleReport:
         """Runs the cycle's steps for adopted partitions, and records the outcome."""
         events_max = self._due.events_max()
-        with self._span(len(limits)):
-            report = cycle.run(limits, bounds)
+        with self._span(len(plan.limits)):
+            report = cycle.run(plan.limits, bounds, plan.parts)
         for partition in report.errors.keys() - bounds.keys():
             if isinstance(report.errors[partition], NotFoundError):
                 del report.errors[partition]  # it was deleted with its range: nothing waits for it
         report.errors.update(errors)
-        self._full -= limits.keys()
+        self._full -= plan.limits.keys()
         for partition, manifest in report.committed.items():
             size = sum(file.size for file in manifest.files)
             self._due.done(partition, manifest.read, size)
@@ -344,18 +354,32 @@ class Driver:
         bounds: dict[SourcePartition, Bounds],
         errors: dict[SourcePartition, TidelogError],
         everything: bool,
-    ) -> tuple[dict[SourcePartition, int], dict[SourcePartition, str]]:
-        """Returns how many events wait in each source partition, and how far to read."""
+    ) -> _Plan:
+        """Returns how many events wait in each source partition, how far to read, and how."""
         waiting: dict[SourcePartition, int] = {}
+        due: dict[SourcePartition, int] = {}
         limits: dict[SourcePartition, str] = {}
         now_s = self._context.clock.monotonic_s()
         for partition, held in list(bounds.items()):
             with _contain_errors(partition, bounds, errors):
                 count = waiting[partition] = self._count_waiting(cycle, partition, held)
-                due = self._due.is_due(partition, count, now_s) or partition in self._full
-                if count if everything or self._failures.is_failing(partition) else due:
-                    limits[partition] = self._limit(cycle, partition, held)
-        return waiting, limits
+                is_due = self._due.is_due(partition, count, now_s) or partition in self._full
+                if count if everything or self._failures.is_failing(partition) else is_due:
+                    due[partition] = count
+        parts = self._parts(due)
+        for partition in due:
+            with _contain_errors(partition, bounds, errors):
+                held = bounds[partition]
+                limits[partition] = self._limit(cycle, partition, held, parts[partition])
+        return _Plan(waiting, limits, parts)
+
+    def _parts(self, due: Mapping[SourcePartition, int]) -> dict[SourcePartition, int]:
+        """Returns in how many parts to read each source partition with this many events."""
+        workers, source = self._pipeline.workers, self._pipeline.source
+        tasks = workers.parallelism if isinstance(workers, ParallelWorkers) else 1
+        if tasks == 1 or not isinstance(source, DividingSource):
+            return dict.fromkeys(due, 1)
+        return parts_of(due, tasks, self._due.cut_events_min(self._how.follow))
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Returns the trace span of a cycle that has work."""
@@ -435,14 +459,14 @@ class Driver:
         before, self._flushed = self._flushed, flush_version(self._context, self._pipeline.id)
         return before != self._flushed
 
-    def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> str:
-        """Returns where the next range ends: at the policy's size, or at the end."""
+    def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds, parts: int) -> str:
+        """Returns where the next range ends: at the policy's size for each part, or at the end."""
         source, start = self._pipeline.source, cycle.position(partition)
         if source.before(start, bounds.first):
             start = bounds.first
         if not source.before(start, bounds.end):
             return bounds.end
-        limit = source.cut(start, bounds.end, self._due.events_max())
+        limit = source.cut(start, bounds.end, parts * self._due.events_max())
         if isinstance(source, Sparse) and source.before(limit, bounds.end):
             return source.reach(SourceRange(partition, start, limit), bounds.end)
         return limit

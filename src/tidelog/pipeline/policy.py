@@ -8,28 +8,32 @@ This module also decides what to do about a range that failed: end it earlier, o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidelog.connectors.sink import RecordRefusedError
 from tidelog.connectors.source import (
     ChangingReader,
+    RangeReader,
     Source,
     SourcePartition,
     SourceRange,
     TimedSource,
 )
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import offsets_between
-from tidelog.pipeline.base import Task
 
 __all__ = [
     "Due",
     "FilePolicy",
     "check_plan",
     "end_before",
+    "parts_of",
 ]
 
 _FIRST_GUESS_BYTES = 500  # of an event, before any was seen
+_CUT_BYTES_MIN = 32_000_000  # of a task; less is not worth its start, and makes small files
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,31 @@ class Due:
         """Returns how many events make a range of the target size."""
         return max(1_000, int(self.policy.max_bytes / self._event_bytes))
 
+    def cut_events_min(self, follow: bool) -> int:
+        """Returns how many events a cut has at least.
+
+        A run that follows cuts only a backlog, so that its files keep their size.
+        """
+        if follow:
+            return self.events_max()
+        return max(1_000, int(min(_CUT_BYTES_MIN, self.policy.max_bytes) / self._event_bytes))
+
+
+def parts_of(
+    waiting: Mapping[SourcePartition, int], tasks: int, events_min: int
+) -> dict[SourcePartition, int]:
+    """Returns in how many parts to read each source partition, by how many events wait there.
+
+    All parts together are about as many as ``tasks`` that run at once; each has ``events_min``
+    events or more.
+    """
+    total = max(1, sum(waiting.values()))
+    parts = {}
+    for partition, events in waiting.items():
+        share = -(-tasks * events // total)
+        parts[partition] = max(1, min(share, events // events_min, RANGE_CUTS_MAX))
+    return parts
+
 
 def end_before(source: Source, range: SourceRange, error: TidelogError) -> str | None:
     """Returns where to end a range before the record that a sink refused.
@@ -102,16 +131,16 @@ def end_before(source: Source, range: SourceRange, error: TidelogError) -> str |
     return None
 
 
-def check_plan(source: Source, task: Task) -> None:
+def check_plan(source: Source, reader: RangeReader) -> None:
     """Raises ``UnavailableError`` if files of a range changed since it was planned.
 
     An erasure replaces files of a source archive, and a replay of its dead letters deletes some.
     That is not damage: the range is planned and read again.
     """
-    now = source.reader(task.range)
-    if now != task.reader or (isinstance(now, ChangingReader) and now.is_changing):
+    now, partition = source.reader(reader.range), reader.range.partition.text
+    if now != reader or (isinstance(now, ChangingReader) and now.is_changing):
         raise UnavailableError(
-            f"source partition `{task.range.partition.text}`: its files are being changed by "
+            f"source partition `{partition}`: its files are being changed by "
             "an erasure or a replay of dead letters: read it again",
-            partition=task.range.partition.text,
+            partition=partition,
         )

@@ -40,7 +40,15 @@ from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
 from tidelog.connectors.sink import Written
 from tidelog.connectors.topic.segments import check_rows
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
-from tidelog.pipeline.base import Task, TaskOutcome, TaskOutput, Workers, run_task, with_left_out
+from tidelog.pipeline.base import (
+    ParallelWorkers,
+    Task,
+    TaskOutcome,
+    TaskOutput,
+    Workers,
+    run_task,
+    with_left_out,
+)
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 
 __all__ = ["SparkWorkers", "open_spark"]
@@ -151,9 +159,9 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
         return
     task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
     try:
-        outcome = TaskOutcome(task.range.partition, _written(task, batches))
+        outcome = TaskOutcome(task.range.partition, _written(task, batches), cut=task.cut)
     except TidelogError as exc:
-        outcome = TaskOutcome(task.range.partition, error=exc)
+        outcome = TaskOutcome(task.range.partition, error=exc, cut=task.cut)
     yield _outcome(outcome)
 
 
@@ -275,6 +283,10 @@ class SparkWorkers:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
 
+    @property
+    def parallelism(self) -> int:
+        return self._session.sparkContext.defaultParallelism
+
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Implements ``Workers.run``. Repeats a failed job, range by range.
 
@@ -294,7 +306,7 @@ class SparkWorkers:
         try:
             return self._job([task])[0]
         except TidelogError as exc:
-            return TaskOutcome(task.range.partition, error=exc)
+            return TaskOutcome(task.range.partition, error=exc, cut=task.cut)
 
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """Runs tasks in one job. Raises ``UnavailableError`` if it fails."""
@@ -327,3 +339,4 @@ def _first_line(exc: Exception) -> str:
 
 
 _: type[Workers] = SparkWorkers
+_parallel: type[ParallelWorkers] = SparkWorkers

@@ -15,7 +15,7 @@ import pyarrow as pa
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.merge import Stream, gathered, merged, within
-from tidelog.connectors.source import Chunk, RangeReader, SourceRange
+from tidelog.connectors.source import Chunk, DividingReader, RangeReader, SourceRange
 from tidelog.coordination.dead_letter_rows import Replays
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.archive import ArchiveFormat
@@ -90,6 +90,19 @@ class PlannedCommits:
         """Yields the same chunks as ``ArchiveSource.read``."""
         return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
 
+    def part(self, start: str, limit: str) -> PlannedCommits | None:
+        """Implements ``DividingReader.part``: at any offset, or where commits begin and end."""
+        if all(each.offsets for each in self.commits) and is_number(start) and is_number(limit):
+            cut = (_cut_commit(each, int(start), int(limit)) for each in self.commits)
+            commits = tuple(each for each in cut if each is not None)
+        else:
+            borders = {each.start: number for number, each in enumerate(self.commits)}
+            borders |= {self.range.start: 0, self.range.limit: len(self.commits)}
+            if start not in borders or limit not in borders:
+                return None
+            commits = self.commits[borders[start] : borders[limit]]
+        return replace(self, range=replace(self.range, start=start, limit=limit), commits=commits)
+
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
         forms = {"data": _format(self.making), "dead": open_format("parquet")}
         for commit in self.commits:
@@ -126,6 +139,16 @@ def _plan_commit(
             "source to cut a range"
         )
     return _PlannedCommit(manifest.start, tuple(files), None)
+
+
+def _cut_commit(commit: _PlannedCommit, start: int, end: int) -> _PlannedCommit | None:
+    """Returns what to read of a commit between two offsets; None if that is nothing."""
+    first, last = commit.offsets or (start, end)
+    first, last = max(first, start), min(last, end)
+    if first >= last:
+        return None
+    files = [f for f in commit.files if f.data.first_offset < last and f.data.last_offset >= first]
+    return replace(commit, files=tuple(files), offsets=(first, last))
 
 
 def _with_sidecars(manifest: Manifest, form: Format) -> list[_PlannedFile]:
@@ -178,3 +201,4 @@ def is_number(position: str) -> bool:
 
 
 _: type[RangeReader] = PlannedCommits
+_dividing: type[DividingReader] = PlannedCommits

@@ -24,6 +24,7 @@ from tidelog.connectors.source import (
     Bounds,
     Chunk,
     CountedRange,
+    DividingSource,
     ExplainingSource,
     MissingOffsets,
     Source,
@@ -206,6 +207,21 @@ class ArchiveSource:
             return end
         # Any offset is a valid cut.
         return str(min(map(int, cuts), default=min(int(end), int(start) + events)))
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        """Cuts where commits end, so that no file is read by two tasks."""
+        if range.partition not in self._known:
+            self.bounds([range.partition])
+        commits = self._known[range.partition].between(range.start, range.limit) or ()
+        total = sum(each.events for each in commits)
+        cuts: list[str] = []
+        seen, part = 0, 1
+        for commit in commits[:-1]:
+            seen += commit.events
+            if total and seen * parts >= total * part:
+                cuts.append(commit.end)
+                part = seen * parts // total + 1
+        return tuple(cuts)
 
     def before(self, one: str, other: str) -> bool:
         if is_number(one) and is_number(other):
@@ -405,6 +421,7 @@ def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
 
 _source: type[Source] = ArchiveSource
 _explaining: type[ExplainingSource] = ArchiveSource
+_dividing: type[DividingSource] = ArchiveSource
 
 
 def missing_in_commits(

@@ -43,12 +43,14 @@ from tidelog.connectors.source import (
     Bounds,
     Chunk,
     DirectReader,
+    DividingSource,
     Source,
     SourcePartition,
     SourceRange,
     Vanishing,
     check_incarnation,
     checked_at_end,
+    even_cuts,
     offset_at,
     range_offsets,
 )
@@ -171,6 +173,9 @@ class KafkaSource:
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(offset_at(end), offset_at(start) + events))
+
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        return even_cuts(range, parts)
 
     def before(self, one: str, other: str) -> bool:
         return offset_at(one) < offset_at(other)
@@ -309,3 +314,4 @@ def _number(partition: SourcePartition) -> int:
 
 _: type[Source] = KafkaSource
 _vanishing: type[Vanishing] = KafkaSource
+_dividing: type[DividingSource] = KafkaSource

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -18,12 +18,15 @@ from tidelog.connectors.merge import gathered
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
+    DividingReader,
+    DividingSource,
     ExplainingSource,
     MissingOffsets,
     Source,
     SourcePartition,
     SourceRange,
     check_incarnation,
+    even_cuts,
     offset_at,
     range_offsets,
 )
@@ -145,6 +148,9 @@ class TopicSource:
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(offset_at(end), offset_at(start) + events))
 
+    def divide(self, range: SourceRange, parts: int) -> tuple[str, ...]:
+        return even_cuts(range, parts)
+
     def before(self, one: str, other: str) -> bool:
         return offset_at(one) < offset_at(other)
 
@@ -174,6 +180,12 @@ class PlannedRange:
     def read(self) -> Iterator[Chunk]:
         """Yields the same chunks as ``TopicSource.read``. Raises ``UnavailableError`` if stale."""
         return _chunks(self.range, self._stretches(open_store_here(self.store)))
+
+    def part(self, start: str, limit: str) -> PlannedRange:
+        """Implements ``DividingReader.part``: a run across a border belongs to both parts."""
+        first, end = offset_at(start), offset_at(limit)
+        runs = tuple(run for run in self.runs if run.end > first and run.base < end)
+        return replace(self, range=replace(self.range, start=start, limit=limit), runs=runs)
 
     def _stretches(self, store: Store) -> Iterator[OffsetEvents]:
         start, limit = range_offsets(self.range)
@@ -269,3 +281,4 @@ def _short(range: SourceRange, at: int) -> InternalError:
 
 _source: type[Source] = TopicSource
 _explaining: type[ExplainingSource] = TopicSource
+_dividing: tuple[type[DividingSource], type[DividingReader]] = (TopicSource, PlannedRange)

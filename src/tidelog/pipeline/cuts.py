@@ -1,0 +1,132 @@
+"""Cuts of a range: one task reads each part, and a manifest lists the files of all of them.
+
+A range is planned once, and its plan is divided at the cuts that its intent records. Tasks run in
+any order, on any machine. Their results count in the order of the source, up to the first cut that
+ended before its limit or failed: what comes after it would leave a hole. So a manifest always
+describes one range without a hole, as if one task had read it. What later cuts staged is deleted,
+by the driver or by a sweep, and read again with a later range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tidelog.connectors.sink import Written
+from tidelog.connectors.source import (
+    DividingReader,
+    DividingSource,
+    RangeReader,
+    Source,
+    SourcePartition,
+    SourceRange,
+)
+from tidelog.errors import InternalError, TidelogError, UnavailableError, unexpected
+from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput
+
+__all__ = ["RangeResult", "choose_cuts", "divide_reader", "join_cuts", "run_ranges"]
+
+
+def choose_cuts(source: Source, range: SourceRange, parts: int) -> tuple[str, ...]:
+    """Returns where to cut a range into about this many parts; nowhere if its source cannot."""
+    if parts < 2 or not isinstance(source, DividingSource):
+        return ()
+    return source.divide(range, parts)
+
+
+def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> list[RangeReader]:
+    """Returns readers of all parts of a range in order; the reader itself if it has none.
+
+    A reader may end before the limit that its range was planned with: later cuts do not count.
+    """
+    start, limit = reader.range.start, reader.range.limit
+    inside = [cut for cut in cuts if source.before(start, cut) and source.before(cut, limit)]
+    if not inside or not isinstance(reader, DividingReader):
+        return [reader]
+    parts: list[RangeReader] = []
+    for first, last in zip([start, *inside], [*inside, limit], strict=True):
+        part = reader.part(first, last)
+        if part is None:
+            return [reader]
+        parts.append(part)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """What the tasks of one range produced together."""
+
+    produced: TaskOutput | None = None  # up to the first cut that ended early or failed
+    error: TidelogError | None = None  # of that cut
+    unused: tuple[FileEntry, ...] = ()  # staged by cuts after it
+
+
+def join_cuts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeResult:
+    """Returns the result of a range from the outcomes of all its cuts, both in order."""
+    counted: list[TaskOutput] = []
+    error: TidelogError | None = None
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        if outcome.produced is None:
+            error = outcome.error
+            break
+        counted.append(outcome.produced)
+        if outcome.produced.end != task.range.limit:
+            break
+    later = [outcome.produced for outcome in outcomes[len(counted) :] if outcome.produced]
+    unused = tuple(file for each in later for file in each.staged.files)
+    return RangeResult(_joined(counted) if counted else None, error, unused)
+
+
+def _joined(counted: Sequence[TaskOutput]) -> TaskOutput:
+    """Returns the output of neighboring cuts as that of one task."""
+    staged = Written(
+        tuple(file for each in counted for file in each.staged.files),
+        sum(each.staged.written for each in counted),
+        sum(each.staged.dead for each in counted),
+        sum(each.staged.left_out for each in counted),
+    )
+    note = b"".join(each.note for each in counted)
+    return TaskOutput(counted[-1].end, sum(each.read for each in counted), staged, note)
+
+
+def run_ranges(
+    pipeline: Pipeline, tasks: Sequence[Task]
+) -> Iterator[tuple[SourcePartition, RangeResult]]:
+    """Runs tasks. Yields the result of each range when its last cut has ended."""
+    ranges: dict[SourcePartition, list[Task]] = {}
+    for task in sorted(tasks, key=lambda each: each.cut):
+        ranges.setdefault(task.range.partition, []).append(task)
+    found: dict[SourcePartition, dict[int, TaskOutcome]] = {each: {} for each in ranges}
+    for outcome in _outcomes(pipeline, tasks):
+        done, wanted = found[outcome.partition], ranges[outcome.partition]
+        if outcome.cut in done or outcome.cut >= len(wanted):
+            raise InternalError(
+                f"source partition `{outcome.partition.text}`: cut {outcome.cut} of {len(wanted)} "
+                "has two outcomes, or was not planned"
+            )
+        done[outcome.cut] = outcome
+        if len(done) == len(wanted):
+            outcomes = [done[number] for number in range(len(wanted))]
+            yield outcome.partition, join_cuts(wanted, outcomes)
+
+
+def _outcomes(pipeline: Pipeline, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+    """Yields outcomes. If the workers as a whole fail, each remaining task has that error."""
+    left = {(task.range.partition, task.cut) for task in tasks}
+    if pipeline.rate is not None:
+        tasks = [replace(task, rate=pipeline.rate / len(tasks)) for task in tasks]
+    try:
+        for transform in dict.fromkeys(task.transform for task in tasks):
+            alike = [task for task in tasks if task.transform == transform]
+            for outcome in pipeline.workers.run(alike):
+                left.discard((outcome.partition, outcome.cut))
+                yield outcome
+    except UnavailableError as exc:
+        for partition, cut in sorted(left):
+            yield TaskOutcome(partition, error=exc, cut=cut)
+    except TidelogError:
+        raise  # the workers or the transform are unusable
+    except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
+        for partition, cut in sorted(left):
+            yield TaskOutcome(partition, error=unexpected("workers", exc), cut=cut)
