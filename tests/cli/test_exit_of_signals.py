@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 import tidelog
 from tidelog import Event
-from tidelog.cli.interruption import Interruption
 from tidelog.cli.main import cli
+from tidelog.cli.terminal import Interruption
 from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe
 from tidelog.log.consumer.consumer import Consumer

@@ -46,8 +46,8 @@ def test_lines_that_a_crash_left_out_are_stored_for_the_same_input_only(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One partition is behind the other: nothing is stored there before all lines agree."""
-    monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 12)
-    monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 12)
+    monkeypatch.setattr("tidelog.cli.append_lines._BATCH_BYTES", 12)
+    monkeypatch.setattr("tidelog.cli.append_lines._READ_BYTES", 12)
     monkeypatch.setattr("tidelog.cli.append_lines._HELD_BYTES", 8)
     tidelog("topic", "create", "t", "--partitions", "2")
     lines = b"".join(b"%d\n" % n for n in range(20, 40))

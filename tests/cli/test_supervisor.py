@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tests.support.up_run import is_gone
-from tidelog.cli.child_supervisor import Program, ProgramState, Supervisor
+from tidelog.cli.up_supervisor import Program, ProgramState, Supervisor
 from tidelog.clock import SystemClock
 
 

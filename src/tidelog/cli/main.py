@@ -16,8 +16,15 @@ from typing import Any, NoReturn
 import click
 
 from tidelog import __version__
-from tidelog.cli.output import FAILED, INTERRUPTED, FailedError, exit_code, print_error
-from tidelog.cli.text import check_texts, utf8
+from tidelog.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    FailedError,
+    check_texts,
+    exit_code,
+    print_error,
+    utf8,
+)
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 
 __all__ = ["cli", "main", "run"]
@@ -31,27 +38,27 @@ _COMMANDS = {
     "archive": ("archive", "Write events to files that any engine can read, each event once."),
     "audit": ("amend", "Show who updated or deleted events of a topic, when and why."),
     "compile": (
-        "compile:compile_",
+        "journals:compile_",
         "Compact a topic into journals, with updates and deletes applied.",
     ),
     "consume": ("consume", "Read the events of a topic as a named consumer."),
-    "consumer": ("consumer", "Delete consumers."),
+    "consumer": ("consume", "Delete consumers."),
     "delete": ("amend", "Erase events by id or by key."),
     "demo": ("demo", "Show Tidelog at work: produce, consume, archive, query."),
-    "follow": ("follow", "Run every archive and pump of a home until Ctrl-C."),
+    "follow": ("up", "Run every archive and pump of a home until Ctrl-C."),
     "get": ("amend", "Print the event that has an id."),
     "home": ("home", "Show where the home is and the config string that opens it."),
     "init": ("home", "Create a home, or finish and check an existing one."),
     "journals": ("journals", "List the objects that hold a topic's events, with URLs."),
     "lag": ("upkeep", "Show how far behind each consumer is."),
-    "load": ("load", "Send sample traffic to a server and show its latency."),
+    "load": ("serve", "Send sample traffic to a server and show its latency."),
     "pipeline": ("pipeline", "List, show and delete pumps and restores."),
     "playback": ("playback", "Play the events of a time range to another place, in order."),
     "produce": ("produce", "Append the lines of a file or of standard input as events."),
-    "pump": ("pump", "Copy the events of a source into a topic, each event once."),
+    "pump": ("pipeline", "Copy the events of a source into a topic, each event once."),
     "replay": ("journals", "Print the events of a time range, in order of time."),
-    "sample-traffic": ("sample_traffic:sample_traffic", ""),
-    "scribe": ("scribe", "Compile, apply amendments and sweep in the background."),
+    "sample-traffic": ("demo:sample_traffic", ""),
+    "scribe": ("journals", "Compile, apply amendments and sweep in the background."),
     "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
     "sweep": ("upkeep", "Delete objects that nothing refers to."),
     "token": ("token", "Create, list, rotate and revoke the server's tokens."),

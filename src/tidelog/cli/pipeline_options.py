@@ -1,14 +1,23 @@
 """What commands that drive a pipeline share: options, workers, progress, and the way to stop.
 
 The world of a command whose work is traced, where OpenTelemetry is set up.
+
+The options that say how an archive's files are made, shared by ``create`` and ``backfill``.
+
+The file in which a command keeps its metrics, for a textfile collector.
+
+What ``archive run`` does after its cycles: keep a file of metrics.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,24 +25,32 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from tidelog.api.archives import ArchiveHandle
 from tidelog.api.pipelines import RunOptions
-from tidelog.cli.interruption import Interruption
+from tidelog.archive.archive import FormatOptions
+from tidelog.archive.status import WaitingTimes
 from tidelog.cli.output import Output, counted
+from tidelog.cli.terminal import Interruption
 from tidelog.context import NoSpans
-from tidelog.errors import InvalidError, TidelogError
-from tidelog.home import World
+from tidelog.errors import InvalidError, TidelogError, unexpected
+from tidelog.home import Home, World
 from tidelog.opening import real_world
 from tidelog.pipeline.base import CycleReport
-from tidelog.server.http.telemetry import open_telemetry
+from tidelog.server.http.metrics import open_telemetry
 
 __all__ = [
+    "AfterCycles",
     "DriverWatch",
+    "check_metrics_file",
+    "format_of",
+    "format_options",
     "run_options",
     "shard_of",
     "spark_conf",
     "spark_of",
     "traced_world",
     "worker_options",
+    "write_metrics_file",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -200,3 +217,135 @@ class DriverWatch:
 def traced_world() -> World:
     """Returns this process's world, with spans if OpenTelemetry has a provider."""
     return replace(real_world(), spans=open_telemetry() or NoSpans())
+
+
+_FORMAT_OPTIONS = (
+    click.option("--parser", metavar="P", help="json:meta.at, iso8601:created, timestamp, …"),
+    click.option("--transform", metavar="M:F", help="A function from DataFrame to DataFrame."),
+    click.option(
+        "--format",
+        "file_format",
+        metavar="F",
+        help="parquet (default), orc, avro, jsonlines, delimited or sequence.",
+    ),
+    click.option("--codec", metavar="C", help="Default: the format's own."),
+    click.option("--granularity", metavar="G", help="day (default), hour or minute."),
+    click.option("--time-zone", metavar="Z", help="Whose days the names tell; default UTC."),
+    click.option("--date-format", metavar="T", help="Name of a day's folder: dt=%Y-%m-%d."),
+    click.option("--hour-format", metavar="T", help="Name of an hour's folder: hr=%H."),
+    click.option("--minute-format", metavar="T", help="Name of a minute's folder: min=%M."),
+    click.option("--schema", metavar="S", help="Typed columns: DDL or JSON Schema, or @FILE."),
+    click.option(
+        "--keep-value/--drop-value",
+        default=None,
+        help="With a schema: keep the raw value beside the columns (default), or drop it. Without "
+        "it no restore is possible, and fields that the schema does not name are lost.",
+    ),
+    click.option("--strict/--lenient", default=None, help="With a schema: are extra fields bad?"),
+    click.option("--mode", metavar="M", help="Of jsonlines: value or events."),
+    click.option("--delimiter", metavar="D", help="Of delimited: what stands after each value."),
+    click.option("--key", metavar="K", help="Of sequence: offset or msgpack."),
+    click.option("--compression", metavar="C", help="Of sequence: block or record."),
+)
+
+
+def format_options(command: F) -> F:
+    """Add them to a command, which passes what it gets to :func:`format_of`."""
+    for option in reversed(_FORMAT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def format_of(given: dict[str, Any]) -> FormatOptions:
+    """Returns what was given of the options, as ``create`` and ``backfill`` of the API take it."""
+    return FormatOptions(
+        parser=given["parser"],
+        transform=given["transform"],
+        format=given["file_format"],
+        codec=given["codec"],
+        granularity=given["granularity"],
+        time_zone=given["time_zone"],
+        date_format=given["date_format"],
+        hour_format=given["hour_format"],
+        minute_format=given["minute_format"],
+        schema=_text(given["schema"]),
+        keep_value=given["keep_value"],
+        strict=given["strict"],
+        mode=given["mode"],
+        delimiter=given["delimiter"],
+        key=given["key"],
+        compression=given["compression"],
+    )
+
+
+def _text(given: str | None) -> str | None:
+    """What stands in a file, for ``@FILE``."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidError(f"--schema {given}: cannot be read ({exc}): give a text file") from exc
+
+
+def check_metrics_file(file: Path | None) -> None:
+    """Refuse a file in a folder that is not there or may not be written, before work begins."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise InvalidError(f"metrics file `{file}`: its folder is not there: make it")
+    if not os.access(file.parent, os.W_OK):
+        raise InvalidError(f"metrics file `{file}`: its folder may not be written: give the right")
+
+
+def write_metrics_file(file: Path, text: str) -> None:
+    """Put the text there, whole or not at all. ``InvalidError`` where the folder is gone."""
+    check_metrics_file(file)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(file)
+
+
+_METRICS_S = 15.0  # between two writes of the file
+
+
+class AfterCycles:
+    """Registers tables and writes metrics after cycles; an error does not stop the archive."""
+
+    def __init__(self, home: Home, archive: ArchiveHandle, metrics: Path | None) -> None:
+        self._clock = home.context.clock
+        self._archive = archive
+        check_metrics_file(metrics)
+        self._metrics = metrics
+        self._waiting = WaitingTimes()
+        self._written_s: float | None = None
+
+    def cycle(self, watch: DriverWatch, report: CycleReport) -> None:
+        """One cycle has ended."""
+        watch.cycle(report)
+        with self._told(watch):
+            self._write_metrics(_METRICS_S)
+
+    def outage(self, watch: DriverWatch, error: TidelogError, wait_s: float) -> None:
+        """Report that the source cannot be reached, and write that to the metrics."""
+        watch.outage(error, wait_s)
+        with self._told(watch):
+            self._write_metrics(_METRICS_S)
+
+    def finish(self) -> None:
+        """The last cycle has ended; what could not be done until now is an error."""
+        self._write_metrics(0.0)
+
+    @contextlib.contextmanager
+    def _told(self, watch: DriverWatch) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a full disk must not stop the archive
+            watch.tell(f"after the cycle: {unexpected(f'archive `{self._archive.name}`', exc)}")
+
+    def _write_metrics(self, every_s: float) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._metrics is None or now_s - (self._written_s or -every_s) < every_s:
+            return
+        write_metrics_file(self._metrics, self._archive.metrics(self._waiting))
+        self._written_s = now_s

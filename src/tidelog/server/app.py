@@ -43,9 +43,7 @@ from tidelog.server.console.site import Console
 from tidelog.server.http import limits
 from tidelog.server.http.access_log import AccessLog, request_id_of
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
-from tidelog.server.http.bodies import Bodies
-from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, OldCycle
-from tidelog.server.http.encodings import inflate, is_encoded
+from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, Certificate, OldCycle
 from tidelog.server.http.errors import (
     DisconnectedError,
     HeadError,
@@ -55,12 +53,19 @@ from tidelog.server.http.errors import (
     encode,
     status_of,
 )
-from tidelog.server.http.headers import WholeRoute, check_host, check_path, check_query, headers_of
 from tidelog.server.http.health import Health
-from tidelog.server.http.metrics import Complaints, Metrics
-from tidelog.server.http.telemetry import Telemetry
+from tidelog.server.http.metrics import Complaints, Metrics, Telemetry
+from tidelog.server.http.request import (
+    Bodies,
+    WholeRoute,
+    check_host,
+    check_path,
+    check_query,
+    headers_of,
+    inflate,
+    is_encoded,
+)
 from tidelog.server.http.threads import ServerThreads
-from tidelog.server.http.tls import Certificate
 from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
 from tidelog.server.topics import OpenTopics

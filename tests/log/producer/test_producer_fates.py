@@ -15,8 +15,7 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home
-from tidelog.cli.append_lines import LineCounts, storing
-from tidelog.cli.lines import InputLines
+from tidelog.cli.append_lines import InputLines, LineCounts, storing
 from tidelog.cli.output import FailedError
 from tidelog.context import LogSettings
 from tidelog.errors import PartialAppendError, UnavailableError, UnknownOutcomeError

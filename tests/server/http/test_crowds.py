@@ -19,7 +19,7 @@ from tests.server.test_processes import running
 from tests.support.serving import Served, ask, read_answer, serving, status
 from tidelog.coordination.tokens import create_token
 from tidelog.home import create_home
-from tidelog.server.http import bodies, limits
+from tidelog.server.http import limits, request
 from tidelog.settings import Settings
 
 GET = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -99,7 +99,7 @@ def test_bytes_of_all_bodies_have_one_bound_until_they_are_stored(home: str) -> 
         assert set(answers) <= {201, 503}
         assert 201 in answers
         grown = (peak_bytes(process.pid) - before) >> 20
-        assert grown < 2.5 * (bodies.BODIES_BYTES_MAX >> 20), f"{grown} MiB"
+        assert grown < 2.5 * (request.BODIES_BYTES_MAX >> 20), f"{grown} MiB"
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def uploads(address: tuple[str, int], count: int, sent: int) -> Iterator[list[so
 def test_idle_uploads_lose_their_place(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
-    monkeypatch.setattr(bodies, "BODIES_BYTES_MAX", 20 << 20)
+    monkeypatch.setattr(request, "BODIES_BYTES_MAX", 20 << 20)
     with uploads(served.address, 40, sent) as raws:
         time.sleep(2.5)
         began = time.monotonic()
@@ -139,14 +139,14 @@ def test_idle_uploads_lose_their_place(
 def test_the_bound_is_free_again_after_every_kind_of_end(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[bodies.Bodies] = []
-    real = bodies.Bodies.take
+    held: list[request.Bodies] = []
+    real = request.Bodies.take
 
-    def take(self: bodies.Bodies, place: bodies.Place, size: int) -> None:
+    def take(self: request.Bodies, place: request.Place, size: int) -> None:
         held.append(self)
         real(self, place, size)
 
-    monkeypatch.setattr(bodies.Bodies, "take", take)
+    monkeypatch.setattr(request.Bodies, "take", take)
     typed = {"content-type": "application/json"}
     assert served.post({"value": "x"}).status_code == 201
     assert served.client.post("/topics/t/events", content=b"{", headers=typed).status_code == 400

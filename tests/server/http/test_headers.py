@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support.serving import Served, error, serving
-from tidelog.server.http.headers import SINGLE, headers_of
+from tidelog.server.http.request import SINGLE, headers_of
 
 RAW = ("Content-Type", "application/octet-stream")
 

@@ -1,15 +1,18 @@
-"""``tidelog get``, ``update``, ``delete`` and ``audit``: events by their ids."""
+"""``tidelog get``, ``update``, ``delete`` and ``audit``: events by their ids.
+
+What ``delete --prove`` and ``verify --erased`` do: let erased bytes go, and show it.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from tidelog.api.upkeep import EraseOptions
-from tidelog.cli.confirm import ask_first, yes_option
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -17,28 +20,88 @@ from tidelog.cli.output import (
     json_option,
     progress_bar,
     to_seconds,
+    utf8,
     write_out,
 )
-from tidelog.cli.prove import carry_out_and_tell, prove_and_tell
-from tidelog.cli.text import utf8
+from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.actions import Action
 from tidelog.erasure.from_archives import DeleteResult
+from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.journal.audit import AuditRecord
+from tidelog.maintenance.turn import Erasure
 from tidelog.model.event import to_iso
 
 __all__ = [
     "audit",
     "delete",
     "get",
+    "prove_and_tell",
     "say_unseen",
     "show_records",
     "update",
     "who_option",
     "why_option",
 ]
+
+
+def carry_out_and_tell(home: Home, output: Output, topic: str) -> None:
+    """Remove the bytes of deleted events now, and print what was done."""
+    output.record(_erasure_values(home.purge(topic)))
+
+
+def prove_and_tell(
+    home: Home,
+    output: Output,
+    topic: str,
+    ids: Collection[str] = (),
+    keys: Collection[bytes] = (),
+) -> None:
+    """Search all objects, print what was found; exit code 1 where something is left.
+
+    So too where an id or a key was never deleted here: there is nothing that could be proved.
+    """
+
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(topic))
+
+    with progress_bar(f"search {topic}", total) as advance:
+        proof = home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
+    _tell(output, proof)
+    if not proof.is_erased or not proof.known:
+        sys.exit(FAILED)
+
+
+def _tell(output: Output, proof: Proof) -> None:
+    values = {
+        "topic": proof.topic,
+        "erased": proof.is_erased,
+        "known": proof.known,
+        "objects_searched": proof.objects,
+        "bytes_searched": proof.bytes,
+    }
+    if output.as_json:
+        traces = [asdict(trace) for trace in proof.traces]
+        output.record({**values, "traces": traces, "out_of_reach": proof.out_of_reach})
+        return
+    known = "yes" if proof.known else "no: nothing of this id or key was ever deleted here"
+    output.record({**values, "erased": "yes" if proof.is_erased else "NO", "known": known})
+    for trace in proof.traces:
+        output.say(f"left: {trace.object}: {trace.what}: {trace.do}")
+    for each in proof.out_of_reach:
+        output.say(f"out of reach: {each}")
+
+
+def _erasure_values(done: Erasure) -> dict[str, int]:
+    return {
+        "journals_made": done.compiled.journals,
+        "archive_files_rewritten": sum(each.files for each in done.archives),
+        "archive_ranges_under_way": sum(each.waiting for each in done.archives),
+        "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
+    }
+
 
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names

@@ -1,4 +1,7 @@
-"""``tidelog archive``: backfill, promote, rollback and drop of generations, and flush."""
+"""``tidelog archive``: backfill, promote, rollback and drop of generations, and flush.
+
+``tidelog archive restore``: events of an archive go back into a topic or into Kafka.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
-from tidelog.cli.archive_options import format_of, format_options
-from tidelog.cli.output import FAILED, Output, json_option
+from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
+    format_of,
+    format_options,
     run_options,
     spark_conf,
     spark_of,
@@ -20,7 +24,7 @@ from tidelog.cli.pipeline_options import (
 from tidelog.home import open_home
 from tidelog.model.archive import Archive
 
-__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "rollback"]
+__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "restore", "rollback"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -223,3 +227,48 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
                 f"Start one with `tidelog archive run {name} --follow`"
             )
             sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--to", required=True, metavar="URL", help="topic:NAME, kafka://host:9092/topic.")
+@click.option(
+    "--generation", type=int, metavar="N", help="Whose files to read. Default: the promoted one."
+)
+@click.option(
+    "--partition",
+    type=click.Choice(["same", "key"]),
+    help="Keep each event's partition (default), or choose it by key.",
+)
+@worker_options
+@json_option
+@click.pass_obj
+def restore(home_text: str | None, output: Output, /, name: str, to: str, **given: Any) -> None:
+    """Bring the events of an archive into a topic or into Kafka, each of them once.
+
+    The target must be there. Safe to kill, to repeat, and to run twice at once: a restore goes on
+    where it was, and brings what the archive has got since. Events that were erased from a topic
+    are left out, and counted, unless their time is later than that. Dead letters that no topic
+    accepts stay in the archive, and are counted as dead.
+
+    \b
+    Examples:
+      tidelog archive restore daily --to topic:orders-again
+      tidelog archive restore daily --to topic:wide --partition key
+      tidelog archive restore raw --to kafka://127.0.0.1:9092/clicks --no-spark
+    """
+    with open_home(home_text) as home, DriverWatch(output, f"restore {name}") as watch:
+        done = home.archives.get(name).restore(
+            to,
+            generation=given["generation"],
+            partition=given["partition"],
+            spark=spark_of(given),
+            **run_options(given, watch),
+        )
+        if done.dead:
+            watch.tell(
+                f"archive `{name}`: no topic accepts {counted(done.dead, 'dead letter')}, which "
+                f"stay in the archive: run `tidelog archive dead {name}`"
+            )
+        told = {"events": done.events, "left_out": done.left_out, "dead": done.dead}
+        output.record({"archive": name, "to": to, **told})

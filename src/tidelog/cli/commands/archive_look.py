@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidelog.archive.read import FindResult, file_rows
 from tidelog.archive.verify import ArchiveVerifyReport
-from tidelog.cli.accounts import account_values, show_accounts
+from tidelog.cli.commands.archive_status import account_values, show_accounts
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
 from tidelog.cli.pipeline_options import DriverWatch
 from tidelog.codec.event_json import row_lines

@@ -10,8 +10,7 @@ import click
 import msgspec
 
 from tidelog.adoption import adopt_home
-from tidelog.cli.output import Output, json_option
-from tidelog.cli.text import CommandGroup
+from tidelog.cli.output import CommandGroup, Output, json_option
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home, open_home
 from tidelog.settings import FILE_NAME, Settings, load_settings

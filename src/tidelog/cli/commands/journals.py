@@ -1,19 +1,45 @@
-"""``tidelog replay`` and ``tidelog journals``: a range of times, as events or as objects."""
+"""``tidelog replay`` and ``tidelog journals``: a range of times, as events or as objects.
+
+``tidelog compile``: many runs become one journal, with amendments applied.
+
+``tidelog scribe``: compiles, applies amendments and sweeps in the background.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from tidelog.cli.output import Output, json_option, to_seconds, write_out
+from tidelog.cli.output import (
+    FAILED,
+    Output,
+    counted,
+    echo_aside,
+    json_option,
+    progress_bar,
+    to_seconds,
+    write_out,
+)
+from tidelog.cli.pipeline_options import check_metrics_file, spark_conf, write_metrics_file
+from tidelog.cli.terminal import Interruption
 from tidelog.codec.event_json import batch_lines
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home, open_home
+from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry
+from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn
+from tidelog.model.event import to_iso
 from tidelog.model.playback import whole_range
+from tidelog.model.times import duration_ms
 
-__all__ = ["journals", "replay"]
+__all__ = ["journals", "policy_of", "policy_options", "replay"]
 
 _COLUMNS = ("partition", "base", "end", "events", "first", "last", "format", "amended", "object")
 
@@ -96,3 +122,268 @@ def _row(entry: JournalEntry) -> dict[str, Any]:
     amended = len(entry.deleted) + len(entry.updated)
     times = {"first": to_seconds(entry.first), "last": to_seconds(entry.last)}
     return {**msgspec.to_builtins(entry), **times, "amended": amended or None}
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NEVER = 1 << 62  # events or bytes
+
+_OPTIONS = (
+    click.option(
+        "--min-events",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Leave alone what waits in a partition while it is fewer events,",
+    ),
+    click.option(
+        "--min-bytes", type=click.IntRange(min=1), metavar="B", help="and fewer bytes in the store,"
+    ),
+    click.option("--older-than", metavar="D", help="and younger, such as 1h."),
+    click.option(
+        "--amended",
+        is_flag=True,
+        help="Apply every update, delete and trim now, not only many together.",
+    ),
+)
+
+
+def policy_options(command: F) -> F:
+    """When something is compiled."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def policy_of(given: dict[str, Any], otherwise: CompilePolicy) -> CompilePolicy:
+    """The policy that the options ask for; where none is given, another one's values."""
+    amendments = 1 if given["amended"] else otherwise.min_amendments
+    trimmed = 1 if given["amended"] else otherwise.min_trimmed
+    wanted = [given["min_events"], given["min_bytes"], given["older_than"]]
+    if all(each is None for each in wanted):
+        return CompilePolicy(
+            min_events=otherwise.min_events,
+            min_bytes=otherwise.min_bytes,
+            older_than_ms=otherwise.older_than_ms,
+            min_amendments=amendments,
+            min_trimmed=trimmed,
+        )
+    return CompilePolicy(
+        min_events=given["min_events"] or _NEVER,
+        min_bytes=given["min_bytes"] or _NEVER,
+        older_than_ms=None if wanted[2] is None else duration_ms(wanted[2]),
+        min_amendments=amendments,
+        min_trimmed=trimmed,
+    )
+
+
+@click.command("compile")
+@click.argument("topic", required=False)
+@click.option("--all", "is_all", is_flag=True, help="Compile all topics.")
+@policy_options
+@click.option("--master", metavar="URL", help="Spark master. Default: work in this process.")
+@click.option(
+    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+)
+@json_option
+@click.pass_obj
+def compile_(
+    home_text: str | None, output: Output, /, topic: str | None, is_all: bool, **given: Any
+) -> None:
+    """Compact a topic into journals, with updates and deletes applied.
+
+    Journals are fewer and larger objects.
+
+    Offsets stay as they were, and readers go on undisturbed. By default all runs that wait are
+    compiled. Journals are compiled again when 1,000 amendments or several small neighbours have
+    gathered, or one amendment has waited for a day; how many still wait is told. To finish an
+    erasure: --amended, then `tidelog sweep`. Safe to kill and to repeat; ends with exit code 1
+    when another process is compiling the same partition.
+
+    \b
+    Examples:
+      tidelog compile orders
+      tidelog compile --all --min-events 100000 --older-than 1h
+      tidelog compile orders --amended
+      tidelog compile --all --master spark://host:7077
+    """
+    if (topic is None) != is_all:
+        only = "only one of them" if is_all else "one of them"
+        raise InvalidError(f"compile: a topic or --all: give {only}")
+    policy = policy_of(given, CompilePolicy(min_events=1))
+    conf = spark_conf(given["confs"])
+    with open_home(home_text) as home, Interruption(follows=False) as interruption:
+        topics = None if topic is None else [topic]
+        count = sum(each.state == "ready" for each in home.topics()) if topic is None else 1
+
+        with progress_bar("compile", lambda: home.compile_bytes(topics, policy)) as advance:
+            report = home.compile_all(
+                topics,
+                policy,
+                spark=given["master"],
+                spark_conf=conf,
+                go_on=lambda: not interruption.is_set(),
+                on_swap=lambda swapped: advance(swapped.bytes_before),
+            )
+        waiting = home.amendments_waiting(topics)
+        output.record({"topics": count, **asdict(report), "amendments_waiting": waiting})
+        if waiting:
+            what = "--all" if topic is None else topic
+            output.say(
+                f"{counted(waiting, 'update or delete', 'updates and deletes')} not applied yet: "
+                f"few wait for more, a day at most; `tidelog compile {what} --amended` applies all"
+            )
+    if report.busy:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.option("--every", default="10m", show_default=True, metavar="N", help="Between two turns.")
+@click.option(
+    "--discard-older",
+    default="60m",
+    show_default=True,
+    metavar="M",
+    help="Turns that waited so long are dropped.",
+)
+@click.option("--budget", default="5m", show_default=True, metavar="D", help="Time of one turn.")
+@click.option("--once", is_flag=True, help="One turn now, and end: for cron.")
+@policy_options
+@click.option(
+    "--grace",
+    default="1h",
+    show_default=True,
+    metavar="D",
+    help="Its sweeps leave alone what is younger than this.",
+)
+@click.option(
+    "--sweep-every", default="1h", show_default=True, metavar="D", help="Between two sweeps."
+)
+@click.option("--no-sweep", is_flag=True, help="Compile only.")
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep Prometheus text in this file, for a textfile collector.",
+)
+@json_option
+@click.pass_obj
+def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
+    """Compile, apply amendments and sweep in the background.
+
+    Covers all topics and their archives.
+
+    One scribe works at a time; others wait as standbys. Every N minutes there is a
+    turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
+    time resumes in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
+    exit code is 1 if anything fails in the turn (`errors` is not empty), if its sweep refuses a
+    topic, if it runs out of time, or if another scribe is at work.
+
+    \b
+    Examples:
+      tidelog scribe
+      tidelog scribe --every 1m --discard-older 10m --budget 30s --json
+      tidelog scribe --once --amended --grace 0s
+    """
+    grace_ms = None if given["no_sweep"] else duration_ms(given["grace"])
+    how = ScribeOptions(
+        rate=Rate(duration_ms(given["every"]), duration_ms(given["discard_older"])),
+        policy=policy_of(given, CompilePolicy()),
+        budget_ms=duration_ms(given["budget"]),
+        grace_ms=grace_ms,
+        sweep_every_ms=0 if once else duration_ms(given["sweep_every"]),
+    )
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop, follows=not once):
+        context = _Log(home, output, given["metrics_file"])
+        worker = home.scribe(how, stop.is_set)
+        if not once:
+            context.tell(
+                "started",
+                f"A turn every {given['every']}, by one scribe at a time; Ctrl-C ends it.",
+            )
+            worker.run(stop.wait, context.turn, context.error)
+            context.tell("stopped", "Stopped.")
+            return
+        turn = worker.once()
+        if turn is None:
+            context.tell("busy", "Another scribe of this home is at work.")
+        else:
+            context.turn(turn)
+    if turn is None or not turn.succeeded:
+        sys.exit(FAILED)
+
+
+class _Log:
+    """One line for each turn, and the metrics."""
+
+    def __init__(self, home: Home, output: Output, file: Path | None) -> None:
+        self._home = home
+        self._output = output
+        check_metrics_file(file)
+        self._file = file
+        self._metrics = ScribeMetrics()
+
+    def tell(self, state: str, text: str) -> None:
+        """What the scribe does now."""
+        if self._output.as_json:
+            self._output.record({"scribe": state, "at": to_iso(self._home.context.clock.now_ms())})
+        else:
+            self._output.say(text)
+
+    def turn(self, turn: Turn) -> None:
+        """A turn is over."""
+        self._metrics.add(turn)
+        self._show(turn)
+        self._write_metrics()
+
+    def error(self, error: TidelogError) -> None:
+        """Something went wrong that the next turn may find well."""
+        self._metrics.errors += 1
+        if self._output.as_json:
+            self._output.record({"scribe": "error", **error.as_json()})
+        else:
+            echo_aside(f"error: {' '.join(error.message.split())}")
+        self._write_metrics()
+
+    def _show(self, turn: Turn) -> None:
+        compiled = turn.compiled
+        if self._output.as_json:
+            swept = turn.swept
+            self._output.record(
+                {
+                    "scribe": "turn",
+                    "at": to_iso(turn.began_ms),
+                    "seconds": turn.seconds,
+                    "finished": turn.finished,
+                    "topics": turn.topics,
+                    **asdict(compiled),
+                    "erased_events": turn.erased,
+                    "swept_objects": None if swept is None else swept.objects_deleted,
+                    "swept_bytes": None if swept is None else swept.bytes_deleted,
+                    "tickets_waiting": turn.waiting,
+                    "tickets_dropped": turn.dropped,
+                    "errors": [
+                        {"topic": each.topic, **each.error.as_json()} for each in turn.troubles
+                    ],
+                }
+            )
+            return
+        text = (
+            f"{to_iso(turn.began_ms)}  {turn.seconds:.1f} s, "
+            f"{counted(turn.topics, 'topic')}, {counted(compiled.runs, 'run')} into "
+            f"{counted(compiled.journals, 'journal')}, {counted(compiled.events, 'event')}, "
+            f"{counted(compiled.amendments, 'amendment')}"
+        )
+        if turn.erased:
+            text += f", {counted(turn.erased, 'event')} erased from archives"
+        if turn.swept is not None:
+            text += f", {turn.swept.objects_deleted} objects swept"
+        if not turn.finished:
+            text += "; to be gone on with"
+        self._output.say(text)
+        for each in turn.troubles:
+            where = f"{each.topic}: " if each.topic else ""
+            echo_aside(f"error: {where}{' '.join(str(each.error).split())}")
+
+    def _write_metrics(self) -> None:
+        if self._file is not None:
+            write_metrics_file(self._file, self._metrics.text())

@@ -10,9 +10,9 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import traced_world
+from tidelog.cli.terminal import Interruption
 from tidelog.connectors.playback_sinks import check_playback_sink
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home

@@ -9,10 +9,9 @@ from typing import Any, BinaryIO
 
 import click
 
-from tidelog.cli.append_lines import LineAppender, LineCounts, Parse, storing
-from tidelog.cli.interruption import Interruption
-from tidelog.cli.lines import LinesReader
+from tidelog.cli.append_lines import LineAppender, LineCounts, LinesReader, Parse, storing
 from tidelog.cli.output import FailedError, Output, json_option, progress_bar
+from tidelog.cli.terminal import Interruption
 from tidelog.codec.event_json import event_of_line
 from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.errors import InvalidError, TidelogError

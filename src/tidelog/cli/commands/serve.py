@@ -1,17 +1,27 @@
-"""``tidelog serve``: the home over HTTP."""
+"""``tidelog serve``: the home over HTTP.
+
+``tidelog load``: sample traffic, to size a deployment.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import FailedError, Output, json_option
+from tidelog.clock import SystemClock, system_random
 from tidelog.context import NoSpans
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, open_home
+from tidelog.model.times import duration_ms
+
+if TYPE_CHECKING:
+    from tidelog.server.load import LoadReport
 
 __all__ = ["serve"]
 
@@ -93,7 +103,7 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
       tidelog serve --host 0.0.0.0 --rate 100 --public-pixel clicks
     """
     try:
-        from tidelog.server.http.telemetry import open_telemetry
+        from tidelog.server.http.metrics import open_telemetry
         from tidelog.server.options import ServeOptions
         from tidelog.server.run import serve as run
     except ModuleNotFoundError as exc:
@@ -114,3 +124,105 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
     sys.setswitchinterval(_SWITCH_S)
     with open_home(home_text, world=world) as home:
         run(home, options, listening, telemetry)
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--rate",
+    type=float,
+    default=0.0,
+    metavar="N",
+    help="Requests a second; latency then counts from when each was due. Default: as fast as "
+    "they are answered.",
+)
+@click.option("--for", "duration", default="30s", show_default=True, metavar="D", help="How long.")
+@click.option("--pixel/--post", default=False, help="Pixels, or single events (the default).")
+@click.option("--topic", metavar="T", help="The topic, where the URL has no path.")
+@click.option(
+    "--connections",
+    type=int,
+    default=16,
+    show_default=True,
+    metavar="C",
+    help="How many connections; each has one request under way.",
+)
+@click.option("--token", metavar="TOKEN", help="A token that may write; @FILE reads it from there.")
+@json_option
+def load(output: Output, /, url: str, duration: str, token: str | None, **given: Any) -> None:
+    """Send sample traffic to a server and show its latency.
+
+    Shows errors too.
+
+    The events are stored, so give it a topic of its own. Ends with exit code 1 when half of the
+    requests or more failed.
+
+    \b
+    Examples:
+      tidelog load http://127.0.0.1:8480 --topic trial --for 10s
+      tidelog load http://127.0.0.1:8480 --topic trial --rate 500 --pixel
+      tidelog load https://events.example.com/track/trial.gif --connections 100
+      tidelog load http://127.0.0.1:8480 --topic trial --token @token.txt
+    """
+    try:
+        from tidelog.server.load import LoadPlan, run_load
+    except ModuleNotFoundError as exc:
+        raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
+    _check(url)
+    plan = LoadPlan(url, duration_ms(duration) / 1000, token=_token(token), **given)
+    report = run_load(plan, SystemClock(), system_random(), _tell)
+    values = _values(report)
+    if output.as_json:
+        output.record(values | {"errors": dict(report.errors)})
+    else:
+        told = ", ".join(f"{what}: {count}" for what, count in report.errors.most_common())
+        output.record(values | {"errors": told or "none"})
+    failed = report.errors.total()
+    if failed >= report.answered:
+        do = "see the errors above"
+        if "401" in report.errors:
+            do = "the server asks for a token that may write: give --token"
+        told = f"{failed} of {failed + report.answered} requests to `{url}` failed"
+        raise FailedError(f"load: {told}: {do}", answered=report.answered, failed=failed)
+
+
+def _check(url: str) -> None:
+    """Refuse what is no URL at all. ``InvalidError``."""
+    try:
+        urlsplit(url)
+    except ValueError as exc:
+        raise InvalidError(f"load: URL `{url}`: {exc}: give http://HOST:PORT") from exc
+
+
+def _values(report: LoadReport) -> dict[str, Any]:
+    latencies = report.latencies
+    values: dict[str, Any] = {
+        "requests": report.answered,
+        "seconds": round(report.seconds, 1),
+        "per_s": round(report.per_s, 1),
+    }
+    for share in (50, 90, 99):
+        values[f"p{share}_ms"] = round(latencies.quantile(share / 100) * 1000, 2)
+    return values | {"max_ms": round(latencies.most_s * 1000, 2)}
+
+
+def _tell(report: LoadReport) -> None:
+    """Each second, for a person who waits."""
+    if sys.stderr.isatty():
+        values = _values(report)
+        errors = report.errors.total()
+        click.echo(
+            f"\r{values['seconds']:6.0f} s  {values['per_s']:9.1f} requests/s  "
+            f"p99 {values['p99_ms']:8.2f} ms  {errors} errors ",
+            err=True,
+            nl=False,
+        )
+
+
+def _token(text: str | None) -> str | None:
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise NotFoundError(f"token file `{text[1:]}`: cannot be read: {exc}") from exc

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from tidelog.cli.confirm import ask_first, past_of, past_options, yes_option
-from tidelog.cli.output import FAILED, Output, counted, json_option
-from tidelog.cli.text import CommandGroup
+from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option
+from tidelog.cli.terminal import ask_first, past_of, past_options, yes_option
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.journal.recover import RecoverReport

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from tidelog.cli.confirm import past_of, past_options
-from tidelog.cli.output import FAILED, Output, json_option, progress_bar
-from tidelog.cli.prove import prove_and_tell
-from tidelog.cli.text import utf8
+from tidelog.cli.commands.amend import prove_and_tell
+from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
+from tidelog.cli.terminal import past_of, past_options
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo

@@ -24,11 +24,9 @@ from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
 from tidelog.server.api.by_offset import check_parameters, limit_of
 from tidelog.server.http.auth import ADMISSION, Admission
-from tidelog.server.http.bodies import Bodies
-from tidelog.server.http.encodings import inflate, is_encoded
 from tidelog.server.http.errors import TooLargeError, encode
-from tidelog.server.http.headers import headers_of
 from tidelog.server.http.metrics import Metrics
+from tidelog.server.http.request import Bodies, headers_of, inflate, is_encoded
 from tidelog.server.http.threads import ServerThreads
 
 __all__ = ["PRESIGN_S_MAX", "WHO", "ByIdHandlers"]

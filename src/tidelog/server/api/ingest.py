@@ -26,8 +26,8 @@ from tidelog.model import limits as model_limits
 from tidelog.model.decoding import too_deep
 from tidelog.model.event import Event, Position, Positions, check_event, check_timestamp, from_iso
 from tidelog.model.topic import Topic
-from tidelog.server.http.bodies import EVENT_BYTES
 from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
+from tidelog.server.http.request import EVENT_BYTES
 from tidelog.server.http.threads import ServerThreads
 from tidelog.server.topics import OpenTopic, OpenTopics
 

@@ -13,9 +13,8 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.pipeline.endpoints import store_at
 from tidelog.server.console.format import url
-from tidelog.server.console.jobs import Job, Jobs
-from tidelog.server.console.pipelines import ArchiveSeen, Pipelines, see_archive
-from tidelog.server.console.request import Answer, Redirect, Shown, Visit
+from tidelog.server.console.pipelines import ArchiveSeen, Job, Jobs, Pipelines, see_archive
+from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 from tidelog.store.base import Store
 
 __all__ = ["ArchivePages"]

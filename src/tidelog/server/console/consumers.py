@@ -10,8 +10,8 @@ from tidelog.home import Home
 from tidelog.log.consumer.move import CursorMove
 from tidelog.server.api.by_offset import partition_of
 from tidelog.server.console.format import line_chart, url
-from tidelog.server.console.request import Answer, Shown, Visit
 from tidelog.server.console.sampler import Sampler
+from tidelog.server.console.session import Answer, Shown, Visit
 from tidelog.server.console.topics import part_of
 
 __all__ = ["ConsumerPages"]

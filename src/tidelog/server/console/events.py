@@ -19,7 +19,6 @@ from tidelog.model.topic import Topic, partition_for
 from tidelog.server.api.by_offset import partition_of
 from tidelog.server.api.by_time import RangeCursor, begin_range
 from tidelog.server.console.format import Bytes, url
-from tidelog.server.console.request import Answer, Data, Shown, Visit
 from tidelog.server.console.search import (
     AmendmentMark,
     DeletedOffsets,
@@ -30,6 +29,7 @@ from tidelog.server.console.search import (
     read_marks,
     with_gaps,
 )
+from tidelog.server.console.session import Answer, Data, Shown, Visit
 from tidelog.server.http.metrics import Metrics
 
 __all__ = ["EventPages"]

@@ -21,11 +21,10 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
 from tidelog.server.console.format import url
-from tidelog.server.console.jobs import Job, Jobs
-from tidelog.server.console.request import Answer, Data, Redirect, Shown, Visit
-from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.samples import TopicSample
+from tidelog.server.console.pipelines import Job, Jobs
+from tidelog.server.console.sampler import Sampler, TopicSample
 from tidelog.server.console.search import SearchQuery, in_partition, read_marks
+from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.topics import part_of
 
 __all__ = ["JournalPages", "Proven"]

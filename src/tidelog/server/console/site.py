@@ -6,16 +6,21 @@
 4. make the page in a thread, and send it with headers that allow nothing but our own files
 
 Every address of the console, and who may ask for it.
+
+Templates and the files beside them: read once, and the same for everybody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+import jinja2
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
@@ -26,16 +31,24 @@ from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.tail import Tails
+from tidelog.server.console import format as showing
 from tidelog.server.console.archives import ArchivePages
 from tidelog.server.console.consumers import ConsumerPages
 from tidelog.server.console.events import EventPages
-from tidelog.server.console.jobs import Jobs
 from tidelog.server.console.journals import JournalPages
-from tidelog.server.console.pipelines import Pipelines
-from tidelog.server.console.request import Answer, Data, Handler, Redirect, Shown, Visit
+from tidelog.server.console.pipelines import Jobs, Pipelines
 from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.session import Session, Sessions, cookie_of
-from tidelog.server.console.templates import Templates
+from tidelog.server.console.session import (
+    Answer,
+    Data,
+    Handler,
+    Redirect,
+    Session,
+    Sessions,
+    Shown,
+    Visit,
+    cookie_of,
+)
 from tidelog.server.console.tokens import TokenPages
 from tidelog.server.console.topics import TopicPages
 from tidelog.server.http.auth import ADMISSION, Gate
@@ -48,17 +61,60 @@ from tidelog.server.http.errors import (
     shape,
     status_of,
 )
-from tidelog.server.http.headers import WholeRoute
 from tidelog.server.http.metrics import Complaints, Metrics
+from tidelog.server.http.request import WholeRoute
 from tidelog.server.http.threads import ServerThreads
 from tidelog.server.http.usage import ClientUsage
 from tidelog.server.options import ServeOptions
 
-__all__ = [
-    "PLACES",
-    "Console",
-    "Route",
-]
+__all__ = ["PLACES", "Console", "Route"]
+
+_HERE = Path(__file__).parent
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class StaticFile:
+    """A file that pages refer to, and the mark by which a browser knows it."""
+
+    def __init__(self, path: Path) -> None:
+        self.body = path.read_bytes()
+        self.media_type = _TYPES[path.suffix]
+        self.mark = hashlib.sha256(self.body).hexdigest()[:12]
+
+
+class Templates:
+    """Renders templates. All that they show is escaped."""
+
+    def __init__(self) -> None:
+        self._files = {path.name: StaticFile(path) for path in (_HERE / "static").iterdir()}
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        for name in ("duration", "number", "one_line", "rate", "short", "size", "visible", "when"):
+            self._templates.filters[name] = getattr(showing, name)
+        self._templates.filters["ago"] = showing.ago
+        self._templates.globals["url"] = showing.url
+        self._templates.globals["static"] = self._static
+
+    def render(self, template: str, values: Mapping[str, Any]) -> bytes:
+        """A page."""
+        return self._templates.get_template(template).render(values).encode("utf-8", "replace")
+
+    def file(self, name: str) -> StaticFile:
+        """A file of ours. ``NotFoundError``."""
+        found = self._files.get(name)
+        if found is None:
+            raise NotFoundError(f"file `{name[:80]}`: not found: the console has none of that name")
+        return found
+
+    def _static(self, name: str) -> str:
+        """Its address, another one when its contents change."""
+        return f"/console/static/{name}?v={self.file(name).mark}"
 
 
 @dataclass(frozen=True, slots=True)

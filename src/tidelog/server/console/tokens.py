@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, check_token_id
-from tidelog.server.console.request import Answer, Shown, Visit
+from tidelog.server.console.session import Answer, Shown, Visit
 
 __all__ = ["TokenPages"]
 

@@ -22,11 +22,9 @@ from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
 from tidelog.playback.play import check_speed
 from tidelog.server.console.format import duration, line_chart, number, url
-from tidelog.server.console.jobs import Job, Jobs
-from tidelog.server.console.pipelines import Pipelines, PipelinesSeen
-from tidelog.server.console.request import Answer, Data, Redirect, Shown, Visit
-from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.samples import ConsumerSample, Snapshot, TopicSample
+from tidelog.server.console.pipelines import Job, Jobs, Pipelines, PipelinesSeen
+from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
+from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.timeline import Timelines
 from tidelog.server.http.errors import shape
 from tidelog.server.http.metrics import Metrics

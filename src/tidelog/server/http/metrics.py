@@ -4,13 +4,21 @@ The loop's own thread counts, in plain numbers, so that a request pays next to n
 metrics when somebody asks for them.
 
 What the operator should know, on standard error: one line a second at most.
+
+Spans by OpenTelemetry, where the user has it installed and has set up a provider for it.
+
+Without either, nothing is traced and requests pay nothing. A request is one span, which belongs to
+the trace that its ``traceparent`` header names; an append is one for all requests that share it,
+with a link to each, and has its upload and its commit inside.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -22,13 +30,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from tidelog.clock import Clock
+from tidelog.context import Spans
 from tidelog.errors import TidelogError
 from tidelog.store.wrappers import Meter
 
-__all__ = [
-    "Complaints",
-    "Metrics",
-]
+__all__ = ["Complaints", "Metrics", "Telemetry", "open_telemetry"]
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -151,3 +157,54 @@ class Complaints:
         line += f" (request {request_id})" if request_id else ""
         print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
         self._said_s, self._unsaid = now_s, 0
+
+
+class Telemetry(Spans):
+    """Spans of the log and of requests, by one tracer."""
+
+    def __init__(self, api: Any, propagate: Any) -> None:
+        self._api = api
+        self._propagate = propagate
+        self._tracer = api.get_tracer("tidelog")
+
+    def span(
+        self, name: str, links: Sequence[object] = (), **attributes: str | int
+    ) -> AbstractContextManager[None]:
+        wanted = [self._api.Link(link) for link in links]
+        found: AbstractContextManager[None] = self._tracer.start_as_current_span(
+            name, links=wanted, attributes=attributes
+        )
+        return found
+
+    @contextmanager
+    def request(self, operation: str, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Any]:
+        """A span around a request, inside the trace that its headers name."""
+        carrier = {
+            name: headers[name.encode()].decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in headers
+        }
+        attributes = {"http.request.method": method, "http.route": operation}
+        with self._tracer.start_as_current_span(
+            f"{method} {operation}",
+            context=self._propagate.extract(carrier),
+            kind=self._api.SpanKind.SERVER,
+            attributes=attributes,
+        ) as span:
+            yield span
+
+    def link(self) -> object | None:
+        """What a flush refers to the present request by; None outside of a recorded one."""
+        span = self._api.get_current_span()
+        return span.get_span_context() if span.is_recording() else None
+
+
+def open_telemetry() -> Telemetry | None:
+    """Telemetry, where OpenTelemetry is installed and a provider is set."""
+    try:
+        from opentelemetry import propagate, trace  # noqa: PLC0415 - it may not be there
+    except ImportError:
+        return None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return Telemetry(trace, propagate)

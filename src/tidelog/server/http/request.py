@@ -5,26 +5,59 @@ bytes that have come, and then what its events take in memory. All places togeth
 and those of one client a half of it; a client that is alone is always let in. When an upload does
 not fit, the largest one that is slow loses its place: clients that send nothing, or bytes one by
 one, keep no other out.
+
+Headers of a request by name: one that is given twice never loses a value without a word.
+
+Paths and queries of requests: routes that match the whole path, and both are text.
+
+What a path names is read, updated and erased, so a path names exactly one thing. Starlette's own
+routes end at ``$``, which also matches before a last newline, and ``.`` does not match newlines;
+and percent-encoded bytes that are not UTF-8 arrive here as U+FFFD. Both would let a
+request for one id reach the event of another. In a query such bytes would change what is stored or
+searched for.
+
+Bodies that were compressed: gzip and zstd, up to the size that a plain body may have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import unquote_to_bytes
 
-from starlette.types import Receive
+import pyarrow as pa
+from starlette.routing import Route
+from starlette.types import Receive, Scope
 
 from tidelog.clock import Clock
+from tidelog.errors import InvalidError
 from tidelog.server.http.errors import (
     BusyError,
     DisconnectedError,
+    MediaTypeError,
+    Pair,
     SlowError,
     TooLargeError,
 )
 
-__all__ = ["BODIES_BYTES_MAX", "EVENT_BYTES", "Bodies", "Place"]
+__all__ = [
+    "BODIES_BYTES_MAX",
+    "EVENT_BYTES",
+    "SINGLE",
+    "Bodies",
+    "Place",
+    "WholeRoute",
+    "check_host",
+    "check_path",
+    "check_query",
+    "headers_of",
+    "inflate",
+    "is_encoded",
+]
 
 BODIES_BYTES_MAX = 256 << 20  # of all requests together, until their events are stored
 EVENT_BYTES = 600  # of an event in memory, beside its own bytes: what small events really cost
@@ -195,3 +228,147 @@ class Place:
         self._bodies.free(self)
         if self._task is not None:
             self._task.cancel()
+
+
+SINGLE = frozenset(
+    (
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"last-event-id",
+        b"origin",
+        b"referer",
+        b"user-agent",
+    )
+)
+_OWN = b"tidelog-"  # how the names of headers begin that are Tidelog's
+
+
+def headers_of(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
+    """Return headers by name; values of a name that may be a list are joined with commas.
+
+    ``InvalidError`` for two values where only one can count.
+    """
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _joined(pairs)
+
+
+def _joined(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    for name, given in values.items():
+        if len(given) > 1 and (name in SINGLE or name.startswith(_OWN)):
+            shown = name.decode("latin-1").title()
+            raise InvalidError(f"header `{shown}`: is given {len(given)} times: give it once")
+    return {
+        name: (b"; " if name == b"cookie" else b", ").join(given) for name, given in values.items()
+    }
+
+
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
+_REPLACED = "\ufffd"
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
+
+
+class WholeRoute(Route):
+    """A route whose parameters take any character, and that matches nothing but the whole path.
+
+    ``{name}`` takes no slash and is not empty; ``{name:path}`` takes all that follows.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.path_regex = _pattern(path)
+
+
+def check_host(scope: Scope) -> None:
+    """Refuse HTTP/1.1 without a ``Host``, and one that is not a host. ``InvalidError``."""
+    given = [value for name, value in scope["headers"] if name == b"host"]
+    if not given and scope["http_version"] == "1.1":
+        raise InvalidError("request: HTTP/1.1 without a Host header: give one")
+    if not all(map(_HOST.fullmatch, given)):
+        raise InvalidError("header `Host`: is not a host with or without a port: fix it")
+
+
+def check_path(scope: Scope) -> None:
+    """Refuse a path that is not UTF-8: it names nothing. ``InvalidError``."""
+    path: str = scope["path"]
+    if _REPLACED not in path:  # U+FFFD itself, or bytes that are not text
+        return
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidError(
+            f"path `{path[:80]}`: is not UTF-8: percent-encode the UTF-8 bytes of names and ids"
+        ) from exc
+
+
+def check_query(scope: Scope) -> None:
+    """Refuse a query that is not percent-encoded UTF-8. ``InvalidError``."""
+    query: bytes = scope.get("query_string") or b""
+    try:
+        if not query.isascii():
+            raise ValueError("not ASCII")
+        if b"%" in query:
+            unquote_to_bytes(query).decode()
+    except ValueError as exc:
+        raise InvalidError(
+            "query: is not UTF-8 with percent-encoding: percent-encode the UTF-8 bytes of each text"
+        ) from exc
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    found, at = "", 0
+    for match in _PARAMETER.finditer(path):
+        found += re.escape(path[at : match.start()])
+        found += f"(?P<{match[1]}>{_ANY if match[2] else _NO_SLASH})"
+        at = match.end()
+    return re.compile(found + re.escape(path[at:]) + r"\Z")
+
+
+_GZIP = 16 + zlib.MAX_WBITS
+_PLAIN = (b"", b"identity")
+
+
+def is_encoded(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a body is compressed, by its headers."""
+    return headers.get(b"content-encoding", b"").strip().lower() not in _PLAIN
+
+
+def inflate(headers: Mapping[bytes, bytes], body: bytes, bytes_max: int) -> bytes:
+    """Return what a body was before. ``MediaTypeError``, ``TooLargeError``, ``InvalidError``."""
+    kind = headers[b"content-encoding"].strip().lower()
+    try:
+        if kind in (b"gzip", b"x-gzip"):
+            found = _gunzip(body, bytes_max)
+        elif kind == b"zstd":
+            with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+                found = stream.read(bytes_max + 1)
+        else:
+            raise MediaTypeError(
+                f"body: Content-Encoding `{kind[:80].decode('latin-1')}`: give gzip, zstd or none"
+            )
+    except (zlib.error, OSError, EOFError, pa.ArrowException) as exc:
+        raise InvalidError(f"body: is not {kind.decode()}: fix Content-Encoding") from exc
+    if len(found) > bytes_max:
+        raise TooLargeError(
+            f"body: has more than {bytes_max} bytes when it is inflated: send it in parts",
+            bytes_max=bytes_max,
+        )
+    return found
+
+
+def _gunzip(body: bytes, bytes_max: int) -> bytes:
+    """The members of a gzip file one after the other, up to one byte more than the bound."""
+    found = b""
+    while body and len(found) <= bytes_max:
+        member = zlib.decompressobj(_GZIP)
+        found += member.decompress(body, bytes_max + 1 - len(found))
+        if not member.eof and len(found) <= bytes_max:
+            raise EOFError("ends before its end")
+        body = member.unused_data
+    return found
