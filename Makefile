@@ -51,8 +51,8 @@ format: $(READY)
 	$(BIN)/ruff format
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
-	@echo "build/site/index.html is the first page"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html is the first page; python3 -m http.server -d build/site serves it with search"
 
 bench-sim: $(READY)
 	$(BIN)/python -m tests.sim 2000

@@ -1,16 +1,13 @@
-"""Pages of the site that are made from the code: a hook of MkDocs, run by ``make docs``.
+"""Pages of the site that come from the code: a hook of MkDocs, run by ``make docs``.
 
-What can be told by the code is told by the code: commands, settings, the library, HTTP, what is
-stored, and what a million events cost by the numbers that ``make bench`` has measured.
+It writes the pages on HTTP and on what is stored, and the table of what a million events cost by the
+numbers that ``make bench`` measured. mkdocs-click prints the commands and mkdocstrings the library.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +16,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-import tidelog
 from tidelog.cli.main import cli
-from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.producer.producer import Producer
 from tidelog.model.schema import OBJECTS, ROWS
 from tidelog.server.api.openapi import description
 from tidelog.server.options import ServeOptions
-from tidelog.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 COST = "<!-- cost -->"
+EXAMPLES = re.compile(r"\x08\n(?P<title>\w[^\n]*:)\n(?P<lines>(?:[ ]+[^\n]*\n?)+)")
 
 # Public list prices of Amazon for us-east-1, in dollars: an assumption that operating.md states.
 PUT, GET, GB_MONTH = 0.005 / 1_000, 0.0004 / 1_000, 0.023
@@ -42,12 +36,14 @@ MEASURED = {  # by a bench of ours, for where `make bench` has not been run
 UNITS_OF_A_COMMIT = 10  # five items of up to 1 KB, twice each, as transactions are counted
 
 
+def on_startup(command: str, dirty: bool) -> None:
+    """Prepare the command line for the extension that prints it."""
+    fence_examples(cli)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
     pages = {
-        "commands": commands_page(),
-        "settings": settings_page(),
-        "library": library_page(),
         "http": http_page(),
         "layout": layout_page(),
     }
@@ -61,108 +57,36 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(COST, cost_table())
 
 
-def commands_page() -> str:
-    """Every command with its help, as it is printed."""
-    first = (
-        "`--home` stands before the command; `TIDELOG_HOME` does the same. `--json` prints one "
-        "JSON object per line. Exit codes are 0 for success, 1 for a failed operation, 2 for wrong "
-        "usage."
-    )
-    lines = ["# Commands", "", first, ""]
-    for name, command in walk(cli, "tidelog"):
-        with click.Context(command, info_name=name, max_content_width=90) as context:
-            context.terminal_width = 90
-            lines += [f"## {name}", "", "```text", command.get_help(context), "```", ""]
-    return "\n".join(lines)
+def fence_examples(command: click.Command) -> None:
+    """Turn the examples in a command's help, and in those below it, into blocks of code."""
+    command.help = EXAMPLES.sub(fenced, command.help or "")
+    for each in getattr(command, "commands", {}).values():
+        fence_examples(each)
 
 
-def walk(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command that is shown, with its whole name."""
-    for part, command in sorted(group.commands.items()):
-        if command.hidden:
-            continue
-        yield f"{name} {part}", command
-        if isinstance(command, click.Group):
-            yield from walk(command, f"{name} {part}")
-
-
-def settings_page() -> str:
-    """The table of the README, of which a test says that it is the code's."""
-    readme = (ROOT / "README.md").read_text()
-    section = readme.split("## Settings", 1)[1].split("\n## ", 1)[0].strip()
-    known = {field.name for field in dataclasses.fields(Settings)}
-    shown = set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE))
-    if not shown <= known:
-        raise ValueError(f"README.md shows settings that are not there: {shown - known}")
-    return f"# Settings\n\n{section}\n"
-
-
-def library_page() -> str:
-    """What ``import tidelog`` offers."""
-    lines = ["# Library", "", "```python", "import tidelog", "```", ""]
-    for name in tidelog.__all__:
-        found = getattr(tidelog, name)
-        if inspect.isfunction(found):
-            lines += [*function_lines(f"tidelog.{name}", found, "##"), ""]
-    for kind in (tidelog.Home, Producer, Consumer, tidelog.Event, tidelog.Position):
-        lines += class_lines(kind)
-    lines += ["## Errors", "", "| error | what it means |", "|---|---|"]
-    for name in tidelog.__all__:
-        found = getattr(tidelog, name)
-        if inspect.isclass(found) and issubclass(found, Exception):
-            lines.append(f"| `{name}` | {first_line(found)} |")
-    return "\n".join([*lines, ""])
-
-
-def class_lines(kind: type) -> list[str]:
-    """A class with its public methods and properties."""
-    lines = [f"## {kind.__name__}", "", plain(inspect.getdoc(kind) or ""), ""]
-    for name, member in vars(kind).items():
-        if name.startswith("_") or not (inspect.getdoc(member) or "").strip():
-            continue
-        if isinstance(member, property):
-            lines += [f"### {kind.__name__}.{name}", "", plain(inspect.getdoc(member) or ""), ""]
-        elif inspect.isfunction(member):
-            lines += [*function_lines(f"{kind.__name__}.{name}", member, "###"), ""]
-    return lines
-
-
-def function_lines(name: str, function: Any, heading: str) -> list[str]:
-    """A function with its signature."""
-    signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
-    signature = re.sub(r"'([^']*)'", r"\1", signature) if "->" in signature else signature
-    text = plain(inspect.getdoc(function) or "")
-    return [f"{heading} {name}", "", "```python", f"{name}{signature}", "```", "", text]
-
-
-def first_line(found: Any) -> str:
-    return plain(inspect.getdoc(found) or "").split("\n\n")[0].replace("\n", " ")
-
-
-def plain(text: str) -> str:
-    """A docstring as Markdown."""
-    text = re.sub(r":[a-z]+:`~?([^`]+)`", r"`\1`", text)
-    return text.replace("``", "`")
+def fenced(found: re.Match[str]) -> str:
+    lines = "\n".join(line.strip() for line in found["lines"].splitlines())
+    return f"{found['title']}\n\n```text\n{lines}\n```\n"
 
 
 def http_page() -> str:
-    """What a server takes and answers, from its own description."""
-    told = description(ServeOptions())
+    """What a server accepts and returns, from its own description."""
+    api = description(ServeOptions())
     first = (
-        f"{told['info']['description']} A running server gives the whole of it, with schemas, at "
-        "`/openapi.json`. Where there are tokens, send one as `Authorization: Bearer …`."
+        f"{api['info']['description']} A running server returns the whole description, with "
+        "schemas, at `/openapi.json`. If the home has tokens, send one as `Authorization: Bearer …`."
     )
     lines = ["# HTTP", "", first, ""]
-    for path, methods in told["paths"].items():
+    for path, methods in api["paths"].items():
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path}", "", operation.get("summary", ""), ""]
             if operation.get("description"):
                 lines += [operation["description"], ""]
             lines += parameter_lines(operation.get("parameters", []))
-            lines += ["| answer | what |", "|---|---|"]
+            lines += ["| status | meaning |", "|---|---|"]
             for status, answer in operation["responses"].items():
                 named = answer.get("$ref", "").rpartition("/")[2]
-                whole = told["components"]["responses"][named] if named else answer
+                whole = api["components"]["responses"][named] if named else answer
                 lines.append(f"| {status} | {whole.get('description', '')} |")
             lines.append("")
     return "\n".join(lines)
@@ -171,7 +95,7 @@ def http_page() -> str:
 def parameter_lines(parameters: list[dict[str, Any]]) -> list[str]:
     if not parameters:
         return []
-    lines = ["| parameter | in | what |", "|---|---|---|"]
+    lines = ["| parameter | in | meaning |", "|---|---|---|"]
     for each in parameters:
         said = each.get("description") or each.get("schema", {}).get("description", "")
         lines.append(f"| `{each['name']}` | {each['in']} | {said} |")
@@ -182,7 +106,7 @@ def layout_page() -> str:
     """Everything that is persisted."""
     lines = ["# What is stored", "", "`<t>` is a topic's incarnation, `<p>` a partition.", ""]
     for title, first, kinds in (("Objects", "path", OBJECTS), ("Rows", "partition · row", ROWS)):
-        lines += [f"## {title}", "", f"| {first} | what |", "|---|---|"]
+        lines += [f"## {title}", "", f"| {first} | meaning |", "|---|---|"]
         lines += [f"| `{kind.name}` | {kind.what} |" for kind in kinds]
         lines.append("")
     return "\n".join(lines)
