@@ -1,7 +1,7 @@
 """Pages of the site that come from the code: a hook of MkDocs, run by ``make docs``.
 
-It writes the pages on HTTP and on what is stored, and the table of what a million events cost by the
-numbers that ``make bench`` measured. mkdocs-click prints the commands and mkdocstrings the library.
+It adds the routes of the server, all that is stored, and what a million events cost by the numbers
+that ``make bench`` measured. mkdocs-click prints the commands and mkdocstrings the library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from tidelog.cli.main import cli
@@ -22,7 +22,6 @@ from tidelog.server.api.openapi import description
 from tidelog.server.options import ServeOptions
 
 ROOT = Path(__file__).parent.parent
-COST = "<!-- cost -->"
 EXAMPLES = re.compile(r"\x08\n(?P<title>\w[^\n]*:)\n(?P<lines>(?:[ ]+[^\n]*\n?)+)")
 
 # Public list prices of Amazon for us-east-1, in dollars: an assumption that operating.md states.
@@ -41,20 +40,12 @@ def on_startup(command: str, dirty: bool) -> None:
     fence_examples(cli)
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here."""
-    pages = {
-        "http": http_page(),
-        "layout": layout_page(),
-    }
-    for name, content in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=content))
-    return files
-
-
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the table of costs where its mark is."""
-    return markdown.replace(COST, cost_table())
+    """Put what is made here where its mark is."""
+    for mark, text in MADE.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, text())
+    return markdown
 
 
 def fence_examples(command: click.Command) -> None:
@@ -69,14 +60,10 @@ def fenced(found: re.Match[str]) -> str:
     return f"{found['title']}\n\n```text\n{lines}\n```\n"
 
 
-def http_page() -> str:
+def http_routes() -> str:
     """What a server accepts and returns, from its own description."""
     api = description(ServeOptions())
-    first = (
-        f"{api['info']['description']} A running server returns the whole description, with "
-        "schemas, at `/openapi.json`. If the home has tokens, send one as `Authorization: Bearer …`."
-    )
-    lines = ["# HTTP", "", first, ""]
+    lines = [api["info"]["description"], ""]
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path}", "", operation.get("summary", ""), ""]
@@ -102,9 +89,9 @@ def parameter_lines(parameters: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def layout_page() -> str:
+def layout_tables() -> str:
     """Everything that is persisted."""
-    lines = ["# What is stored", "", "`<t>` is a topic's incarnation, `<p>` a partition.", ""]
+    lines = []
     for title, first, kinds in (("Objects", "path", OBJECTS), ("Rows", "partition · row", ROWS)):
         lines += [f"## {title}", "", f"| {first} | meaning |", "|---|---|"]
         lines += [f"| `{kind.name}` | {kind.what} |" for kind in kinds]
@@ -143,3 +130,10 @@ def cost_table() -> str:
         f"small events); reading them once in bulk ${bulk_puts * GET:.6f}."
     )
     return "\n".join([*lines, "", last])
+
+
+MADE = {
+    "<!-- cost -->": cost_table,
+    "<!-- routes -->": http_routes,
+    "<!-- layout -->": layout_tables,
+}
