@@ -18,6 +18,7 @@ from tidelog.catalog.base import Catalog
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
+    FencedError,
     NotFoundError,
     PartialAppendError,
     TidelogError,
@@ -27,6 +28,7 @@ from tidelog.errors import (
 from tidelog.home import Home, open_home
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.event import Event
 from tidelog.store.base import Store
@@ -148,21 +150,27 @@ class Soak:
                     self.perhaps.add(value)
 
     def _consume(self) -> None:
-        with self._open() as home:
-            quiet = 0
-            with home.consumer(TOPIC, "billing") as consumer:
-                while quiet < 3 or not self._stop.is_set():
-                    try:
-                        events = consumer.poll(100, timeout_s=0.2)
-                        with self._lock:
-                            self.polled.update(event.value or b"" for event in events)
-                        consumer.commit()
-                    except (*EXPECTED, TidelogError) as exc:
-                        if not isinstance(exc, EXPECTED) and exc.kind != "fenced":
-                            raise
-                        self.done["failed polls"] += 1
-                        events = []
-                    quiet = 0 if events or not self._stop.is_set() else quiet + 1
+        """Poll until the work is done and the consumer has reached the end of every partition."""
+        with self._open() as home, home.consumer(TOPIC, "billing") as consumer:
+            while not self._stop.is_set():
+                self._poll(consumer)
+            until(lambda: self._poll(consumer) and self._has_caught_up(home), seconds=240)
+
+    def _poll(self, consumer: Consumer) -> bool:
+        """Poll and commit once; returns False if one of them failed."""
+        try:
+            events = consumer.poll(100, timeout_s=0.2)
+            with self._lock:
+                self.polled.update(event.value or b"" for event in events)
+            consumer.commit()
+        except (*EXPECTED, FencedError):
+            self.done["failed polls"] += 1
+            return False
+        return True
+
+    def _has_caught_up(self, home: Home) -> bool:
+        lags = home.lag(TOPIC)
+        return len(lags) == PARTITIONS and not any(lag.events for lag in lags)
 
     def _delete(self) -> None:
         source = random.Random(self.seed)
