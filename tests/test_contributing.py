@@ -94,6 +94,8 @@ def test_groups_that_the_page_names_are_those_that_the_code_reads() -> None:
     named = set(re.findall(r"`(tidelog\.[a-z]+s)`", PAGE.split("## Where to add things")[1]))
     sources = (Path(__file__).parent.parent / "src" / "tidelog").rglob("*.py")
     read = {
-        group for path in sources for group in re.findall(r'group="([a-z.]+)"', path.read_text())
+        group
+        for path in sources
+        for group in re.findall(r'find_plugins\("([a-z.]+)"', path.read_text())
     }
     assert named == read

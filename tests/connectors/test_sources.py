@@ -133,10 +133,10 @@ def test_other_packages_may_add_a_source(monkeypatch: pytest.MonkeyPatch) -> Non
         def load(self) -> Any:
             return lambda address, environ: (address.host, environ)
 
-    def entry_points(group: str, name: str) -> list[Entry]:
+    def find_plugins(group: str, name: str) -> list[Entry]:
         return [Entry()] if (group, name) == ("tidelog.sources", "rabbit") else []
 
-    monkeypatch.setattr("tidelog.connectors.by_url.entry_points", entry_points)
+    monkeypatch.setattr("tidelog.connectors.by_url.find_plugins", find_plugins)
     opened: Any = open_source("rabbit://a/t", environ={"x": "y"})
     assert opened == ("a", {"x": "y"})
 

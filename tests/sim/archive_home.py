@@ -149,7 +149,7 @@ class ArchivesHome(HomeWorld):
         for module in (here, uploads, segments):
             patch.setattr(module, "RandomIds", lambda: ids)
         patch.setattr(Due, "events_max", lambda _: self.random.choice([2, 4, 7]))
-        patch.setattr(foreign, "entry_points", lambda **_: ())  # they read many files
+        patch.setattr(foreign, "find_plugins", lambda *_: ())  # they read many files
         patch.setattr(limits, "COMMITS_UNMERGED", 2)
         patch.setattr(compact, "_MIN", 2)
 

@@ -12,12 +12,12 @@ through the entry point group ``tidelog.catalogs``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Check, Delete, Put, Row
 from tidelog.catalog.update import Repeat
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
+from tidelog.plugins import find_plugins
 
 __all__ = [
     "ABSENT",
@@ -57,7 +57,7 @@ def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str
         from tidelog.catalog.cql import open_cql
 
         return open_cql(address, create=create, repeat=repeat, environ=environ)
-    for entry in entry_points(group="tidelog.catalogs", name=address.scheme):
+    for entry in find_plugins("tidelog.catalogs", address.scheme):
         catalog: Catalog = entry.load()(address, create=create, repeat=repeat, environ=environ)
         return catalog
     raise InvalidError(

@@ -23,7 +23,6 @@ packages add a sink through the entry point group ``tidelog.sinks``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
@@ -38,6 +37,7 @@ from tidelog.connectors.source import (
 from tidelog.context import OpenContext
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
+from tidelog.plugins import find_plugins
 
 __all__ = [
     "SOURCE_SCHEMES",
@@ -99,7 +99,7 @@ def open_source(
         from tidelog.connectors.files.source import open_files
 
         return open_files(address)
-    for entry in entry_points(group="tidelog.sources", name=address.scheme):
+    for entry in find_plugins("tidelog.sources", address.scheme):
         source: Source = entry.load()(address, environ=environ)
         return source
     raise InvalidError(
@@ -150,7 +150,7 @@ def open_sink(url: str, *, environ: Mapping[str, str], open_context: OpenContext
                 raise InvalidError(text) from exc
             raise
         return open_kinesis(address, environ=environ, store=store)
-    for entry in entry_points(group="tidelog.sinks", name=address.scheme):
+    for entry in find_plugins("tidelog.sinks", address.scheme):
         sink: TargetSink = entry.load()(address, environ=environ, store=store)
         return sink
     raise InvalidError(

@@ -29,7 +29,6 @@ import re
 import socket
 import threading
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -39,6 +38,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.log.notifier import NotifyTarget
 from tidelog.model.address import Address, nearest, parse_address
+from tidelog.plugins import find_plugins
 
 __all__ = [
     "TARGET_SCHEMES",
@@ -75,7 +75,7 @@ def check_target(url: str) -> None:
         _check_webhook(address)
     elif address.scheme in _ARNS:
         _region(address)
-    elif not entry_points(group="tidelog.targets", name=address.scheme):
+    elif not find_plugins("tidelog.targets", address.scheme):
         raise _unknown_scheme(address)
 
 
@@ -91,7 +91,7 @@ def open_target(url: str, environ: Mapping[str, str]) -> NotifyTarget:
         return SnsTarget(address, environ)
     if address.scheme == "lambda":
         return LambdaTarget(address, environ)
-    for entry in entry_points(group="tidelog.targets", name=address.scheme):
+    for entry in find_plugins("tidelog.targets", address.scheme):
         target: NotifyTarget = entry.load()(address, environ)
         return target
     raise _unknown_scheme(address)

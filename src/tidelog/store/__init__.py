@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.backoff import Backoff
+from tidelog.plugins import find_plugins
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.wrappers import RetryingStore
 
@@ -61,7 +61,7 @@ def open_store(
 
         opens = {"gs": remote.open_google, "az": remote.open_azure}
         return opens[address.scheme](address, environ)
-    for entry in entry_points(group="tidelog.stores", name=address.scheme):
+    for entry in find_plugins("tidelog.stores", address.scheme):
         store: Store = entry.load()(address, clock=clock, ids=ids, environ=environ)
         return store
     raise InvalidError(

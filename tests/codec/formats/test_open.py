@@ -145,7 +145,7 @@ def test_other_packages_may_add_a_format(monkeypatch: pytest.MonkeyPatch) -> Non
     def found(group: str, name: str) -> list[EntryPoint]:
         return [entry] if (group, name) == ("tidelog.formats", "fancy") else []
 
-    monkeypatch.setattr(formats, "entry_points", found)
+    monkeypatch.setattr(formats, "find_plugins", found)
     assert open_format("fancy", "none").extension == ""
     with pytest.raises(InvalidError, match="format `other`: is unknown"):
         open_format("other")

@@ -15,11 +15,11 @@ point group ``tidelog.formats``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
 from tidelog.codec.formats.base import FileWriter, Format, FormatSettings, settings_of
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
+from tidelog.plugins import find_plugins
 
 __all__ = ["FORMATS", "FileWriter", "Format", "FormatSettings", "open_format", "settings_of"]
 
@@ -64,6 +64,6 @@ def _opener(name: str) -> Callable[[str | None, FormatSettings], Format] | None:
     elif name == "sequence":
         from tidelog.codec.formats.sequence import open_sequence as opens
     else:
-        for entry in entry_points(group="tidelog.formats", name=name):
+        for entry in find_plugins("tidelog.formats", name):
             opens = entry.load()
     return opens

@@ -44,12 +44,6 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 
 __all__ = ["AvroContainer", "AvroFormat", "check_installed"]
 
-try:
-    import fastavro
-except ImportError:  # pragma: no cover
-    fastavro = None  # type: ignore[assignment]
-
-
 MAGIC = b"Obj\x01"
 _BLOCK_BYTES_MAX = 1 << 30  # a longer one is invalid
 _parse_json = msgspec.json.Decoder().decode
@@ -57,8 +51,10 @@ _parse_json = msgspec.json.Decoder().decode
 
 def check_installed() -> None:
     """Raises ``InvalidError`` if fastavro is missing."""
-    if fastavro is None:
-        raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'")
+    try:
+        import fastavro  # noqa: F401, PLC0415 - an extra, and slow to load
+    except ImportError as exc:
+        raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'") from exc
 
 
 class AvroContainer:
@@ -80,6 +76,8 @@ class AvroContainer:
 
     def records(self, plain: bool = False) -> Iterator[list[Any]]:
         """Yields the records of each block; with ``plain``, times and dates as numbers."""
+        import fastavro  # noqa: PLC0415 - `check_installed` was called
+
         schema = _without_times(self.schema) if plain else self.schema
         # The records of a block are an array's items: its count before them and a zero after.
         try:

@@ -6,12 +6,15 @@ It reads no files, loads no extension and uses no network. The column is named `
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 
 from tidelog.codec.parsers.base import shown
 from tidelog.errors import InternalError, InvalidError
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["Engine", "literal"]
 
@@ -21,17 +24,13 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
-_ARGUMENT_ERRORS = (
-    duckdb.InvalidInputException,
-    duckdb.BinderException,
-    duckdb.ConversionException,
-    duckdb.OutOfRangeException,
-)
 
 
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns one connection for each process: opening takes longer than parsing many events."""
+    import duckdb  # noqa: PLC0415 - slow to load
+
     return duckdb.connect(":memory:", config=_SETTINGS)
 
 
@@ -47,11 +46,18 @@ class Engine:
 
         Raises ``InvalidError`` if DuckDB refuses the expression or some row.
         """
+        import duckdb  # noqa: PLC0415 - slow to load
+
         self._connection.register("rows_of_batch", pa.table({"v": texts}))
         try:
             query = f"SELECT {expression} AS found FROM rows_of_batch"  # noqa: S608 - quoted by literal
             found = self._connection.sql(query).to_arrow_table().column(0).combine_chunks()
-        except _ARGUMENT_ERRORS as exc:
+        except (
+            duckdb.InvalidInputException,
+            duckdb.BinderException,
+            duckdb.ConversionException,
+            duckdb.OutOfRangeException,
+        ) as exc:
             raise InvalidError(_first_line(exc)) from exc
         except duckdb.Error as exc:
             raise InternalError(f"DuckDB failed on `{expression}`: {_first_line(exc)}") from exc

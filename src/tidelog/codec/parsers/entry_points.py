@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from importlib.metadata import entry_points
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from tidelog.codec.parsers.base import (
 from tidelog.codec.parsers.time_folders import DatedParser
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import nearest
+from tidelog.plugins import find_plugins
 
 __all__ = ["ForeignParser", "open_foreign"]
 
@@ -70,7 +70,7 @@ class ForeignParser:
 
 def _load_entry_point(spec: Spec) -> tuple[Any, str] | None:
     """Returns what an entry point of the kind's name loads, and its argument."""
-    for entry in entry_points(group="tidelog.parsers", name=spec.kind):
+    for entry in find_plugins("tidelog.parsers", spec.kind):
         try:
             return entry.load(), spec.argument
         except Exception as exc:  # foreign code
