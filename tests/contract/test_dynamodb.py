@@ -28,6 +28,7 @@ from tests.support.proxy import lossy_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tidelog.catalog import dynamodb_client
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
 from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
@@ -74,6 +75,23 @@ def table_url(dynamodb_server: DynamoDb) -> str:
     url = url_of(dynamodb_server, f"Contract.{ids.new()}")
     open_table(url, create=True).close()
     return url
+
+
+@pytest.mark.server
+def test_what_the_server_counts_is_counted_by_request(table_url: str) -> None:
+    with contextlib.closing(open_table(table_url)) as catalog:
+        assert catalog.units == {}
+        catalog.write("units", Put("a", b"1"), write_id=ids.new())
+        catalog.write("units", Put("a", b"1"), Put("b", b"2"), write_id=ids.new())
+        catalog.get("units", "a")
+        assert list(catalog.scan("units"))
+        checked = CheckedCatalog(catalog)
+        assert checked.units == catalog.units
+    units = catalog.units
+    assert set(units) == {"put_item", "transact_write_items", "get_item", "query"}
+    assert units["put_item"] == 1
+    assert units["transact_write_items"] == 4  # two rows, each at the price of two
+    assert all(count > 0 for count in units.values())
 
 
 @pytest.fixture(scope="module")

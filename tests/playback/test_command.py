@@ -37,8 +37,32 @@ def test_it_tells_of_each_slot_as_its_forerunner_did(tidelog: Run) -> None:
         "2023-11-14T22:13:23.000Z: 2023-11-14T22:13:23.350Z [2]",
         "2023-11-14T22:13:24.000Z: 2023-11-14T22:13:24.150Z [2]",
     ]
-    assert lines[-1].startswith("9 events in 4 slots, ")
+    assert lines[-1].startswith("Success: 9 events in 4 slots, ")
     assert (done.code, done.err) == (0, "")
+
+
+def test_parameters_come_from_a_file_where_the_command_line_has_none(
+    tidelog: Run, tmp_path: Path
+) -> None:
+    """As `sls invoke -p test.json` took them; times as numbers too."""
+    fill()
+    params = tmp_path / "test.json"
+    params.write_text(json.dumps({"topic": "t", "start": T0, "end": T0 + 6_000, "to": "null:"}))
+    lines = tidelog("playback", "--params", str(params)).out.decode().splitlines()
+    assert lines[0].endswith("from 2023-11-14T22:13:20.000Z to 2023-11-14T22:13:26.000Z")
+    assert lines[-1].startswith("Success: 9 events in 4 slots, ")
+    done = tidelog("playback", "--params", str(params), "--end", "2023-11-14T22:13:21Z")
+    assert done.out.decode().splitlines()[-1].startswith("Success: 3 events in 1 slot, ")
+
+
+@pytest.mark.parametrize("text", ['{"begin": 1}', "[]", "", '{"start": 1.5}', '{"start": -1e99}'])
+def test_parameters_that_mean_nothing_are_refused(tidelog: Run, tmp_path: Path, text: str) -> None:
+    fill(0)
+    params = tmp_path / "test.json"
+    params.write_text(text)
+    done = tidelog("playback", "t", "--to", "null:", "--params", str(params))
+    assert (done.code, done.out) == (2, b"")
+    assert "give an object with topic, start, end" in done.err
 
 
 def test_empty_slots_are_told_on_request(tidelog: Run) -> None:

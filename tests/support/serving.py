@@ -15,7 +15,7 @@ import httpx
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home, World, create_home
-from tidelog.server.http.metrics import Telemetry
+from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
 from tidelog.server.run import serve
 from tidelog.settings import Settings

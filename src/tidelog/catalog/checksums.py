@@ -8,6 +8,7 @@ name. A home wraps its backend once, when it opens it; nothing below knows about
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -36,17 +37,39 @@ class Inspectable(Protocol):
         ...
 
 
+@runtime_checkable
+class Billed(Protocol):
+    """A catalog whose server says what each request costs."""
+
+    units: dict[str, float]  # by what was asked for
+
+
 class CheckedCatalog:
-    """Adds a checksum to each row that is written, and checks and removes it from each read."""
+    """Adds a checksum to each row that is written, and checks and removes it from each read.
+
+    It also counts calls, for metrics.
+    """
 
     def __init__(self, inner: Catalog) -> None:
         self.inner = inner
+        self.calls = dict.fromkeys(("get", "scan", "write", "conflict"), 0)
+        self._lock = threading.Lock()
+
+    @property
+    def units(self) -> dict[str, float]:
+        """Returns the capacity units that the server has counted; none if it counts none."""
+        return dict(self.inner.units) if isinstance(self.inner, Billed) else {}
+
+    def _count(self, call: str) -> None:
+        with self._lock:
+            self.calls[call] += 1
 
     @property
     def url(self) -> str:
         return self.inner.url
 
     def get(self, partition: str, row: str) -> Row | None:
+        self._count("get")
         found = self.inner.get(partition, row)
         return None if found is None else open_row(partition, found)
 
@@ -58,15 +81,18 @@ class CheckedCatalog:
         limit: int | None = None,
         reverse: bool = False,
     ) -> Iterator[Row]:
+        self._count("scan")
         for row in self.inner.scan(partition, start, end, limit, reverse):
             yield open_row(partition, row)
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         check_write(partition, changes, write_id)
+        self._count("write")
         sealed = [_seal(partition, change, write_id) for change in changes]
         try:
             self.inner.write(partition, *sealed, write_id=write_id)
         except ConflictError as exc:
+            self._count("conflict")
             exc.rows = _open_rows(partition, exc.rows)
             raise
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ __all__ = ["DynamoCatalog", "open_dynamodb"]
 _CREATE_POLLS = 240  # polls until a new table is ready: two minutes in all
 _CREATE_POLL_S = 0.5
 
+_BILLED = ("get_item", "put_item", "delete_item", "query", "transact_write_items")
 _KEY = (("partition", "HASH", "S"), ("row", "RANGE", "S"))
 
 
@@ -100,6 +102,8 @@ class DynamoCatalog:
         self._repeat = repeat
         self._live: tuple[int, DynamoDBClient] | None = None  # a process's id, and its client
         self._closed = False
+        self.units: dict[str, float] = {}  # of capacity, by request, as replies count them
+        self._units_lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -203,11 +207,23 @@ class DynamoCatalog:
 
     def _call(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         client = self._live_client()
+        if method in _BILLED:
+            request = request | {"ReturnConsumedCapacity": "TOTAL"}
         try:
             reply: dict[str, Any] = getattr(client, method)(**request)
         except PARSER_ERRORS as exc:  # a body without a checksum that only looks like a reply
             raise BrokenReplyError(operation=method, fault=str(exc)) from exc
+        if method in _BILLED:
+            self._count_units(method, reply.get("ConsumedCapacity"))
         return reply
+
+    def _count_units(self, method: str, consumed: Any) -> None:
+        """Adds what a reply says that it cost; one of a broken server may say anything."""
+        listed = consumed if isinstance(consumed, list) else [consumed]
+        found = [each.get("CapacityUnits") for each in listed if isinstance(each, dict)]
+        total = sum(each for each in found if isinstance(each, int | float))
+        with self._units_lock:
+            self.units[method] = self.units.get(method, 0.0) + total
 
     def _describe(self) -> TableDescriptionTypeDef | None:
         try:

@@ -36,7 +36,7 @@ from tidelog.errors import InvalidError, TidelogError, unexpected
 from tidelog.home import Home, World
 from tidelog.opening import real_world
 from tidelog.pipeline.base import CycleReport
-from tidelog.server.http.metrics import open_telemetry
+from tidelog.server.http.telemetry import open_telemetry
 
 __all__ = [
     "AfterCycles",
@@ -216,7 +216,8 @@ class DriverWatch:
 
 def traced_world() -> World:
     """Returns this process's world, with spans if OpenTelemetry has a provider."""
-    return replace(real_world(), spans=open_telemetry() or NoSpans())
+    world = real_world()
+    return replace(world, spans=open_telemetry(world.environ) or NoSpans())
 
 
 _FORMAT_OPTIONS = (

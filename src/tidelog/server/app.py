@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.codec.event_batch import one_batch, table_of, with_position
 from tidelog.codec.event_json import batch_lines
 from tidelog.coordination.tokens import close_home, is_closed_home, read_tokens
@@ -54,7 +55,7 @@ from tidelog.server.http.errors import (
     status_of,
 )
 from tidelog.server.http.health import Health
-from tidelog.server.http.metrics import Complaints, Metrics, Telemetry
+from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.request import (
     Bodies,
     WholeRoute,
@@ -65,6 +66,7 @@ from tidelog.server.http.request import (
     inflate,
     is_encoded,
 )
+from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.http.threads import ServerThreads
 from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
@@ -142,7 +144,8 @@ class FrontDoor:
         link = telemetry.link if telemetry is not None else lambda: None
         self._ingest = Ingest(home, self._topics, self._threads, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
-        self.metrics = Metrics(home.meter, self._buffered)
+        catalog = home.catalog if isinstance(home.catalog, CheckedCatalog) else None
+        self.metrics = Metrics(home.meter, self._buffered, catalog)
         self._prefix = home.context.ids.new()[:12].encode()  # of the ids of requests
         self._count = 0
         self._access: AccessLog | None = None

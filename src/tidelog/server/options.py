@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from tidelog.errors import InvalidError
 from tidelog.model.topic import check_topic_name
 
 __all__ = ["ServeOptions"]
+
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_SECRET_HEADERS = ("authorization", "proxy-authorization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class ServeOptions:
     port: int = 8480  # 0: one that is free
     topic_default: str | None = None  # of a pixel that names none
     public_pixels: tuple[str, ...] = ()  # topics whose pixel needs no token
+    keep_headers: tuple[str, ...] = ()  # of pixels, besides those that are kept always
+    keep_request: bool = False  # pixels keep their method and path
     rate: float | None = None  # requests a second of one client; 0: no limit; None: the default
     body_bytes_max: int = 8 << 20
     behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
@@ -43,6 +49,14 @@ class ServeOptions:
             if not self.socket or self.tls_cert is not None:
                 raise InvalidError("serve: give --socket a path, and let its proxy speak TLS")
             object.__setattr__(self, "behind_proxy", True)  # nothing else has a reason to use it
+        lowered = tuple(name.lower() for name in self.keep_headers)
+        for header in lowered:
+            if not _HEADER.fullmatch(header) or header in _SECRET_HEADERS:
+                raise InvalidError(
+                    f"serve: header `{header[:80]}`: is none, or holds a credential: give "
+                    "the names of others"
+                )
+        object.__setattr__(self, "keep_headers", lowered)
         for name in (self.topic_default, *self.public_pixels):
             if name is not None:
                 check_topic_name(name)

@@ -32,7 +32,7 @@ from tidelog.home import Home
 from tidelog.server.app import FrontDoor
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Certificate, Connection
-from tidelog.server.http.metrics import Telemetry
+from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
 
 __all__ = ["serve"]

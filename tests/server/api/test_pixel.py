@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from tests.support.serving import Served, ask, error, serving, status
 from tidelog.coordination.tokens import create_token
+from tidelog.errors import InvalidError
 from tidelog.model.event import Event
 from tidelog.server.api.pixel import GIF, event_of_query, parse_query
+from tidelog.server.options import ServeOptions
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,24 @@ def test_a_pixel_is_an_image_that_nobody_keeps_and_an_event(shared: Served) -> N
         "headers": {"user-agent": "browser", "referer": "http://page", "accept-language": "de"},
     }
     assert (event.id, event.key, event.timestamp) == ("e1", b"k", 1794736800000)
+
+
+def test_operator_chooses_which_headers_and_whether_method_and_path_are_kept(
+    tmp_path: Path,
+) -> None:
+    names = ("X-Campaign", "DNT", "user-agent")
+    with serving(tmp_path, keep_headers=names, keep_request=True) as served:
+        sent = {"user-agent": "browser", "x-campaign": "autumn", "x-other": "y"}
+        assert served.client.get("/track/t.gif?a=1", headers=sent).status_code == 200
+        assert last(served)[1] == {
+            "params": {"a": "1"},
+            "headers": {"user-agent": "browser", "x-campaign": "autumn"},
+            "method": "GET",
+            "path": "/track/t.gif",
+        }
+    for name in ("Authorization", "proxy-authorization", "a b", ""):
+        with pytest.raises(InvalidError, match="credential"):
+            ServeOptions(keep_headers=(name,))
 
 
 @pytest.mark.parametrize("path", ["/track.gif?topic=t&a=1", "/track/t.gif?a=1", "/track.gif?a=1"])

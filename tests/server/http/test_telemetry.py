@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry import propagate, trace
@@ -13,7 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.serving import Served, serving
-from tidelog.server.http.metrics import Telemetry, open_telemetry
+from tidelog.errors import InvalidError
+from tidelog.server.http import telemetry as telemetry_module
+from tidelog.server.http.telemetry import Telemetry, open_telemetry
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -66,6 +71,68 @@ def test_without_a_provider_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(open_telemetry(), Telemetry)
 
 
+@pytest.fixture
+def no_provider(monkeypatch: pytest.MonkeyPatch) -> list[TracerProvider]:
+    """What is set as the provider, in place of the process's own."""
+    found: list[TracerProvider] = []
+    monkeypatch.setattr(trace, "set_tracer_provider", found.append)
+    monkeypatch.setattr(
+        trace, "get_tracer_provider", lambda: found[0] if found else trace.ProxyTracerProvider()
+    )
+    return found
+
+
+def test_environment_alone_sets_up_an_exporter(
+    no_provider: list[TracerProvider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    entry = SimpleNamespace(load=lambda: lambda: exporter)
+    asked: list[dict[str, str]] = []
+
+    def entry_points(**wanted: str) -> list[SimpleNamespace]:
+        asked.append(wanted)
+        return [entry]
+
+    monkeypatch.setattr(telemetry_module, "entry_points", entry_points)
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318",
+        "OTEL_SERVICE_NAME": "orders-log",
+    }
+    telemetry = open_telemetry(environ)
+    assert telemetry is not None
+    with telemetry.span("tidelog.append", topic="t"):
+        pass
+    [provider] = no_provider
+    provider.force_flush()
+    assert [span.name for span in exporter.get_finished_spans()] == ["tidelog.append"]
+    assert asked == [{"group": "opentelemetry_traces_exporter", "name": "otlp_proto_http"}]
+    provider.shutdown()
+    assert provider.resource.attributes["service.name"] == "orders-log"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_TRACES_EXPORTER": "none"},
+        {"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"},
+    ],
+)
+def test_exporter_is_set_up_only_on_request(
+    no_provider: list[TracerProvider], environ: dict[str, str]
+) -> None:
+    assert open_telemetry(environ) is None
+    assert no_provider == []
+
+
+def test_exporter_that_is_not_installed_is_named(no_provider: list[TracerProvider]) -> None:
+    with pytest.raises(InvalidError, match="opentelemetry-exporter-otlp-proto-http"):
+        open_telemetry({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
+    with pytest.raises(InvalidError, match="exporter `jaegr`"):
+        open_telemetry({"OTEL_TRACES_EXPORTER": "jaegr"})
+    assert no_provider == []
+
+
 def metric(served: Served, name: str) -> float:
     found = re.search(rf"^{re.escape(name)} (\S+)$", served.client.get("/metrics").text, re.M)
     assert found, name
@@ -87,7 +154,19 @@ def test_metrics_count_what_was_done(served: Served) -> None:
     assert metric(served, 'tidelog_request_seconds_count{operation="append"}') == 2
     assert metric(served, 'tidelog_request_seconds_bucket{le="+Inf",operation="append"}') == 2
     assert metric(served, 'tidelog_store_requests_total{verb="put"}') >= 2
+    assert metric(served, 'tidelog_catalog_calls_total{call="write"}') >= 2
+    assert metric(served, 'tidelog_catalog_calls_total{call="get"}') >= 2
     assert metric(served, "tidelog_requests_in_flight") == 1
     deadline = time.monotonic() + 60
     while metric(served, 'tidelog_buffered_bytes{topic="t"}'):
         assert time.monotonic() < deadline
+
+
+def test_commands_need_none_of_the_servers_libraries() -> None:
+    """Most of them have spans, and are installed without the extra `serve`."""
+    script = (
+        "import sys\n"
+        "for name in ('prometheus_client', 'starlette', 'uvicorn'): sys.modules[name] = None\n"
+        "import tidelog.cli.main, tidelog.cli.pipeline_options, tidelog.aws\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +18,8 @@ from tidelog.cli.terminal import Interruption
 from tidelog.connectors.playback_sinks import check_playback_sink
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.model.event import to_iso
+from tidelog.model.decoding import decode_json
+from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, PlaybackState, check_playback_name
 from tidelog.model.topic import Topic
 from tidelog.playback.play import PlaybackResult, SlotCount, check_speed
@@ -51,6 +54,13 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 @click.option(
     "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
 )
+@click.option(
+    "--params",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="A JSON object with what is not given here: topic, start, end, to, speed, resume, as_of. "
+    "Times are text, or milliseconds since 1970. - for standard input.",
+)
 @click.option("--empty-slots", is_flag=True, help="Tell of slots without events too.")
 @click.option("--list", "listed", is_flag=True, help="List playbacks that have names, and end.")
 @click.option("--forget", metavar="NAME", help="Forget one that has a name, and end.")
@@ -68,16 +78,21 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
     Examples:
       tidelog playback orders --to topic:orders-again
       tidelog playback orders --start -2h --end -1h --to stdout: --speed 10
+      tidelog playback --params test.json
       tidelog playback orders --start 2026-11-01 --to kafka://host:9092/orders --resume november
       tidelog playback --list
       tidelog playback --forget november
     """
     listed, forgotten, topic = given.pop("listed"), given.pop("forget"), given.pop("topic")
+    params = given.pop("params")
     if listed or forgotten is not None:
-        _refuse_more(topic, given, both=listed and forgotten is not None)
+        wanted = params if topic is None else topic
+        _refuse_more(wanted, given, both=listed and forgotten is not None)
         with open_home(home_text) as home:
             _names(home, output, forgotten)
         return
+    if params is not None:
+        topic = _add_params(topic, given, params)
     for name, value in (("argument 'TOPIC'", topic), ("option '--to'", given["sink"])):
         if value is None:
             raise click.UsageError(f"Missing {name}.")
@@ -111,6 +126,58 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
             interrupt.finished()
         else:
             how.say(_how_to_go_on(topic, options, played))
+
+
+class _Params(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file of parameters may hold."""
+
+    topic: str | None = None
+    start: str | int | None = None
+    end: str | int | None = None
+    to: str | None = None
+    speed: str | float | None = None
+    resume: str | None = None
+    as_of: str | None = None
+
+
+def _add_params(topic: str | None, given: dict[str, Any], path: str) -> str | None:
+    """Adds what a file says and the command line does not; returns the topic."""
+    try:
+        found = decode_json(_read(path), _Params)
+    except msgspec.MsgspecError as exc:
+        names = ", ".join(_Params.__struct_fields__)
+        raise InvalidError(
+            f"playback: parameters in `{path}`: {exc}: give an object with {names}"
+        ) from exc
+    values = {
+        "start": _time(found.start),
+        "end": _time(found.end),
+        "sink": found.to,
+        "name": found.resume,
+        "as_of": found.as_of,
+        "speed": None if found.speed is None else str(found.speed),
+    }
+    context = click.get_current_context()
+    for name, value in values.items():
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if value is not None and not is_given:
+            given[name] = value
+    return found.topic if topic is None else topic
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise InvalidError(
+            f"playback: parameters in `{path}`: {exc.strerror}: give a file"
+        ) from exc
+
+
+def _time(value: str | int | None) -> str | None:
+    return to_iso(check_timestamp(value)) if isinstance(value, int) else value
 
 
 def _names(home: Home, output: Output, forgotten: str | None) -> None:
@@ -218,7 +285,8 @@ class _Messages:
         """All of it."""
         per_s = round(played.events / seconds) if seconds > 0 else 0
         self._line(
-            f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
+            ("Success: " if played.finished else "Stopped: ")
+            + f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
             f"{seconds:.1f} s, {per_s:,} events/s"
             + (f", {played.left_out:,} left out as erased" if played.left_out else ""),
             {

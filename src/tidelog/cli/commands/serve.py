@@ -51,6 +51,15 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     help="Let anybody send pixels to this topic, without a token; may be repeated.",
 )
 @click.option(
+    "--keep-header",
+    "keep_headers",
+    multiple=True,
+    metavar="NAME",
+    help="Keep this header of pixels too, beside user-agent, referer and accept-language; may be "
+    "repeated.",
+)
+@click.option("--keep-request", is_flag=True, help="Keep the method and the path of pixels too.")
+@click.option(
     "--rate",
     type=float,
     metavar="N",
@@ -103,13 +112,13 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
       tidelog serve --host 0.0.0.0 --rate 100 --public-pixel clicks
     """
     try:
-        from tidelog.server.http.metrics import open_telemetry
+        from tidelog.server.http.telemetry import open_telemetry
         from tidelog.server.options import ServeOptions
         from tidelog.server.run import serve as run
     except ModuleNotFoundError as exc:
         raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
     options = ServeOptions(**given)
-    telemetry = open_telemetry()
+    telemetry = open_telemetry(os.environ)  # noqa: TID251 - as below
     world = World(
         environ=os.environ,  # noqa: TID251 - here the world comes in
         spans=telemetry or NoSpans(),

@@ -33,6 +33,8 @@ __all__ = ["up"]
 _PORT = 8480
 _DEMO_MS = 8_000  # of sample traffic, where nobody watches
 _PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cert", "tls_key")
+_FLAGS = ("behind_proxy", "audit_reads", "keep_request")
+_REPEATED = ("public_pixel", "keep_header")
 _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 
 
@@ -59,6 +61,8 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 @click.option("--behind-proxy", is_flag=True, help="As of `tidelog serve`.")
 @click.option("--rate", type=float, metavar="N", help="As of `tidelog serve`.")
 @click.option("--public-pixel", multiple=True, metavar="T", help="As of `tidelog serve`.")
+@click.option("--keep-header", multiple=True, metavar="NAME", help="As of `tidelog serve`.")
+@click.option("--keep-request", is_flag=True, help="As of `tidelog serve`.")
 @click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
 @click.option("--socket", metavar="FILE", help="As of `tidelog serve`.")
 @click.option("--topic-default", metavar="T", help="As of `tidelog serve`.")
@@ -125,10 +129,10 @@ def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
 
 def _of_server(given: dict[str, Any]) -> list[str]:
     """The options that are passed on to the server as they are."""
-    flags = ("behind_proxy", "audit_reads")
-    passed = [f"--{name.replace('_', '-')}" for name in flags if given[name]]
-    for topic in given["public_pixel"]:
-        passed += ["--public-pixel", topic]
+    passed = [f"--{name.replace('_', '-')}" for name in _FLAGS if given[name]]
+    for name in _REPEATED:
+        for value in given[name]:
+            passed += [f"--{name.replace('_', '-')}", value]
     for name in _PASSED:
         if given[name] is not None:
             passed += [f"--{name.replace('_', '-')}", str(given[name])]

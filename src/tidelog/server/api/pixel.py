@@ -1,15 +1,17 @@
 """``GET /track.gif``: a request becomes an event, and is answered with an image of one pixel.
 
-The event's value is JSON: ``params`` from the query, ``headers`` with the few below, and behind a
-proxy the client's ``address``. What is not UTF-8 is ``{"base64": "..."}``, as in events. The
-parameters ``topic``, ``id``, ``key`` and ``t`` (its time) go into the event itself, ``token`` is
-for the gate, and ``ack=0`` asks for the answer as soon as the event is in the buffer, from which a
-crash may lose it. ``/track/{topic}.gif`` is the same.
+The event's value is JSON: ``params`` from the query, ``headers`` with the few below and those that
+the operator lists, behind a proxy the client's ``address``, and on request ``method`` and ``path``.
+What is not UTF-8 is ``{"base64": "..."}``, as in events. The parameters ``topic``, ``id``, ``key``
+and ``t`` (its time) go into the event itself, ``token`` is for the gate, and ``ack=0`` asks for the
+answer as soon as the event is in the buffer, from which a crash may lose it.
+``/track/{topic}.gif`` is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -31,6 +33,7 @@ __all__ = [
     "HEADERS",
     "HEADERS_KEPT",
     "OWN_PARAMETERS",
+    "KeptRequest",
     "Params",
     "Pixels",
     "event_of_query",
@@ -58,6 +61,14 @@ _KEPT = tuple((name, name.encode()) for name in HEADERS_KEPT)
 _encode = msgspec.json.Encoder().encode
 
 
+class KeptRequest(NamedTuple):
+    """What of a request its event keeps, beside the query."""
+
+    headers: tuple[tuple[str, bytes], ...] = _KEPT  # by name, and as requests have them
+    method: str | None = None
+    path: str | None = None
+
+
 class Pixels:
     """The handler of pixels."""
 
@@ -74,6 +85,8 @@ class Pixels:
         self._topics = topics
         self._ingest = ingest
         self._metrics = metrics
+        more = (name for name in options.keep_headers if name not in HEADERS_KEPT)
+        self._kept = KeptRequest((*_KEPT, *((name, name.encode()) for name in more)))
 
     async def track(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
@@ -84,7 +97,10 @@ class Pixels:
         await self._admit(scope, headers, topic, params)
         address = self._gate.address(scope, headers) if self._options.behind_proxy else None
         durable = is_durable(params)
-        event = event_of_query(params, headers, address)
+        kept = self._kept
+        if self._options.keep_request:
+            kept = kept._replace(method=scope["method"], path=scope["path"])
+        event = event_of_query(params, headers, address, kept)
         opened = self._topics.get(topic) or await self._topics.open(topic)
         answered = list(HEADERS)
         if durable:
@@ -182,11 +198,20 @@ def is_durable(params: Params) -> bool:
     return given == "1"
 
 
-def event_of_query(params: Params, headers: Mapping[bytes, bytes], address: str | None) -> Event:
+def event_of_query(
+    params: Params,
+    headers: Mapping[bytes, bytes],
+    address: str | None,
+    kept: KeptRequest = KeptRequest(),  # noqa: B008 - immutable
+) -> Event:
     """The event of a request, whose own parameters are taken out of ``params``."""
     own = {name: _once(name, params.pop(name)) for name in OWN_PARAMETERS if name in params}
     value: dict[str, object] = {"params": {name: _shown(each) for name, each in params.items()}}
-    value["headers"] = {name: _shown(_text(headers[raw])) for name, raw in _KEPT if raw in headers}
+    value["headers"] = {
+        name: _shown(_text(headers[raw])) for name, raw in kept.headers if raw in headers
+    }
+    if kept.method is not None:
+        value |= {"method": kept.method, "path": kept.path}
     if address is not None:
         value["address"] = address
     key = own.pop("key", None)

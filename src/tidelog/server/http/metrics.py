@@ -4,21 +4,13 @@ The loop's own thread counts, in plain numbers, so that a request pays next to n
 metrics when somebody asks for them.
 
 What the operator should know, on standard error: one line a second at most.
-
-Spans by OpenTelemetry, where the user has it installed and has set up a provider for it.
-
-Without either, nothing is traced and requests pay nothing. A request is one span, which belongs to
-the trace that its ``traceparent`` header names; an append is one for all requests that share it,
-with a link to each, and has its upload and its commit inside.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -29,12 +21,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
-from tidelog.context import Spans
 from tidelog.errors import TidelogError
 from tidelog.store.wrappers import Meter
 
-__all__ = ["Complaints", "Metrics", "Telemetry", "open_telemetry"]
+__all__ = ["Complaints", "Metrics"]
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -52,7 +44,12 @@ class _Durations:
 class Metrics(Collector):
     """Counts for one server."""
 
-    def __init__(self, meter: Meter, buffered: Callable[[], Iterable[tuple[str, int]]]) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        buffered: Callable[[], Iterable[tuple[str, int]]],
+        catalog: CheckedCatalog | None = None,
+    ) -> None:
         self.in_flight = 0
         self.waiting = 0  # long polls and tails
         self.events_in = 0
@@ -61,6 +58,7 @@ class Metrics(Collector):
         self._requests: dict[tuple[str, int], int] = {}
         self._durations: dict[str, _Durations] = {}
         self._meter = meter
+        self._catalog = catalog
         self._buffered = buffered  # bytes on their way, by topic
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -99,6 +97,7 @@ class Metrics(Collector):
             buffered.add_metric([topic], size)
         yield buffered
         yield from self._of_store()
+        yield from self._of_catalog()
 
     def _of_requests(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(
@@ -134,6 +133,23 @@ class Metrics(Collector):
                 family.add_metric([verb], getattr(usage, name))
             yield family
 
+    def _of_catalog(self) -> Iterable[Metric]:
+        catalog = self._catalog
+        calls = {} if catalog is None else catalog.calls
+        for name, what, label, found in (
+            ("calls", "Reads, scans, writes and conflicts of the catalog", "call", calls),
+            (
+                "capacity_units",
+                "Capacity units that DynamoDB has counted",
+                "request",
+                {} if catalog is None else catalog.units,
+            ),
+        ):
+            family = CounterMetricFamily(f"tidelog_catalog_{name}", what, labels=[label])
+            for key, value in sorted(found.items()):
+                family.add_metric([key], value)
+            yield family
+
 
 _GAP_S = 1.0
 
@@ -157,54 +173,3 @@ class Complaints:
         line += f" (request {request_id})" if request_id else ""
         print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
         self._said_s, self._unsaid = now_s, 0
-
-
-class Telemetry(Spans):
-    """Spans of the log and of requests, by one tracer."""
-
-    def __init__(self, api: Any, propagate: Any) -> None:
-        self._api = api
-        self._propagate = propagate
-        self._tracer = api.get_tracer("tidelog")
-
-    def span(
-        self, name: str, links: Sequence[object] = (), **attributes: str | int
-    ) -> AbstractContextManager[None]:
-        wanted = [self._api.Link(link) for link in links]
-        found: AbstractContextManager[None] = self._tracer.start_as_current_span(
-            name, links=wanted, attributes=attributes
-        )
-        return found
-
-    @contextmanager
-    def request(self, operation: str, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Any]:
-        """A span around a request, inside the trace that its headers name."""
-        carrier = {
-            name: headers[name.encode()].decode("latin-1")
-            for name in ("traceparent", "tracestate")
-            if name.encode() in headers
-        }
-        attributes = {"http.request.method": method, "http.route": operation}
-        with self._tracer.start_as_current_span(
-            f"{method} {operation}",
-            context=self._propagate.extract(carrier),
-            kind=self._api.SpanKind.SERVER,
-            attributes=attributes,
-        ) as span:
-            yield span
-
-    def link(self) -> object | None:
-        """What a flush refers to the present request by; None outside of a recorded one."""
-        span = self._api.get_current_span()
-        return span.get_span_context() if span.is_recording() else None
-
-
-def open_telemetry() -> Telemetry | None:
-    """Telemetry, where OpenTelemetry is installed and a provider is set."""
-    try:
-        from opentelemetry import propagate, trace  # noqa: PLC0415 - it may not be there
-    except ImportError:
-        return None
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return None
-    return Telemetry(trace, propagate)
