@@ -8,6 +8,7 @@ WORKERS ?= 3
 CHECKED := $(addprefix tests/,model codec catalog store coordination log journal pipeline)
 # Without its bytecode, all of a process's modules are compiled again at each start: tests start many.
 unexport PYTHONDONTWRITEBYTECODE
+IMAGE_EXTRAS := $(addprefix --extra ,aws formats kafka scylla serve tables telemetry)
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
 .PHONY: help demo check test test-long lint format docs bench bench-sim lock setup servers clean
@@ -79,6 +80,9 @@ $(READY): requirements.lock requirements-bootstrap.lock pyproject.toml
 lock:
 	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --upgrade $(LOCK_FLAGS) -o requirements.lock
 	echo uv | $(BIN)/uv pip compile - -c requirements.lock $(LOCK_FLAGS) -o requirements-bootstrap.lock
+	echo hatchling | $(BIN)/uv pip compile - -c requirements.lock $(LOCK_FLAGS) --no-annotate -o deploy/requirements-build.lock
+	$(BIN)/uv pip compile pyproject.toml $(IMAGE_EXTRAS) -c requirements.lock $(LOCK_FLAGS) --no-annotate -o deploy/requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra aws -c requirements.lock $(LOCK_FLAGS) --no-annotate -o deploy/aws/requirements.lock
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
