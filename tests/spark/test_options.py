@@ -22,7 +22,7 @@ from tidelog.spark.options import (
     write_options,
 )
 from tidelog.spark.plan import OffsetSlice, split_tasks
-from tidelog.spark.source import shares
+from tidelog.spark.stream import shares
 
 ALL = (BATCH_READ, STREAM_READ, BATCH_WRITE, STREAM_WRITE)
 PLACE = {"home": "h", "topic": "orders"}
@@ -30,7 +30,7 @@ PLACE = {"home": "h", "topic": "orders"}
 
 def test_options_come_in_any_case() -> None:
     options = read_options({**PLACE, "startoffsets": '{"0": 17}'}, BATCH_READ)
-    assert options.start_offsets == {0: 17}
+    assert options.start_offsets == {"": {0: 17}}
     assert options.end_offsets == "latest"
 
 
@@ -46,6 +46,16 @@ def test_options_come_in_any_case() -> None:
         ({"startoffsets": "17"}, BATCH_READ, "offsets as JSON"),
         ({"startoffsets": '{"0": -1}'}, BATCH_READ, "offsets as JSON"),
         ({"startoffsets": "soon"}, BATCH_READ, "offsets as JSON"),
+        ({"startoffsets": '{"orders": 17}'}, BATCH_READ, "offsets as JSON"),
+        ({"startoffsets": '{"orders": {"0": -1}}'}, BATCH_READ, "offsets as JSON"),
+        ({"topic": "a,b", "startoffsets": '{"0": 1}'}, BATCH_READ, "may be several topics"),
+        ({"topic": "a*", "endoffsets": '{"0": 1}'}, BATCH_READ, "may be several topics"),
+        ({"topic": "a,a"}, BATCH_READ, "names a topic twice"),
+        ({"topic": "a,*/b"}, BATCH_READ, "topic name `x/b`"),
+        ({"endtime": "-1h"}, STREAM_READ, "elsewhere after each restart"),
+        ({"endtime": "soon"}, STREAM_READ, "is not ISO 8601"),
+        ({"failondataloss": "no"}, STREAM_READ, "true or false"),
+        ({"failondataloss": "false"}, BATCH_READ, "unknown option"),
         ({"bytespertask": "0"}, BATCH_READ, "whole number, 1 or more"),
         ({"maxeventspertrigger": "1", "maxbytespertrigger": "1"}, STREAM_READ, "give one"),
         ({"startoffsets": "latest", "starttime": "-1h"}, STREAM_READ, "give one"),
@@ -68,6 +78,8 @@ def test_reads_refuse(given: dict[str, str], use: Use, message: str) -> None:
         ({"sink": "a", "batch": "-1"}, BATCH_WRITE, "whole number, 0 or more"),
         ({"usepartition": "yes"}, BATCH_WRITE, "true or false"),
         ({"columns": "value"}, BATCH_WRITE, "unknown option `columns`"),
+        ({"topic": "a,b"}, BATCH_WRITE, "topic name `a,b`"),
+        ({"topic": "a*"}, BATCH_WRITE, r"topic name `a\*`"),
     ],
 )
 def test_writes_refuse(given: dict[str, str], use: Use, message: str) -> None:

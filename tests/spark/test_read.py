@@ -98,8 +98,9 @@ def test_errors_reach_the_user(read: Read, home: Home) -> None:
     home.trim("orders", ToOffsets({0: 4}))
     with pytest.raises(PySparkException, match="offset 3 was trimmed, the first is 4"):
         read("orders", startOffsets='{"0": 3}').count()
-    with pytest.raises(PySparkException, match="did you mean `columns`"):
+    with pytest.raises(PySparkException, match="did you mean `columns`") as refused:
         read("orders", colums="value")
+    assert len(str(refused.value).strip().splitlines()) <= 2, "one line, and Spark's SQLSTATE"
     assert read("orders").count() == 26, "earliest is the first that is left"
 
 
@@ -313,3 +314,23 @@ def test_damaged_bytes_are_told(home: Home, tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(CorruptError, match="expected crc32c"):
         list(reader.read(tasks[0]))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("orders")
+def test_sql_works_or_says_what_to_type(local_spark: SparkSession, home: Home) -> None:
+    options = f"OPTIONS (home '{home.config}', topic 'or*')"
+    local_spark.sql(f"CREATE TEMPORARY VIEW orders_in_sql USING tidelog {options}")
+    assert local_spark.sql("SELECT count(*) AS n FROM orders_in_sql").collect()[0].n == 30
+    with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW") as refused:
+        local_spark.sql(f"CREATE TABLE orders_table USING tidelog {options}")
+    assert "Traceback" not in str(refused.value)
+    local_spark.sql(f"CREATE TABLE orders_table (value binary) USING tidelog {options}")
+    with pytest.raises(PySparkException, match="keeps no options with a table"):
+        local_spark.sql("SELECT * FROM orders_table").count()
+    local_spark.sql("DROP TABLE orders_table")
+    writer = local_spark.table("orders_in_sql").write.format("tidelog")
+    with pytest.raises(PySparkException, match="Append"):
+        writer.options(home=home.config, topic="orders").save()
+    with pytest.raises(PySparkException, match="use mode append"):
+        writer.options(home=home.config, topic="orders").mode("overwrite").save()

@@ -15,6 +15,7 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 from tidelog.model.decoding import check_json_depth
+from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
 
 __all__ = [
@@ -26,13 +27,15 @@ __all__ = [
     "ReadOptions",
     "Use",
     "WriteOptions",
+    "check_not_table",
+    "is_pattern",
     "read_columns",
     "read_options",
     "write_options",
 ]
 
-Offsets = str | dict[int, int]
-"""``earliest``, ``latest``, or an offset for each of some partitions."""
+Offsets = str | dict[str, dict[int, int]]
+"""``earliest``, ``latest``, or offsets of partitions by topic; "" is the only topic of a read."""
 
 _SINK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SPARKS_OWN = ("checkpointlocation",)  # Spark passes it on to the sink
@@ -47,9 +50,11 @@ class Use:
 
 
 _PLACE = ("home", "topic")
-_READ = (*_PLACE, "columns", "startOffsets", "startTime", "bytesPerTask")
-BATCH_READ = Use("batch read", (*_READ, "endOffsets", "endTime", "pushFilters"))
-STREAM_READ = Use("streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger"))
+_READ = (*_PLACE, "columns", "startOffsets", "startTime", "endTime", "bytesPerTask")
+BATCH_READ = Use("batch read", (*_READ, "endOffsets", "pushFilters"))
+STREAM_READ = Use(
+    "streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+)
 BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch", "acceptRepeat"))
 STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink", "acceptRepeat"))
 _ANY_READ = Use("read", tuple(dict.fromkeys((*BATCH_READ.takes, *STREAM_READ.takes))))
@@ -60,7 +65,7 @@ class ReadOptions:
     """What to read, and in which portions."""
 
     home: str  # a folder or a config string
-    topic: str
+    topics: tuple[str, ...]  # names, and patterns of names
     start_offsets: Offsets = "earliest"
     end_offsets: Offsets = "latest"
     start_time: str | None = None  # ISO 8601, or relative such as `-15m`
@@ -69,6 +74,12 @@ class ReadOptions:
     push_filters: bool = False  # the table serves one query, whose filters Spark passes
     trigger_events: int | None = None  # of one micro-batch
     trigger_bytes: int | None = None  # stored bytes of one micro-batch
+    fail_on_loss: bool = True  # when events were trimmed before a stream had read them
+
+    @property
+    def what(self) -> str:
+        """Returns the topics as they were given."""
+        return ",".join(self.topics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +111,21 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
+def check_not_table(given: Mapping[str, str]) -> None:
+    """Raises for a table in Spark's own catalog, which could not be read afterwards."""
+    if any(name.lower().startswith("option.") for name in given):
+        raise InvalidError(
+            "CREATE TABLE: Spark keeps no options with a table of a Python source, so that it "
+            "could not be read: use CREATE TEMPORARY VIEW … USING tidelog OPTIONS (…)"
+        )
+
+
 def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
     """Parses the options of a read."""
     said = _known(given, use)
     options = ReadOptions(
         home=_required(said, "home", "a folder or a config string"),
-        topic=_topic(said),
+        topics=_topics(said),
         start_offsets=_offsets(said, "startOffsets", "earliest"),
         end_offsets=_offsets(said, "endOffsets", "latest"),
         start_time=said.get("startTime"),
@@ -114,7 +134,9 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
         push_filters=_flag(said, "pushFilters"),
         trigger_events=_number(said, "maxEventsPerTrigger"),
         trigger_bytes=_number(said, "maxBytesPerTrigger"),
+        fail_on_loss=_flag(said, "failOnDataLoss", "true"),
     )
+    _check_offsets(options)
     if options.trigger_events and options.trigger_bytes:
         raise InvalidError(
             "options maxEventsPerTrigger and maxBytesPerTrigger: Spark knows one limit: give one"
@@ -123,6 +145,8 @@ def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
         raise InvalidError(
             "options startOffsets and startTime: both say where the stream begins: give one"
         )
+    if use is STREAM_READ and options.end_time is not None:
+        _check_end_time(options.end_time)
     return options
 
 
@@ -183,7 +207,10 @@ def _known(given: Mapping[str, str], use: Use) -> dict[str, str]:
 def _required(said: Mapping[str, str], name: str, wanted: str) -> str:
     value = said.get(name)
     if not value:
-        raise InvalidError(f"option {name}: is missing: give {wanted}")
+        raise InvalidError(
+            f"option {name}: is missing: give {wanted} (Spark keeps no options with a table of "
+            "CREATE TABLE or saveAsTable: use `CREATE TEMPORARY VIEW`, or `format` and `options`)"
+        )
     return value
 
 
@@ -191,6 +218,43 @@ def _topic(said: Mapping[str, str]) -> str:
     name = _required(said, "topic", "the topic's name")
     check_topic_name(name)
     return name
+
+
+def _topics(said: Mapping[str, str]) -> tuple[str, ...]:
+    text = _required(said, "topic", "the topic's name, several, or a pattern: `orders-*`")
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        check_topic_name(name if not is_pattern(name) else re.sub(r"[*?]", "x", name))
+    if len(set(names)) < len(names):
+        raise InvalidError(f"option topic: `{text}` names a topic twice: name each once")
+    return names
+
+
+def is_pattern(name: str) -> bool:
+    """Returns whether a name of the option ``topic`` stands for any number of topics."""
+    return "*" in name or "?" in name
+
+
+def _check_offsets(options: ReadOptions) -> None:
+    """Raises for offsets that do not name their topic, where there may be several."""
+    several = len(options.topics) > 1 or is_pattern(options.topics[0])
+    for name, given in (
+        ("startOffsets", options.start_offsets),
+        ("endOffsets", options.end_offsets),
+    ):
+        if several and isinstance(given, dict) and "" in given:
+            raise InvalidError(
+                f'option {name}: there may be several topics: name them: {{"orders": {{"0": 17}}}}'
+            )
+
+
+def _check_end_time(text: str) -> None:
+    if text == "now" or text.startswith("-"):
+        raise InvalidError(
+            f"option endTime: is `{text}`: a stream would end elsewhere after each restart: give a "
+            "time in ISO 8601"
+        )
+    moment_ms(text, 0)
 
 
 def _number(said: Mapping[str, str], name: str, least: int = 1) -> int | None:
@@ -202,8 +266,8 @@ def _number(said: Mapping[str, str], name: str, least: int = 1) -> int | None:
     return int(text)
 
 
-def _flag(said: Mapping[str, str], name: str) -> bool:
-    text = said.get(name, "false").lower()
+def _flag(said: Mapping[str, str], name: str, usual: str = "false") -> bool:
+    text = said.get(name, usual).lower()
     if text not in ("true", "false"):
         raise InvalidError(f"option {name}: is `{text}`: give true or false")
     return text == "true"
@@ -223,7 +287,11 @@ def _offsets(said: Mapping[str, str], name: str, usual: str) -> Offsets:
         raise wrong from None
     if not isinstance(found, dict):
         raise wrong
-    for partition, offset in found.items():
-        if not partition.isdecimal() or type(offset) is not int or offset < 0:
-            raise wrong
-    return {int(partition): offset for partition, offset in found.items()}
+    by_topic = all(isinstance(each, dict) for each in found.values()) and found
+    parsed: dict[str, dict[int, int]] = {}
+    for topic, offsets in found.items() if by_topic else (("", found),):
+        for partition, offset in offsets.items():
+            if not partition.isdecimal() or type(offset) is not int or offset < 0:
+                raise wrong
+        parsed[topic] = {int(partition): offset for partition, offset in offsets.items()}
+    return parsed

@@ -15,8 +15,10 @@ the executor's own environment.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import gc
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +37,7 @@ from tidelog.journal.lookup import Lookup, can_be_id
 from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
 from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, in_turn, read_run
-from tidelog.log.topics import read_head
+from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
@@ -43,8 +45,9 @@ from tidelog.opening import open_context
 from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import BatchPosition, shown
+from tidelog.spark.failures import one_line
 from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
-from tidelog.spark.options import Offsets, ReadOptions
+from tidelog.spark.options import Offsets, ReadOptions, is_pattern
 from tidelog.store import Store, open_store_here
 
 __all__ = [
@@ -53,7 +56,8 @@ __all__ = [
     "Planner",
     "ReadTask",
     "Workshop",
-    "check_partitions",
+    "check_offsets",
+    "find_topics",
     "open_shared",
     "open_workshop",
     "range_of",
@@ -280,8 +284,8 @@ def resolve_times(options: ReadOptions, now_ms: int) -> EventTimes:
 
 def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> OffsetRange:
     """Returns the requested range of one partition. Raises if it does not exist any more."""
-    start = _offset(options.start_offsets, partition, head, "earliest")
-    end = _offset(options.end_offsets, partition, head, "latest")
+    start = _offset(options.start_offsets, topic, partition, head.start, head)
+    end = _offset(options.end_offsets, topic, partition, head.next, head)
     name = f"partition `{topic.name}/{partition}`"
     if start < head.start:
         raise NotFoundError(
@@ -300,12 +304,36 @@ def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> 
     return OffsetRange(partition, start, end)
 
 
-def check_partitions(topic: Topic, *offsets: Offsets) -> None:
-    """Raises for offsets of partitions that do not exist."""
+def find_topics(context: Context, options: ReadOptions) -> list[Topic]:
+    """Returns the topics of a read, by name. Raises ``NotFoundError`` if there is none."""
+    found: dict[str, Topic] = {}
+    for wanted in options.topics:
+        if not is_pattern(wanted):
+            found[wanted] = find_topic(context, wanted)
+            continue
+        matches = re.compile(fnmatch.translate(wanted)).fullmatch
+        for topic in list_topics(context):
+            if topic.state == "ready" and matches(topic.name):
+                found[topic.name] = topic
+    if not found:
+        raise NotFoundError(
+            f"option topic: no topic matches `{options.what}`: see `tidelog topic list`"
+        )
+    return [found[name] for name in sorted(found)]
+
+
+def check_offsets(topics: Sequence[Topic], *offsets: Offsets) -> None:
+    """Raises for offsets of topics and partitions that do not exist."""
+    by_name = {topic.name: topic for topic in topics}
     for each in offsets:
-        if isinstance(each, dict):
-            for partition in each:
-                topic.check_partition(partition)
+        for name, given in each.items() if isinstance(each, dict) else ():
+            if name and name not in by_name:
+                raise InvalidError(
+                    f"topic `{name}`: offsets are given for it, but it is not read: name it in "
+                    "option topic"
+                )
+            for partition in given:
+                (by_name[name] if name else topics[0]).check_partition(partition)
 
 
 def split_tasks(
@@ -343,9 +371,9 @@ def _around(slices: Sequence[OffsetSlice], places: list[int]) -> list[OffsetSlic
     return found
 
 
-def _offset(given: Offsets, partition: int, head: Head, otherwise: str) -> int:
+def _offset(given: Offsets, topic: Topic, partition: int, otherwise: int, head: Head) -> int:
     if isinstance(given, dict):
-        return given.get(partition, head.start if otherwise == "earliest" else head.next)
+        return given.get(topic.name, given.get("", {})).get(partition, otherwise)
     return head.start if given == "earliest" else head.next
 
 
@@ -372,13 +400,18 @@ def open_workshop(settings: Settings) -> Workshop:
 def read_task(task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yields the events of a task in Spark's columns."""
     store = open_workshop(task.settings).store
-    return joined_batches(_batches(store, task, wanted), _ROWS_MIN, _BYTES_MIN)
+    return joined_batches(_in_one_line(_batches(store, task, wanted)), _ROWS_MIN, _BYTES_MIN)
 
 
 @functools.cache
 def _keep_modules() -> None:
     """Once per process: excludes modules from the garbage collection after each Spark task."""
     gc.freeze()
+
+
+def _in_one_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with one_line():
+        yield from batches
 
 
 def _batches(store: Store, task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -8,19 +8,11 @@ trimmed since.
 
 A catalog in a SQLite file on another machine cannot be reached from a task. Then the plan is used
 as it is, and the table must be loaded again to see later deletes.
-
-Streaming reads, as Spark calls them.
-
-Spark stores offsets in the checkpoint. They have the next offset of each partition and the topic's
-incarnation: a topic that was deleted and created again is another one, and is refused. Spark asks
-for what comes next under a limit, then plans that range. Planning it again gives the same result.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,33 +31,26 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from tidelog.clock import RandomIds
 from tidelog.context import Context
-from tidelog.errors import InternalError, InvalidError, NotFoundError
-from tidelog.log.reader.partition_reader import find_offset
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import Head
-from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings, config_string
 from tidelog.spark.columns import arrow_schema, spark_schema
-from tidelog.spark.filters import ALL_TIMES, EVERYTHING, PushedFilter, push
+from tidelog.spark.failures import one_line, worker_name
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
     STREAM_READ,
     STREAM_WRITE,
     ReadOptions,
+    check_not_table,
     read_columns,
     read_options,
     write_options,
@@ -75,13 +60,15 @@ from tidelog.spark.plan import (
     OffsetSlice,
     Planner,
     ReadTask,
-    check_partitions,
+    check_offsets,
+    find_topics,
     open_shared,
     range_of,
     read_task,
     resolve_times,
     stamp_of,
 )
+from tidelog.spark.stream import TidelogStreamReader
 from tidelog.spark.write import TidelogStreamWriter, TidelogWriter
 
 __all__ = [
@@ -89,167 +76,9 @@ __all__ = [
     "TidelogDataSource",
     "TidelogFilterReader",
     "TidelogReader",
-    "TidelogStreamReader",
     "refreshed",
     "register",
-    "shares",
 ]
-
-_INCARNATION = "incarnation"
-
-
-class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query on the driver, with an open home; pickled to executors without it."""
-
-    def __init__(self, options: ReadOptions, wanted: pa.Schema) -> None:
-        self._options = options
-        self._wanted = wanted
-        self._context: Context | None = None
-        self._initial: dict[str, Any] | None = None
-        self._until: list[int] | None = None  # where a run to "available now" ends
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_context": None}
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Returns where a new query begins; Spark asks twice and gets the same answer."""
-        if self._initial is None:
-            self._initial = self._find_initial()
-        return self._initial
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Returns what comes next after ``start``: everything, or as much as the limit allows."""
-        context, topic = self._topic()
-        planner = Planner(context, topic)
-        before = _positions(topic, start)
-        ends = self._ends(planner)
-        _check_ahead(topic, before, ends)
-        if isinstance(limit, ReadMaxRows):
-            taken = shares([end - at for at, end in zip(before, ends, strict=True)], limit.max_rows)
-            ends = [at + count for at, count in zip(before, taken, strict=True)]
-        elif isinstance(limit, ReadMaxBytes):
-            ends = _ends_by_bytes(planner, before, ends, limit.max_bytes)
-        elif not isinstance(limit, ReadAllAvailable):
-            raise InternalError(f"streaming read: Spark asks for {limit}, which was never offered")
-        return _offset(topic, ends)
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._options.trigger_events is not None:
-            return ReadMaxRows(self._options.trigger_events)
-        if self._options.trigger_bytes is not None:
-            return ReadMaxBytes(self._options.trigger_bytes)
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Pins the ends: later events belong to the next run."""
-        self._until = [head.next for head in Planner(*self._topic()).heads()]
-
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Returns the topic's own ends, for the query's progress."""
-        context, topic = self._topic()
-        return _offset(topic, [head.next for head in Planner(context, topic).heads()])
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Returns the tasks of one micro-batch. Raises ``NotFoundError`` if events were trimmed."""
-        context, topic = self._topic()
-        bounds = zip(_positions(topic, start), _positions(topic, end), strict=True)
-        ranges = [
-            OffsetRange(p, first, last) for p, (first, last) in enumerate(bounds) if first < last
-        ]
-        return list(Planner(context, topic).tasks(ranges, self._options, ALL_TIMES))
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yields the events of one task."""
-        if not isinstance(partition, ReadTask):
-            return iter(())
-        return read_task(partition, self._wanted)
-
-    def stop(self) -> None:
-        """Closes the home."""
-        if self._context is not None:
-            self._context.close()
-            self._context = None
-
-    def _topic(self) -> tuple[Context, Topic]:
-        if self._context is None:
-            self._context = open_shared(self._options.home)
-        return self._context, find_topic(self._context, self._options.topic)
-
-    def _find_initial(self) -> dict[str, Any]:
-        context, topic = self._topic()
-        options = self._options
-        check_partitions(topic, options.start_offsets)
-        if options.start_time is not None:
-            moment = moment_ms(options.start_time, context.clock.now_ms())
-            partitions = range(topic.partitions)
-            return _offset(topic, [find_offset(context, topic, p, moment) for p in partitions])
-        heads = Planner(context, topic).heads()
-        ranges = [range_of(topic, partition, head, options) for partition, head in enumerate(heads)]
-        return _offset(topic, [each.start for each in ranges])
-
-    def _ends(self, planner: Planner) -> list[int]:
-        return self._until or [head.next for head in planner.heads()]
-
-
-def shares(available: list[int], limit: int) -> list[int]:
-    """Returns how many events of each partition make up ``limit``, in proportion."""
-    total = sum(available)
-    if total <= limit:
-        return available
-    taken = [count * limit // total for count in available]
-    left = limit - sum(taken)
-    for partition in sorted(range(len(available)), key=lambda p: taken[p] - available[p])[:left]:
-        taken[partition] += 1
-    return taken
-
-
-def _offset(topic: Topic, positions: list[int]) -> dict[str, Any]:
-    """Returns offsets as Spark stores them, always in this order: it compares them as text."""
-    found: dict[str, Any] = {str(partition): at for partition, at in enumerate(positions)}
-    return {**found, _INCARNATION: topic.incarnation}
-
-
-def _positions(topic: Topic, offset: dict[str, Any]) -> list[int]:
-    if offset.get(_INCARNATION) != topic.incarnation:
-        raise InvalidError(
-            f"topic `{topic.name}`: was deleted and made again after the checkpoint was written: "
-            "start a new query with a new checkpoint"
-        )
-    return [int(offset[str(partition)]) for partition in range(topic.partitions)]
-
-
-def _check_ahead(topic: Topic, before: list[int], ends: list[int]) -> None:
-    for partition, (at, end) in enumerate(zip(before, ends, strict=True)):
-        if at > end:
-            raise InvalidError(
-                f"partition `{topic.name}/{partition}`: the checkpoint has read up to offset {at}, "
-                f"but it ends at {end}: the catalog is older than the checkpoint, restore it"
-            )
-
-
-def _ends_by_bytes(
-    planner: Planner, before: list[int], ends: list[int], bytes_max: int
-) -> list[int]:
-    """Returns ends of whole runs, always of the partition with the least so far; at least one."""
-    reached = list(before)
-    todo: list[tuple[int, int, Iterator[OffsetSlice]]] = [
-        (0, partition, planner.slices(OffsetRange(partition, at, end), ALL_TIMES))
-        for partition, (at, end) in enumerate(zip(before, ends, strict=True))
-        if at < end
-    ]
-    total = 0
-    while todo:
-        size, partition, slices = heapq.heappop(todo)
-        piece = next(slices, None)
-        if piece is None:
-            continue
-        if total and total + piece.size > bytes_max:
-            return reached
-        total += piece.size
-        reached[partition] = piece.end
-        heapq.heappush(todo, (size + piece.size, partition, slices))
-    return reached
-
 
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -266,22 +95,28 @@ class TidelogDataSource(DataSource):
     def name(cls) -> str:
         return "tidelog"
 
+    @one_line()
     def schema(self) -> StructType:
+        check_not_table(self.options)
         return spark_schema(read_columns(self.options))
 
+    @one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
         options, wanted = read_options(self.options, BATCH_READ), arrow_schema(schema)
         if options.push_filters and _pushes_filters():
             return TidelogFilterReader(options, wanted, self._load)
         return TidelogReader(options, wanted)
 
+    @one_line()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return TidelogStreamReader(read_options(self.options, STREAM_READ), arrow_schema(schema))
 
+    @one_line()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         _refuse_overwrite(overwrite)
         return TidelogWriter(write_options(self.options, BATCH_WRITE), schema)
 
+    @one_line()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         _refuse_overwrite(overwrite)
         return TidelogStreamWriter(write_options(self.options, STREAM_WRITE), schema)
@@ -299,8 +134,7 @@ def _pushes_filters() -> bool:
     Spark has a worker of its own for that, which runs if the session's setting is on. All others
     refuse a reader that accepts filters while the setting is off.
     """
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
+    return worker_name() == _PUSHDOWN_WORKER
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -316,25 +150,33 @@ class TidelogReader(DataSourceReader):
         self._wanted = wanted
         self._pushed: PushedFilter = EVERYTHING
 
+    @one_line()
     def partitions(self) -> list[InputPartition]:
         """Returns one for each task; the ends are those of this moment."""
         options = self._options
         with open_shared(options.home) as context:
-            topic = find_topic(context, options.topic)
-            check_partitions(topic, options.start_offsets, options.end_offsets)
+            topics = find_topics(context, options)
+            check_offsets(topics, options.start_offsets, options.end_offsets)
             times = resolve_times(options, context.clock.now_ms())
-            planner = Planner(context, topic)
-            heads = planner.heads()
-            ranges = [
-                range_of(topic, partition, head, options) for partition, head in enumerate(heads)
-            ]
-            return list(planner.tasks(ranges, options, times, heads, self._pushed))
+            return [task for topic in topics for task in self._tasks(context, topic, times)]
+
+    def _tasks(self, context: Context, topic: Topic, times: EventTimes) -> list[ReadTask]:
+        if self._pushed.topics is not None and topic.name not in self._pushed.topics:
+            return []
+        planner = Planner(context, topic)
+        heads = planner.heads()
+        ranges = [
+            range_of(topic, partition, head, self._options) for partition, head in enumerate(heads)
+        ]
+        return planner.tasks(ranges, self._options, times, heads, self._pushed)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yields the events of one task. Without tasks, Spark passes a partition of its own."""
         if not isinstance(partition, ReadTask):
             return iter(())
-        return read_task(refreshed(partition), self._wanted)
+        with one_line():
+            current = refreshed(partition)
+        return read_task(current, self._wanted)
 
 
 class TidelogFilterReader(TidelogReader):
@@ -349,6 +191,7 @@ class TidelogFilterReader(TidelogReader):
         super().__init__(options, wanted)
         self._note = Path(tempfile.gettempdir()) / f"tidelog-filters-{load}"
 
+    @one_line()
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
         """Takes over what it understands. Returns what Spark has to check.
 

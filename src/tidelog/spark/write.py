@@ -47,6 +47,7 @@ from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.commit import Batch, SparkSink, check_not_swept, report_left_out
+from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import Workshop, open_shared, open_workshop, settings_of
 from tidelog.store.base import put_fresh
@@ -73,6 +74,7 @@ class TidelogWriter(DataSourceArrowWriter):
         self._options = options
         self._prepare_staging = _prepare_staging(options, schema)
 
+    @one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stages the rows of a task."""
         task = _task()
@@ -80,6 +82,7 @@ class TidelogWriter(DataSourceArrowWriter):
         staged = stage(staging, batch, task.partitionId(), iterator)
         return StagedMessage(staging.topic.incarnation, "", *staged)
 
+    @one_line()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: makes what was staged part of the topic."""
         options = self._options
@@ -117,6 +120,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._prepare_staging = _prepare_staging(options, schema)
 
+    @one_line()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stages the rows of a task."""
         task = _task()
@@ -126,6 +130,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         staged = stage(self._prepare_staging, int(batch), task.partitionId(), iterator)
         return StagedMessage(self._prepare_staging.topic.incarnation, query, *staged)
 
+    @one_line()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """On the driver: makes the micro-batch part of the topic, unless it already is."""
         options, topic = self._options, self._prepare_staging.topic
