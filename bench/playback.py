@@ -21,7 +21,7 @@ import pyarrow as pa
 from bench.measure import scratch
 from bench.rates import Rate, against, show_rates
 from tidelog import Home
-from tidelog.connectors.playback_sinks import NullSink
+from tidelog.connectors.sink import NullSink
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.event import to_iso

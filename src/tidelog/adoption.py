@@ -22,6 +22,7 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import decode_archive, is_outside
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.identity import (
+    HomeIdentity,
     Identity,
     Location,
     adopt_identity,
@@ -33,7 +34,6 @@ from tidelog.identity import (
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.home import HomeIdentity
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import PlaybackPin

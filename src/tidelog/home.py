@@ -27,8 +27,8 @@ from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
 from tidelog.coordination.actions import user_at_host
 from tidelog.errors import InternalError, InvalidError, TidelogError
+from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.calls import JournalCalls
-from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
@@ -36,11 +36,18 @@ from tidelog.log.consumer.delete import delete_consumer
 from tidelog.log.consumer.leases import Start
 from tidelog.log.notifier import Notifier
 from tidelog.log.notify_targets import check_target, open_target
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
-from tidelog.log.reader.partition_reader import Reader
-from tidelog.log.readers import Past, check_all_read
-from tidelog.log.status import Lag, PartitionState, consumer_lag, consumer_names, partition_states
+from tidelog.log.status import (
+    Lag,
+    PartitionState,
+    Past,
+    check_all_read,
+    consumer_lag,
+    consumer_names,
+    partition_states,
+)
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time, whole_range

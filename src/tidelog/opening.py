@@ -18,6 +18,7 @@ from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.context import Context, NoSpans, Spans
 from tidelog.errors import NotFoundError
 from tidelog.identity import (
+    HomeIdentity,
     Identity,
     Location,
     create_identity,
@@ -28,7 +29,6 @@ from tidelog.identity import (
     read_pair,
     read_store,
 )
-from tidelog.model.home import HomeIdentity
 from tidelog.process import LocalProcesses
 from tidelog.settings import Settings, load_settings
 from tidelog.store import Store, open_store

@@ -10,10 +10,9 @@ import pytest
 
 from tests.support.homes import local_store
 from tidelog import Event, Home
-from tidelog.archive.commit_retention import forget_history
 from tidelog.coordination.pipeline_rows import read_commits, read_partitions, read_progress
 from tidelog.home import World, create_home
-from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance.pipeline_sweep import forget_history, sweep_archives
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import LocalWorkers

@@ -19,9 +19,7 @@ from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive
 from tests.support.fake_pipelines import ListSource
 from tests.support.races import race_two
 from tidelog import Home
-from tidelog.archive import commit_retention as compact
 from tidelog.archive.archive import find_archive
-from tidelog.archive.commit_retention import REPLACED_KEPT_MS, compact_commits, drop_replaced
 from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
 from tidelog.archive.finalize import finalize
 from tidelog.archive.read import ReadRequest, archived_rows, find_event
@@ -31,16 +29,24 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Delete, Put, Row
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import counting_files, dead_files, replay_pipeline
 from tidelog.coordination.pipeline_rows import (
+    counting_files,
+    dead_files,
     read_commit_rows,
     read_commits,
     read_manifests,
     read_partitions,
+    replay_pipeline,
 )
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import AlreadyExistsError, NotFoundError
-from tidelog.maintenance.pipeline_sweep import sweep_archives
+from tidelog.maintenance import pipeline_sweep as compact
+from tidelog.maintenance.pipeline_sweep import (
+    REPLACED_KEPT_MS,
+    compact_commits,
+    drop_replaced,
+    sweep_archives,
+)
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.pipeline.aside import read_aside

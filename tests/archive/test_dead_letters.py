@@ -43,13 +43,14 @@ from tidelog.connectors.archive import staging as publish
 from tidelog.connectors.archive import staging as uploads
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import (
+from tidelog.coordination.pipeline_rows import (
     counting_files,
     dead_files,
+    read_partitions,
+    read_progress,
     replay_effect,
     replay_pipeline,
 )
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.erasure.proof import prove_erased
 from tidelog.errors import (
     CorruptError,

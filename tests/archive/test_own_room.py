@@ -12,7 +12,7 @@ import pytest
 from tidelog import Event, Home
 from tidelog.codec.event_batch import check_events, one_batch, table_of, with_position
 from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home, open_home

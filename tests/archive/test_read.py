@@ -25,8 +25,7 @@ from tidelog.catalog.base import Delete, Put
 from tidelog.codec.event_json import row_lines
 from tidelog.connectors.sink import Sink
 from tidelog.connectors.source import SourcePartition
-from tidelog.coordination.dead_letter_rows import replay_pipeline
-from tidelog.coordination.pipeline_rows import read_progress
+from tidelog.coordination.pipeline_rows import read_progress, replay_pipeline
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.log.maintenance.trim import ToOffsets

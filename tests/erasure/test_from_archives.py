@@ -16,7 +16,7 @@ from tidelog import Event, Home
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.catalog.base import Change
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived

@@ -18,7 +18,7 @@ from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.deletions import Deletions
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
-from tidelog.archive.tables.registration import register_table
+from tidelog.archive.tables import register_table
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased

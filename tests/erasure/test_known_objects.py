@@ -16,8 +16,8 @@ from tests.support.archive_look import AT, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.deletions import Deletions
 from tidelog.archive.finalize import FinalizeOptions, finalize
-from tidelog.archive.tables.registration import change_tables, register
-from tidelog.coordination.dead_letter_rows import counting_files
+from tidelog.archive.tables import change_tables, register
+from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof import prove_erased

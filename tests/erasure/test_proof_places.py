@@ -17,7 +17,7 @@ from tidelog.archive.archive import create_archive, find_archive
 from tidelog.archive.deletions import deleted_offsets
 from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
-from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof import prove_erased
 from tidelog.journal.amend import Amender

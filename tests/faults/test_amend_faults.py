@@ -21,7 +21,7 @@ from tidelog.journal.lookup import Lookup
 from tidelog.log.ledger import read_erased
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore

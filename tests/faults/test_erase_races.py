@@ -15,11 +15,11 @@ from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, replay
+from tidelog.archive.delta import DeltaLog
 from tidelog.archive.derived_archives import archives_of
+from tidelog.archive.iceberg import IcebergTable
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.archive.tables import change_tables, register
-from tidelog.archive.tables.delta import DeltaLog
-from tidelog.archive.tables.iceberg import IcebergTable
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.archive.staging import Uploads
 from tidelog.connectors.source import SourceRange

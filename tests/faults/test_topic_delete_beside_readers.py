@@ -15,7 +15,7 @@ from tidelog.context import Context
 from tidelog.errors import NotFoundError
 from tidelog.journal.lookup import Lookups
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader, find_offset
+from tidelog.log.partition_reader import Reader, find_offset
 from tidelog.log.topics import create_topic, delete_topic, find_topic, read_head
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import play_events

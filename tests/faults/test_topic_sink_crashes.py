@@ -27,7 +27,7 @@ from tidelog.errors import CorruptError, FencedError, TidelogError
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_pipeline
 from tidelog.model import layout

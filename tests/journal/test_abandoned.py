@@ -13,7 +13,7 @@ from tests.log.maintenance.test_lost_commits import Past
 from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure.proof import prove_erased
 from tidelog.home import create_home, open_home

@@ -12,7 +12,7 @@ from tidelog.home import Home, World, create_home
 from tidelog.journal.audit import id_mark
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.settings import Settings
 

@@ -22,7 +22,7 @@ from tidelog.journal.listing import list_journals
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import delete_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
@@ -410,7 +410,7 @@ def test_a_listing_beside_a_compile_names_no_offset_twice(
     press: Press, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = filled(press)
-    monkeypatch.setattr("tidelog.log.reader.partition_reader._RUNS_AT_ONCE", 2)
+    monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 2)
     listing = list_journals(press.context, topic)
     listed = [next(listing), next(listing)]
     press.compile(topic)

@@ -18,15 +18,15 @@ from tests.support.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.codec.event_batch import Contents, table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.segments import EventLimit
 from tidelog.connectors.topic.sink import TopicPlaybackSink, TopicSettings, TopicSink
 from tidelog.context import Context
 from tidelog.home import Home, World, create_home
 from tidelog.log.ledger import Copier
+from tidelog.log.partition_reader import Reader
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.staged import StagedSegment
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.model import layout
 from tidelog.model.event import Event as Stored
 from tidelog.model.topic import Topic
@@ -34,7 +34,7 @@ from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
-from tidelog.spark.commit import Batch, SparkSink
+from tidelog.spark.write import Batch, SparkSink
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

@@ -32,17 +32,17 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.amend import Amender
+from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.insert_if_absent import append_absent
 from tidelog.journal.listing import list_journals
 from tidelog.journal.lookup import Lookup
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event, Positions
 from tidelog.model.topic import partition_for

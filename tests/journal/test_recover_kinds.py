@@ -18,7 +18,7 @@ from tests.support.ranges import batch_of
 from tests.support.topic_upkeep import DAY_S
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic

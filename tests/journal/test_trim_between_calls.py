@@ -24,7 +24,7 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.lookup import Lookups
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import play_events

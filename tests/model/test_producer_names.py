@@ -12,7 +12,7 @@ from tidelog import Event
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.model import layout
-from tidelog.model import producer_names as producers
+from tidelog.model import partition_rows as producers
 from tidelog.pipeline.endpoints import sink_at
 from tidelog.settings import Settings
 

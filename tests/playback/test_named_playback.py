@@ -16,7 +16,7 @@ from tests.support.lost_replies import ReplyLosingCatalog
 from tests.support.playback_stage import T0, Stage, places
 from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, open_playback_sink
+from tidelog.connectors.sink import Lot, PlaybackSink, SinkContext, open_playback_sink
 from tidelog.context import Context, LogSettings
 from tidelog.errors import (
     FencedError,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.playback_stage import T0, Stage
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.connectors.playback_sinks import Lot
+from tidelog.connectors.sink import Lot
 from tidelog.errors import InvalidError
 from tidelog.playback.play import (
     Playback,

@@ -22,8 +22,7 @@ from tidelog.log.topics import delete_topic
 from tidelog.model import layout
 from tidelog.model.playback import Cursor, TimeRange, time_range
 from tidelog.playback.merge import BufferBounds, play, play_arrow, play_events
-from tidelog.playback.request import pin_topic
-from tidelog.playback.slots import PartitionSlots
+from tidelog.playback.request import PartitionSlots, pin_topic
 
 TINY = BufferBounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
 DAY = 24 * 3600 * 1000

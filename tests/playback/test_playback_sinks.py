@@ -21,7 +21,7 @@ import pytest
 from tests.support.playback_stage import T0, Stage
 from tests.support.serving import serving as server_of_tidelog
 from tidelog.codec.event_json import batch_lines
-from tidelog.connectors.playback_sinks import (
+from tidelog.connectors.sink import (
     Lot,
     NullSink,
     SinkContext,

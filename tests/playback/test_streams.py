@@ -21,7 +21,7 @@ from tests.servers.moto import KEYS, Moto
 from tests.servers.s3 import S3
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
-from tidelog.connectors.playback_sinks import Lot, SinkContext, open_playback_sink
+from tidelog.connectors.sink import Lot, SinkContext, open_playback_sink
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import TimeRange

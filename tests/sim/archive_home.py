@@ -26,11 +26,10 @@ from tests.sim.archive_store import Folders
 from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_raw import WatchedStore
 from tidelog import store as here
-from tidelog.archive import commit_retention as compact
 from tidelog.archive.archive import create_archive, find_archive, open_pipeline
+from tidelog.codec import parsers as foreign
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.parsers import LayoutSettings, ParsedValues
-from tidelog.codec.parsers import entry_points as foreign
 from tidelog.codec.segment import encode_staged
 from tidelog.connectors.archive import staging as uploads
 from tidelog.connectors.by_url import open_source
@@ -39,12 +38,13 @@ from tidelog.connectors.topic import segments
 from tidelog.context import Context
 from tidelog.errors import TidelogError
 from tidelog.home import Home
+from tidelog.identity import HomeIdentity
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
+from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
-from tidelog.model.home import HomeIdentity
 from tidelog.opening import World as Outside
 from tidelog.pipeline import endpoints as places
 from tidelog.pipeline.base import LocalWorkers, Workers

@@ -25,7 +25,6 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.staged_world import StagedWorld
 from tidelog.archive import archive as archives
-from tidelog.archive import commit_retention as compact
 from tidelog.archive import dead_letters as replay
 from tidelog.archive import finalize, generations
 from tidelog.archive.coverage import MissingRange
@@ -35,8 +34,7 @@ from tidelog.catalog.base import Check, Delete, Put
 from tidelog.connectors.source import Bounds, MissingOffsets
 from tidelog.connectors.topic import sink as topic_sink
 from tidelog.connectors.topic.source import TopicSource
-from tidelog.coordination.dead_letter_rows import Replays
-from tidelog.coordination.pipeline_rows import read_partitions, read_progress
+from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_progress
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure import proof
 from tidelog.erasure import rewrite as erase
@@ -46,6 +44,7 @@ from tidelog.errors import TidelogError
 from tidelog.journal import compile_policy
 from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
+from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance import turn as erasure
 from tidelog.model import layout
@@ -56,7 +55,7 @@ from tidelog.pipeline.base import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.failures import PipelineFailures
-from tidelog.spark import commit
+from tidelog.spark import write as commit
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 

@@ -11,8 +11,7 @@ from tidelog.catalog.base import Put
 from tidelog.errors import UnknownOutcomeError
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.fetcher import Intake
-from tidelog.log.consumer.leases import Lease, Member, Membership
+from tidelog.log.consumer.leases import Intake, Lease, Member, Membership
 from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
 from tidelog.model.event import Position

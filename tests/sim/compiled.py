@@ -24,7 +24,7 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import MovedError
 from tidelog.log.consumer.leases import Membership
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run

@@ -18,8 +18,8 @@ import pytest
 
 from tidelog.archive import dead_letters
 from tidelog.codec import journal_file, segment
-from tidelog.codec.formats import jsonlines, parquet, raw_columns
-from tidelog.codec.formats.streams import open_data
+from tidelog.codec.formats import parquet, raw_columns, text_lines
+from tidelog.codec.formats.batches import open_data
 
 __all__ = ["decoding_once"]
 
@@ -70,7 +70,7 @@ def _keep_journals(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
 
 def _keep_files(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
     real_read, real_rows = parquet.ParquetFormat._read, raw_columns._parquet
-    real_lines, real_dead = jsonlines.read_event_lines, dead_letters._read_table
+    real_lines, real_dead = text_lines.read_event_lines, dead_letters._read_table
 
     def read(self: Any, data: Any) -> Iterator[pa.RecordBatch]:
         found = _whole(data)
@@ -92,7 +92,7 @@ def _keep_files(patch: pytest.MonkeyPatch, memo: _Memo) -> None:
     patch.setattr(parquet.ParquetFormat, "_read", read)
     patch.setattr(raw_columns, "_parquet", rows)
     patch.setattr(raw_columns, "open_data", _open_whole)
-    patch.setattr(jsonlines, "read_event_lines", lines)
+    patch.setattr(text_lines, "read_event_lines", lines)
     patch.setattr(dead_letters, "_read_table", dead)
 
 

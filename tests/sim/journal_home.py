@@ -23,14 +23,14 @@ from tidelog.codec.segment import encode_staged
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.journal import amend
+from tidelog.journal import amendment_writer as absent
 from tidelog.journal import amendment_writer as marks
-from tidelog.journal import insert_if_absent as absent
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
+from tidelog.log import partition_reader as read
+from tidelog.log import run_reader as amended
 from tidelog.log.producer.append import Appender
-from tidelog.log.reader import amendments as amended
-from tidelog.log.reader import partition_reader as read
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model.event import Event, Positions
 from tidelog.model.topic import Topic

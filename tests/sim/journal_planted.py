@@ -19,7 +19,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
-from tidelog.connectors.playback_sinks import Lot, SinkContext
+from tidelog.connectors.sink import Lot, SinkContext
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly

@@ -44,7 +44,7 @@ from tidelog.journal.scribe import ScribeOptions
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
 from tidelog.model.pipeline import FileEntry, Manifest

@@ -10,7 +10,7 @@ from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, NotFoundError
 from tidelog.log.maintenance.sweep import sweep_home
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model.topic import Topic
 

@@ -31,7 +31,8 @@ from tidelog.journal import recover
 from tidelog.journal.audit import key_mark, read_records
 from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
 from tidelog.log import notifier as notify
-from tidelog.log import readers, topics
+from tidelog.log import partition_reader as read
+from tidelog.log import status, topics
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Membership, read_lease
@@ -47,7 +48,6 @@ from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.append_plan import AppendPlan
 from tidelog.log.producer.flush import FlushFailures, Rest, SendFuture
 from tidelog.log.producer.producer import Producer
-from tidelog.log.reader import partition_reader as read
 from tidelog.model import layout
 from tidelog.model.partition_rows import AppenderView, Head, JournalOrigin, encode_row
 from tidelog.model.topic import Topic
@@ -501,7 +501,7 @@ BUGS: dict[str, Bug] = {
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
     "key forgotten by two clocks": _clients("P1", (sweep, "forget_producer", forget_by_own_clock)),
-    "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
+    "trim passes a reader": _clients("P7", (status, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
         (Consumer, "_all_or_nothing", wrong.back_to_positions),

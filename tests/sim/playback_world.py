@@ -22,7 +22,7 @@ from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
-from tidelog.connectors.playback_sinks import SinkContext, open_playback_sink
+from tidelog.connectors.sink import SinkContext, open_playback_sink
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.log.topics import create_topic, delete_topic, find_topic

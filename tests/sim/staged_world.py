@@ -31,9 +31,8 @@ from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.spark import write as staging
-from tidelog.spark.commit import Batch, SparkSink
 from tidelog.spark.plan import Workshop
-from tidelog.spark.write import WriteStaging
+from tidelog.spark.write import Batch, SparkSink, WriteStaging
 from tidelog.testing.faults import Fault, Process
 
 __all__ = ["StagedDone", "StagedWorld"]

@@ -33,8 +33,8 @@ from tidelog.errors import (
 from tidelog.log.consumer.leases import Lease, Membership
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.event import Event

@@ -20,15 +20,15 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogErr
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.verify import verify_topic
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import StagedSegment
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.spark import commit
-from tidelog.spark.commit import Batch, SparkSink
+from tidelog.spark import write
+from tidelog.spark.write import Batch, SparkSink
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
@@ -287,7 +287,7 @@ def test_sweep_before_the_row_is_written_makes_the_batch_fail(
     """The driver has looked, then stalls; the sweep deletes; then it decides."""
     staged = world.stage(0, "slow")
     world.clock.advance(DAY_S)
-    real = commit.check_not_swept
+    real = write.check_not_swept
     swept = []
 
     def then_swept(
@@ -298,7 +298,7 @@ def test_sweep_before_the_row_is_written_makes_the_batch_fail(
             swept.append(sweep_home(world.context, 0))
         return version
 
-    monkeypatch.setattr(commit, "check_not_swept", then_swept)
+    monkeypatch.setattr(write, "check_not_swept", then_swept)
     with pytest.raises(UnavailableError, match="a sweep has deleted"):
         SparkSink(world.context, world.topic, "s").commit(made(QUERY, 0, staged))
     assert world.stored(0) == []

@@ -119,7 +119,7 @@ def test_a_group_with_very_many_amendments_is_made_by_the_driver(
 ) -> None:
     fill(home, "a", 1)
     monkeypatch.setattr(by_spark, "_PAGES_MAX", 1)
-    monkeypatch.setattr("tidelog.log.reader.amendments._ROWS_MAX", 5)
+    monkeypatch.setattr("tidelog.log.run_reader._ROWS_MAX", 5)
     home.update_many("a", {f"0-1-{n}": b"new" for n in range(10)})
     before = contents(home, "a")
     report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)

@@ -217,7 +217,7 @@ def test_columns_that_nobody_wants_are_not_fetched(
         return data
 
     monkeypatch.setattr(LocalStore, "get", watched)
-    monkeypatch.setattr("tidelog.log.reader.run_reader._WHOLE_BYTES", 1 << 10)
+    monkeypatch.setattr("tidelog.log.run_reader._WHOLE_BYTES", 1 << 10)
     reader, tasks = plan(home, columns="offset")
     rows = [
         row["offset"] for task in tasks for batch in reader.read(task) for row in batch.to_pylist()

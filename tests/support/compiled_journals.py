@@ -15,7 +15,7 @@ from tidelog.journal.compile import CompileReport, PartitionCompile, compile_top
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import make_journals
 from tidelog.log.maintenance.unused import list_unused
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Amendment, Run, decode_row, encode_row

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, encode_journal
 from tidelog.context import Context
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row, encode_row

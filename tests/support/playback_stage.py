@@ -13,7 +13,7 @@ from tidelog import Home
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import decode_row

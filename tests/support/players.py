@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tidelog.cli.main import main as tidelog_main
-from tidelog.connectors.playback_sinks import PlaybackSink
+from tidelog.connectors.sink import PlaybackSink
 from tidelog.model.playback import Cursor
 from tidelog.playback import play as run
 from tidelog.playback.session import NamedPlayback

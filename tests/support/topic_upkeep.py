@@ -11,8 +11,8 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.log.maintenance.verify import Finding, VerifyReport, verify_topic
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender, StoredSegment
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.event import Event

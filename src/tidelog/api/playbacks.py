@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypedDict
 
-from tidelog.connectors.playback_sinks import (
+from tidelog.connectors.sink import (
     PlaybackSink,
     SinkContext,
     check_playback_sink,

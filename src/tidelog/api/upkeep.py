@@ -30,7 +30,7 @@ from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import TrimResult, TrimTo, before_time, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.readers import Past, check_readers
+from tidelog.log.status import Past, check_readers
 from tidelog.log.topics import list_topics
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic

@@ -21,9 +21,15 @@ import numpy.typing as npt
 from tidelog.archive.coverage import without
 from tidelog.archive.verify_rows import Problem
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import ReplayedRange, Replays, replay_pipeline
 from tidelog.coordination.ownership import put_held
-from tidelog.coordination.pipeline_rows import read_erased, read_partitions, read_progress
+from tidelog.coordination.pipeline_rows import (
+    ReplayedRange,
+    Replays,
+    read_erased,
+    read_partitions,
+    read_progress,
+    replay_pipeline,
+)
 from tidelog.model import layout
 from tidelog.model.archive import Account, account_of
 from tidelog.model.partition_rows import decode_row, encode_row

@@ -37,9 +37,9 @@ from tidelog.connectors.archive.sink import FilesSettings, FilesSink
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.source import Source, bounds_apart
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.coordination.pipeline_rows import (
     change_archive,
+    counting_files,
     decode_archive,
     encode_archive,
     is_detached,

@@ -44,8 +44,8 @@ from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.coordination.pipeline_rows import (
+    counting_files,
     read_commits_to,
     read_manifests,
     read_partitions,

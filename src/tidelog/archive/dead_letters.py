@@ -38,7 +38,7 @@ from tidelog.archive.deletions import ErasedBefore
 from tidelog.archive.freeze import HeadGate
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
-from tidelog.codec.formats.streams import decoding
+from tidelog.codec.formats.batches import decoding
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
 from tidelog.connectors.sink import RangeWriter, Sink
@@ -51,14 +51,16 @@ from tidelog.connectors.source import (
     SourceRange,
 )
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import (
+from tidelog.coordination.pipeline_rows import (
     ReplayedRange,
     ReplayPosition,
     Replays,
     dead_files,
+    read_commits,
+    read_partitions,
+    read_progress,
     replay_pipeline,
 )
-from tidelog.coordination.pipeline_rows import read_commits, read_partitions, read_progress
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.archive import Archive

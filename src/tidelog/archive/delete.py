@@ -48,7 +48,6 @@ from tidelog.catalog.base import Put
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.catalog.update import RACE
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     change_archive,
     check_ours,
@@ -56,6 +55,7 @@ from tidelog.coordination.pipeline_rows import (
     encode_archive,
     is_detached,
     is_outside,
+    replay_pipeline,
 )
 from tidelog.coordination.registry import check_shown, remove_name
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError

@@ -54,7 +54,7 @@ from tidelog.journal.audit import (
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import amendment_of
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased
-from tidelog.log.reader.run_reader import Cut, describe_run, read_run
+from tidelog.log.run_reader import Cut, describe_run, read_run
 from tidelog.log.topics import find_head, list_topics
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic

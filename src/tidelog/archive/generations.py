@@ -72,8 +72,7 @@ from tidelog.catalog.disk_reserve import freeing
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context
 from tidelog.coordination.ages import store_now_ms
-from tidelog.coordination.dead_letter_rows import replay_pipeline
-from tidelog.coordination.pipeline_rows import change_archive
+from tidelog.coordination.pipeline_rows import change_archive, replay_pipeline
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model import limits

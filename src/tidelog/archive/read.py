@@ -22,21 +22,23 @@ import pyarrow.compute as pc
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
+from tidelog.codec.formats.batches import decoding, open_data
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
 from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
-from tidelog.codec.formats.streams import decoding, open_data
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import Replays, counting_files, replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     CommitRow,
     Manifests,
+    Replays,
+    counting_files,
     read_archive,
     read_commits,
     read_partitions,
     read_progress,
+    replay_pipeline,
 )
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout

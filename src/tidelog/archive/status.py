@@ -29,15 +29,16 @@ from tidelog.connectors.source import (
 )
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_effect, replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     is_detached,
     is_outside,
     read_partitions,
     read_progress,
+    replay_effect,
+    replay_pipeline,
 )
 from tidelog.errors import NotFoundError, TidelogError, unexpected
-from tidelog.log.readers import DeletedTopic
+from tidelog.log.status import DeletedTopic
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import HeldRow, decode_row

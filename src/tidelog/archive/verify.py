@@ -30,13 +30,15 @@ from tidelog.archive.verify_rows import (
 )
 from tidelog.catalog.base import Row
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import ReplayedRange, Replays, replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     Manifests,
+    ReplayedRange,
+    Replays,
     read_archive,
     read_commits,
     read_partitions,
     read_progress,
+    replay_pipeline,
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model import layout

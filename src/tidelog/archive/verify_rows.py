@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import Bounds, LeavingOut, Source, SourcePartition, bounds_apart
-from tidelog.coordination.dead_letter_rows import ReplayedRange
+from tidelog.coordination.pipeline_rows import ReplayedRange
 from tidelog.errors import TidelogError, unexpected
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
 

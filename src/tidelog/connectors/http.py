@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from tidelog.codec.event_json import batch_lines
-from tidelog.connectors.playback_sinks import (
+from tidelog.connectors.sink import (
     PIECE_BYTES,
     PIECE_EVENTS,
     Lot,

@@ -1,18 +1,57 @@
-"""The protocols of sinks: a writer stages each range, and ``publish`` makes it visible."""
+"""The protocols of sinks: a writer stages each range, and ``publish`` makes it visible.
+
+Playback sinks: topics, files, standard output, HTTP, Kafka, Kinesis, or nothing.
+
+Events arrive in lots, ordered by time. When ``put`` returns, the sink has the lot for good. Ids,
+keys, types, times and headers do not change. A lot carries the number of its first event. A process
+that resumes a playback puts the unfinished lot again, with the same number.
+
+Between the two attempts, events of the lot may be deleted or updated. So no sink counts events
+within a lot: each transaction or request carries exactly one lot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tidelog.clock import Clock, SystemClock, system_random
+from tidelog.codec.event_json import batch_lines
 from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.sizes import slices
+from tidelog.context import Context
 from tidelog.errors import InvalidError
+from tidelog.model.address import Address, nearest, parse_address
+from tidelog.model.backoff import Backoff
+from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState
 
-__all__ = ["AsideSink", "RangeWriter", "RecordRefusedError", "Sink", "TargetSink", "Written"]
+__all__ = [
+    "PIECE_BYTES",
+    "PIECE_EVENTS",
+    "AsideSink",
+    "Lot",
+    "NullSink",
+    "PlaybackSink",
+    "RangeWriter",
+    "RecordRefusedError",
+    "Sink",
+    "SinkContext",
+    "StreamSink",
+    "TargetSink",
+    "Written",
+    "check_playback_sink",
+    "lot_pieces",
+    "lots_of",
+    "open_playback_sink",
+    "remade",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +154,238 @@ class TargetSink(Sink, Protocol):
     def check(self, partitions: Sequence[str]) -> None:
         """Raises ``InvalidError`` if the target has no place for events of these partitions."""
         ...
+
+
+PLAYBACK_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
+PIECE_BYTES = 1 << 20  # the most of a lot that becomes text in one step
+PIECE_EVENTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Events that a sink stores together, in event columns, ordered by time; never empty."""
+
+    number: int  # number of its first event in this playback
+    batch: pa.RecordBatch
+    intended: int | None = None  # its end as first planned; some events may be deleted since then
+
+    @property
+    def end(self) -> int:
+        """Returns the number after that of its last event."""
+        return self.number + int(self.batch.num_rows) if self.intended is None else self.intended
+
+    @property
+    def last(self) -> Cursor:
+        """Returns the position of its last event."""
+        row = self.batch.num_rows - 1
+        time_ms = self.batch.column("timestamp").cast(pa.int64())[row].as_py()
+        places = (self.batch.column(name)[row].as_py() for name in ("partition", "offset"))
+        return Cursor(time_ms, *places)
+
+
+class PlaybackSink(Protocol):
+    """A target, opened for one playback."""
+
+    @property
+    def lot_events(self) -> int:
+        """Returns the most events a lot may have, which is the most that a crash can repeat."""
+        ...
+
+    @property
+    def lot_bytes(self) -> int | None:
+        """Returns the most bytes a lot of several events may have; None for no limit."""
+        ...
+
+    def put(self, lot: Lot) -> int | None:
+        """Stores a lot after the lots before it. On return the target has it for good.
+
+        Returns how many of its events were skipped because they were erased from the target.
+        """
+        ...
+
+    def reached(self) -> int:
+        """Returns the length of a file, where a resumed playback truncates it; 0 for others."""
+        ...
+
+    def close(self, failed: bool = False) -> None:
+        """Finishes. After a failure, drops what is unfinished. A second call does nothing."""
+        ...
+
+
+class NamedState(Protocol):
+    """What a sink needs to know about a playback with a name."""
+
+    label: str
+    state: PlaybackState
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """What a sink needs from its process and its playback."""
+
+    environ: Mapping[str, str]
+    id: str  # of the playback; stays the same when it is resumed
+    name: str | None = None  # set for a playback that can be resumed
+    target: str = ""  # incarnation of the topic it first played into; empty: any
+    resumed: bool = False  # an earlier process planned a lot
+    reached: int = 0  # how long the file was at that time
+    clock: Clock = field(default_factory=SystemClock)
+    random: random.Random = field(default_factory=system_random)
+    backoff: Backoff = field(default_factory=Backoff)
+    context: Context | None = None  # of the home that ``topic:`` refers to
+
+    @classmethod
+    def of(cls, context: Context, environ: Mapping[str, str], id: str) -> SinkContext:
+        """Returns the context of this process for a playback without a name."""
+        return cls(
+            environ=environ,
+            id=id,
+            clock=context.clock,
+            random=context.random,
+            backoff=context.backoff,
+            context=context,
+        )
+
+    @classmethod
+    def of_named(
+        cls, context: Context, environ: Mapping[str, str], named: NamedState, pinned: PlaybackPin
+    ) -> SinkContext:
+        """Returns the context of this process for a named playback that it owns."""
+        state = named.state
+        return replace(
+            cls.of(context, environ, f"{pinned.pin.incarnation}-{named.label}"),
+            name=named.label,
+            target=pinned.target,
+            resumed=state.until is not None or state.cursor is not None,
+            reached=state.reached,
+        )
+
+
+class NullSink:
+    """Discards every event, to measure what happens before the sink."""
+
+    lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
+
+    def put(self, lot: Lot) -> None:
+        """Discards the lot."""
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        """Does nothing: there is nothing to release."""
+
+
+class StreamSink:
+    """Writes JSON lines to an open stream, and flushes it after each lot."""
+
+    lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def put(self, lot: Lot) -> None:
+        for piece in lot_pieces(lot.batch):
+            left = memoryview(batch_lines(piece))
+            while left:  # an unbuffered write may be partial
+                left = left[self._stream.write(left) :]
+        self._stream.flush()
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        """Does nothing: the caller owns the stream."""
+
+
+def lots_of(batch: pa.RecordBatch, sink: PlaybackSink) -> Iterator[pa.RecordBatch]:
+    """Yields slices of a batch that the sink can store as one lot each, without a copy."""
+    if sink.lot_bytes is not None:
+        yield from slices(batch, sink.lot_bytes, sink.lot_events)
+        return
+    for first in range(0, batch.num_rows, sink.lot_events):
+        yield batch.slice(first, sink.lot_events)
+
+
+def lot_pieces(batch: pa.RecordBatch, events: int = PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
+    """Yields slices of a batch small enough to become text; the same ones for the same batch.
+
+    Only a single event can exceed the size. JSON needs at most six characters for a byte, so the
+    text of a slice stays below the 8 MiB that a Tidelog server accepts.
+    """
+    return slices(batch, PIECE_BYTES, events)
+
+
+def check_playback_sink(url: str, *, named: bool) -> Address:
+    """Raises ``InvalidError`` if the URL is not a valid sink. Does not open it."""
+    address = parse_address(url)
+    if address.scheme not in PLAYBACK_SCHEMES:
+        raise InvalidError(
+            f"sink `{url}`: unknown scheme `{address.scheme}`"
+            f"{nearest(address.scheme, PLAYBACK_SCHEMES)}: "
+            f"give one of {', '.join(PLAYBACK_SCHEMES)}"
+        )
+    if address.scheme in ("null", "stdout"):
+        address.take_options(())
+        if address.path or address.host:
+            raise InvalidError(f"sink `{url}`: give {address.scheme}: and nothing else")
+    if address.scheme == "file":
+        from tidelog.connectors.files.playback_sink import check_file
+
+        check_file(address, named=named)
+    if address.scheme in ("http", "https"):
+        from tidelog.connectors.http import check_http
+
+        check_http(address)
+    return address
+
+
+def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
+    """Opens the sink at a URL. Raises ``NotFoundError`` if its target does not exist."""
+    address = check_playback_sink(url, named=setting.name is not None)
+    if address.scheme == "null":
+        return NullSink()
+    if address.scheme == "stdout":
+        return StreamSink(sys.stdout.buffer)
+    opener: Any
+    if address.scheme == "file":
+        from tidelog.connectors.files.playback_sink import open_file as opener
+    elif address.scheme == "topic":
+        from tidelog.connectors.topic.sink import open_topic_playback as opener
+    elif address.scheme in ("http", "https"):
+        from tidelog.connectors.http import open_http as opener
+    elif address.scheme == "kafka":
+        opener = _optional_opener("kafka", "confluent_kafka", "kafka")
+    else:
+        opener = _optional_opener("kinesis", "boto", "aws")
+    sink: PlaybackSink = opener(address, setting)
+    return sink
+
+
+def remade(name: str, role: str) -> InvalidError:
+    """Returns the error for a playback whose topic or target was deleted and created again."""
+    return InvalidError(
+        f"playback `{name}`: its {role} was deleted and made again since it began: "
+        "begin another one, under another name"
+    )
+
+
+def _optional_opener(kind: str, package: str, extra: str) -> Any:
+    """Returns the function that opens a sink whose client is an optional package."""
+    try:
+        if kind == "kafka":
+            from tidelog.connectors.kafka.sink import open_kafka_playback
+
+            return open_kafka_playback
+        from tidelog.connectors.kinesis.sink import open_kinesis_playback
+    except ModuleNotFoundError as exc:
+        if exc.name and exc.name.startswith(package):
+            text = f"{kind} sink is not installed: pip install 'tidelog[{extra}]'"
+            raise InvalidError(text) from exc
+        raise
+    return open_kinesis_playback
+
+
+_: tuple[type[PlaybackSink], type[PlaybackSink]] = (NullSink, StreamSink)

@@ -49,9 +49,8 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.context import Context
 from tidelog.coordination.ages import latest_now_ms
-from tidelog.coordination.dead_letter_rows import counting_files
 from tidelog.coordination.outcome import Sent
-from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
 from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive, finish_rewrites

@@ -28,14 +28,15 @@ from tidelog.archive.deletions import Deletions, knows_all, read_deletions
 from tidelog.archive.derived_archives import is_line_of, partitions_of, reachable_archives_of
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
-from tidelog.archive.tables.registration import stale_entries
+from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import (
+from tidelog.coordination.pipeline_rows import (
     counting_files,
+    is_detached,
+    read_partitions,
     replay_pipeline,
 )
-from tidelog.coordination.pipeline_rows import is_detached, read_partitions
 from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import (
     EventMatcher,
@@ -73,7 +74,7 @@ from tidelog.erasure.topic_copies import (
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.journal.listing import covering
-from tidelog.log.reader.run_reader import describe_run, read_run
+from tidelog.log.run_reader import describe_run, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive

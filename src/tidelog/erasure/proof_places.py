@@ -40,12 +40,13 @@ from tidelog.archive.derived_archives import archives_of
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import (
+from tidelog.coordination.pipeline_rows import (
     counting_files,
     generation_pipeline,
+    read_commit_rows,
+    read_partitions,
     replay_pipeline,
 )
-from tidelog.coordination.pipeline_rows import read_commit_rows, read_partitions
 from tidelog.coordination.supervisors import Keeper
 from tidelog.erasure.known_objects import ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher

@@ -46,11 +46,10 @@ from tidelog.archive.derived_archives import (
     with_later_ones,
 )
 from tidelog.archive.generations import finish_removals
-from tidelog.archive.tables.registration import correct_entries
+from tidelog.archive.tables import correct_entries
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.archive.staging import Uploads, discard_files
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_commit_rows,
@@ -58,6 +57,7 @@ from tidelog.coordination.pipeline_rows import (
     read_intent,
     read_partitions,
     read_progress,
+    replay_pipeline,
 )
 from tidelog.erasure.rewrite_file import AsideFiles, FileRewriter, RewrittenFile, aside_lines
 from tidelog.errors import (

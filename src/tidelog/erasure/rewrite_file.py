@@ -37,7 +37,7 @@ from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.connectors.archive.staging import Spool
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_pipeline
+from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.matcher import own_column
 from tidelog.errors import (
     AlreadyExistsError,

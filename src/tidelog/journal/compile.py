@@ -54,7 +54,7 @@ from tidelog.journal.compile_policy import (
 )
 from tidelog.journal.compile_steps import Made, Pages, Swap, Work, make_journals
 from tidelog.log.maintenance.leftovers import remove_shadowed
-from tidelog.log.reader.amendments import Amendments, pending
+from tidelog.log.run_reader import Amendments, pending
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run, decode_fields, decode_row

@@ -40,8 +40,16 @@ from tidelog.errors import (
 )
 from tidelog.journal.compile_policy import JOURNALS_AT_ONCE, CompileGroup
 from tidelog.log.maintenance.unused import list_unused, origin_of
-from tidelog.log.reader.amendments import Amendments, EventRows, are_pending
-from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.run_reader import (
+    Amendments,
+    Cut,
+    EventRows,
+    are_pending,
+    describe_run,
+    fetch_run,
+    in_turn,
+    read_run,
+)
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, JournalOrigin, Run, decode_row, encode_row

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tidelog.codec.segment import IdIndex, decode_index, read_index
 from tidelog.context import Context
 from tidelog.journal.listing import MovedError, covering, read_row
-from tidelog.log.reader.run_reader import describe_run, in_turn
+from tidelog.log.run_reader import describe_run, in_turn
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic
 from tidelog.store.cache import reread

@@ -18,7 +18,7 @@ from tidelog.catalog.base import Row
 from tidelog.codec.segment import SCHEMA_RANGE
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso

@@ -32,9 +32,8 @@ from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.journal.id_cache import EventBlock, Halves, PartitionIds
 from tidelog.journal.listing import MovedError, is_settled, read_row
-from tidelog.log.reader.amendments import EventRows, pending
-from tidelog.log.reader.partition_reader import Reader, lost_object, may_have_gone
-from tidelog.log.reader.run_reader import Cut, describe_run, read_run
+from tidelog.log.partition_reader import Reader, lost_object, may_have_gone
+from tidelog.log.run_reader import Cut, EventRows, describe_run, pending, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event, check_event

@@ -75,15 +75,18 @@ from tidelog.log.maintenance.unused import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
 from tidelog.log.topics import raise_epoch, raise_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row
-from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.producer_names import (
+from tidelog.model.partition_rows import (
+    Head,
+    ProducerState,
+    decode_row,
+    encode_row,
     pipeline_of,
     recovery_id,
     recovery_producer,
     writer_name,
     writer_words,
 )
+from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
 
 __all__ = [

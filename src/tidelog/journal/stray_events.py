@@ -56,8 +56,13 @@ from tidelog.log.maintenance.references import References, read_references
 from tidelog.log.maintenance.unused import Uses, origin_of, planned_starts
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.partition_rows import AppenderView, HeldRow, JournalOrigin, decode_row
-from tidelog.model.producer_names import recovery_id
+from tidelog.model.partition_rows import (
+    AppenderView,
+    HeldRow,
+    JournalOrigin,
+    decode_row,
+    recovery_id,
+)
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 

@@ -3,8 +3,8 @@
 It promises P1 to P3: what was acknowledged is stored and read in order, offsets have no holes, and
 a member that lost its lease cannot commit. It must not know Spark, HTTP or the command line.
 
-``topics`` creates and deletes topics; ``producer`` writes events and ``reader`` reads them;
-``consumer`` shares partitions between members; ``notifier`` informs other systems; ``maintenance``
-trims, sweeps and verifies. Simulations run the protocols as they are, since appends, reads, leases,
-trims and sweeps hold no lock and start no thread.
+``topics`` creates and deletes topics; ``producer`` writes events and ``partition_reader`` reads
+them; ``consumer`` shares partitions between members; ``notifier`` informs other systems;
+``maintenance`` trims, sweeps and verifies. Simulations run the protocols as they are, since
+appends, reads, leases, trims and sweeps hold no lock and start no thread.
 """

@@ -28,40 +28,331 @@ Before that, a sweep merges a bounded number of old commits of archives (``commi
 
 A playback by Spark has no rows. It deletes what it staged, unless it is killed; then the sweep
 does, once nothing of it is younger than the grace period.
+
+Merges old commits of archives, and deletes old commits of named pipelines.
+
+A driver writes a row and a manifest for each range: 8,760 a year per source partition if it commits
+every hour. All of them list files, so none can be deleted. A sweep merges old ones:
+
+1. list the rows; choose neighbors that are not among the newest
+   ``limits.COMMITS_UNMERGED``, and that no erasure changes       → crash: nothing
+2. read their manifests, then the head; put a merged manifest
+   with those of all its ranges, under the head's epoch           → crash: an object that no row
+                                                                    names, for a later sweep
+3. swap, in one write that expects the head and every row: the
+   first row has all ranges, and the keys of the manifests that
+   the merged one replaces; the other rows are deleted            → crash: manifests stay longer
+4. a day later, delete the replaced manifests                     → crash: the next sweep resumes
+5. remove their keys from the row                                 → done
+
+A sweep deletes a manifest that no row names only after a driver with a later epoch has written the
+head, so step 3 fails if the merged manifest may be deleted. Of two processes that merge the same
+rows, one fails at step 3. So does one whose rows an erasure has begun to change; a later erasure
+changes the merged manifest as a whole. A process with older rows can read their manifests for at
+least a day, and looks up the range again when they are deleted. The same holds for a catalog
+restored from before the swap.
+
+At least sixteen rows are merged, of about equal size. So each range is merged only a few times, and
+what remains is the newest rows, some of each size, and full ones, with ``limits.MERGED_RANGES_MAX``
+ranges or ``limits.MERGED_FILES_MAX`` files.
+
+A named pipeline resumes from its head alone. Its commits and manifests serve only the pipelines
+that add what it missed (``CompletingSource``), and only after the position these have reached. So a
+sweep deletes commits that all of them have passed, if they are older than a week or if a source
+partition has more than ``limits.PIPELINE_COMMITS_MAX`` younger ones: first the rows, in source
+order, then their manifests. A crash in between leaves manifests that nothing names, for a sweep
+under a later epoch. A pipeline that is created later to add missed events begins at the oldest
+remaining commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import msgspec
+
 from tidelog.archive.archive import list_archives
-from tidelog.archive.commit_retention import compact_commits, drop_replaced, forget_history
 from tidelog.archive.delete import finish_ending, finish_removal, remove_late_copies
 from tidelog.archive.generations import finish_removals, remove_strays
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import settle_tables
+from tidelog.catalog.base import Change, Check, Delete, Put, Row
+from tidelog.connectors.by_url import pipelines_behind
 from tidelog.context import Context
-from tidelog.coordination.ages import trusted_now_ms
+from tidelog.coordination.ages import is_old, trusted_now_ms
 from tidelog.coordination.pipeline_rows import (
+    CommitRow,
+    Manifests,
     is_outside,
     read_commit_rows,
     read_partitions,
     read_progress,
 )
 from tidelog.erasure.rewrite import finish_rewrites
-from tidelog.errors import TidelogError, contained
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TidelogError,
+    UnknownOutcomeError,
+    contained,
+)
 from tidelog.log.maintenance.leftovers import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import HeldRow, decode_row
-from tidelog.model.pipeline import Intent, read_manifest
-from tidelog.pipeline.endpoints import files_at, pipelines_of
+from tidelog.model.decoding import seal_json
+from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
+from tidelog.model.pipeline import (
+    Commit,
+    Intent,
+    Manifest,
+    MergedRange,
+    NamedPipeline,
+    Progress,
+    read_manifest,
+)
+from tidelog.pipeline.endpoints import files_at, pipelines_of, source_at
 from tidelog.pipeline.registry import list_pipelines
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, put_same
 
-__all__ = ["PipelineSweep", "sweep_archives", "sweep_pipeline"]
+__all__ = [
+    "REPLACED_KEPT_MS",
+    "PipelineSweep",
+    "compact_commits",
+    "drop_replaced",
+    "forget_history",
+    "sweep_archives",
+    "sweep_pipeline",
+]
+
+REPLACED_KEPT_MS = 24 * 3600 * 1000
+_AT_ONCE = limits.CHANGES_MAX - 1  # rows of one swap, which also checks the head
+_MIN = 16  # fewest rows to merge
+
+
+def compact_commits(
+    context: Context, pipeline: str, partition: str, now_ms: int, merges: int
+) -> int:
+    """Steps 1 to 3, up to ``merges`` times. Returns how many rows were deleted."""
+    rows = list(read_commit_rows(context, pipeline, partition))
+    gone = 0
+    for group in _groups(rows[: -limits.COMMITS_UNMERGED]):
+        if merges == 0:
+            break
+        merges -= 1
+        with contextlib.suppress(CorruptError, NotFoundError):  # `archive verify` reports those
+            gone += _merge(context, pipeline, partition, group, now_ms)
+    return gone
+
+
+def drop_replaced(context: Context, pipeline: str, partition: str, now_ms: int) -> int:
+    """Steps 4 and 5. Returns how many manifests were deleted."""
+    deleted = 0
+    for row in list(read_commit_rows(context, pipeline, partition)):
+        committed = row.committed
+        if committed.replaced and is_old(now_ms, committed.merged_ms, REPLACED_KEPT_MS):
+            context.store.delete(committed.replaced)
+            deleted += len(committed.replaced)
+            cleared = msgspec.structs.replace(committed, replaced=(), merged_ms=0)
+            change = Put(row.name, encode_row(cleared), expect=row.version)
+            where = layout.pipeline_partition(pipeline, partition)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                context.catalog.write(where, change, write_id=context.ids.new())
+    return deleted
+
+
+def _groups(rows: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
+    """Yields neighbors to merge, the oldest first."""
+    group: list[CommitRow] = []
+    for row in rows:
+        if group and not _goes_with(group, row):
+            if len(group) >= _MIN or (len(group) > 1 and not _fits([*group, row])):
+                yield group
+            group = []
+        if not row.committed.rewrite and not row.committed.replaced and _fits([row]):
+            group.append(row)
+        if len(group) == _AT_ONCE:
+            yield group
+            group = []
+    if len(group) >= _MIN:
+        yield group
+
+
+def _goes_with(group: Sequence[CommitRow], row: CommitRow) -> bool:
+    """Returns whether a row may be merged with those before it.
+
+    It must have about as many ranges, or more; a smaller one waits until it is merged itself. Names
+    rise in a merged row, so a scan by name never sees a range twice.
+    """
+    last = group[-1]
+    return (
+        not row.committed.rewrite
+        and not row.committed.replaced
+        and last.committed.end == row.committed.start
+        and last.name < row.name
+        and _size(row) >= max(map(_size, group))
+        and _fits([*group, row])
+    )
+
+
+def _size(row: CommitRow) -> int:
+    """Returns about how many times rows were merged into this one."""
+    ranges, size = len(row.committed.parts), 0
+    while ranges >= _MIN:
+        ranges, size = ranges // _MIN, size + 1
+    return size
+
+
+def _fits(rows: Sequence[CommitRow]) -> bool:
+    """Returns whether a merged row and its manifest are small enough, as far as rows show."""
+    ranges = sum(len(row.committed.parts) for row in rows)
+    files = sum(row.committed.files for row in rows)
+    return ranges <= limits.MERGED_RANGES_MAX and files <= limits.MERGED_FILES_MAX
+
+
+def _merge(
+    context: Context, pipeline: str, partition: str, rows: Sequence[CommitRow], now_ms: int
+) -> int:
+    """Steps 2 and 3 for some rows, or for half of them if they are too large."""
+    manifests = Manifests(context, pipeline, partition)
+    parts = [manifests.of(each) for row in rows for each in row.committed.parts]
+    data = seal_json(_merged_manifest(parts))
+    where = layout.pipeline_partition(pipeline, partition)
+    head = context.catalog.get(where, "head")
+    if head is None or not _agree(rows, parts):
+        return 0
+    progress = decode_row(head.value, Progress, f"head of `{partition}`")
+    key = layout.manifest(pipeline, progress.epoch, partition, context.ids.new())
+    row = encode_row(_merged_commit(rows, key, now_ms))
+    if len(data) > limits.MERGED_BYTES_MAX or len(row) > limits.MERGED_ROW_BYTES_MAX:
+        half = rows[: len(rows) // 2]
+        return _merge(context, pipeline, partition, half, now_ms) if len(half) > 1 else 0
+    if progress.closed:
+        return 0
+    put_same(context.store, key, data)
+    changes: list[Change] = [Check("head", head.version), Put(rows[0].name, row, rows[0].version)]
+    changes += [Delete(each.name, each.version) for each in rows[1:]]
+    try:
+        context.catalog.write(where, *changes, write_id=context.ids.new())
+    except ConflictError:
+        context.store.delete([key])  # nothing was written, so no row will ever name it
+        return 0
+    except UnknownOutcomeError:
+        return 0  # the rows show the outcome to the next sweep
+    return len(rows) - 1
+
+
+def _agree(rows: Sequence[CommitRow], parts: Sequence[Manifest]) -> bool:
+    """Returns whether manifests match the ranges in rows; `archive verify` reports others."""
+    said = [
+        (first, each.start, each.end, each.events) for row in rows for first, each in row.ranges()
+    ]
+    return said == [(each.ordinal, each.start, each.end, each.read) for each in parts]
+
+
+def _merged_manifest(parts: Sequence[Manifest]) -> Manifest:
+    return Manifest(
+        pipeline=parts[0].pipeline,
+        partition=parts[0].partition,
+        start=parts[0].start,
+        end=parts[-1].end,
+        ordinal=parts[0].ordinal,
+        read=sum(each.read for each in parts),
+        written=sum(each.written for each in parts),
+        dropped=sum(each.dropped for each in parts),
+        dead=sum(each.dead for each in parts),
+        left_out=sum(each.left_out for each in parts),
+        deleted=sum(each.deleted for each in parts),
+        absent=sum(each.absent for each in parts),
+        ranges=tuple(parts),
+    )
+
+
+def _merged_commit(rows: Sequence[CommitRow], key: str, now_ms: int) -> Commit:
+    each = [committed for row in rows for committed in row.committed.parts]
+    return Commit(
+        manifest=key,
+        start=each[0].start,
+        end=each[-1].end,
+        events=sum(one.events for one in each),
+        files=sum(one.files for one in each),
+        dead=sum(one.dead for one in each),
+        committed_ms=each[-1].committed_ms,
+        left_out=sum(one.left_out for one in each),
+        ranges=tuple(
+            MergedRange(
+                start=one.start,
+                end=one.end,
+                events=one.events,
+                files=one.files,
+                dead=one.dead,
+                committed_ms=one.committed_ms,
+                left_out=one.left_out,
+            )
+            for one in each
+        ),
+        replaced=tuple(row.committed.manifest for row in rows),
+        merged_ms=now_ms,
+    )
+
+
+_KEPT_MS = 7 * 24 * 3600 * 1000
+
+
+def forget_history(context: Context, named: NamedPipeline) -> frozenset[str]:
+    """Deletes the rows of old commits that no pipeline needs. Returns their manifests' keys."""
+    followers = list(_followers(context, named.name))
+    forgotten: set[str] = set()
+    for partition in read_partitions(context, named.incarnation):
+        heads = [read_progress(context, each, partition) for each in followers]
+        reached = [head.position for head in heads if head is not None]
+        if len(reached) < len(followers):
+            continue  # one that has not begun needs all
+        where = layout.pipeline_partition(named.incarnation, partition)
+        old = list(_old(context, named, where, reached))
+        for first in range(0, len(old), limits.CHANGES_MAX):
+            changes = [Delete(row.row) for row, _ in old[first : first + limits.CHANGES_MAX]]
+            context.catalog.write(where, *changes, write_id=context.ids.new())
+        forgotten.update(commit.manifest for _, commit in old)
+    return frozenset(forgotten)
+
+
+def _old(
+    context: Context, named: NamedPipeline, where: str, reached: list[str]
+) -> Iterator[tuple[Row, Commit]]:
+    """Yields the first commits that are old and before all positions that others reached."""
+    old_ms = trusted_now_ms(context) - _KEPT_MS
+    source = source_at(context, named.source) if reached else None
+    count = sum(1 for _ in context.catalog.scan(where, "commit/", "commit0"))
+    too_many = count - limits.PIPELINE_COMMITS_MAX
+    rows = context.catalog.scan(where, "commit/", "commit0")
+    for _, same in groupby(rows, key=lambda row: row.row.split("/")[1]):
+        young = False
+        for row in same:
+            too_many -= 1
+            commit = decode_row(row.value, Commit, f"commit `{row.row}`")
+            needed = source is not None and any(source.before(at, commit.end) for at in reached)
+            if needed or (commit.committed_ms > old_ms and too_many < 0):
+                young = True
+            else:
+                yield row, commit
+        if young:
+            return
+
+
+def _followers(context: Context, name: str) -> Iterator[str]:
+    """Yields the pipelines that read the commits of one."""
+    for each in list_pipelines(context):
+        if name in pipelines_behind(each.source):
+            yield each.incarnation
+    for archive in list_archives(context):
+        if name in pipelines_behind(archive.source):
+            reading = archive.in_state("live", "building")
+            yield from (archive.pipeline(generation) for generation in reading)
+
 
 _DELETES_AT_ONCE = 1_000  # objects, in one request
 

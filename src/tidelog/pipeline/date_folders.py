@@ -29,8 +29,7 @@ from tidelog.catalog.update import Decision, Rows, update
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.context import Context
 from tidelog.coordination.ages import trusted_now_ms
-from tidelog.coordination.dead_letter_rows import replay_pipeline
-from tidelog.coordination.pipeline_rows import read_manifests, read_partitions
+from tidelog.coordination.pipeline_rows import read_manifests, read_partitions, replay_pipeline
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
 from tidelog.model.archive import Archive, CountedFiles, DateFolder

@@ -14,8 +14,7 @@ from tidelog.connectors.source import Source
 from tidelog.connectors.topic.segments import COPIES
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_pipeline
-from tidelog.coordination.pipeline_rows import check_outside, scan_archives
+from tidelog.coordination.pipeline_rows import check_outside, replay_pipeline, scan_archives
 from tidelog.errors import InvalidError
 from tidelog.model import layout
 from tidelog.model.address import parse_address

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import EVENT_SCHEMA, one_batch
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, lots_of
+from tidelog.connectors.sink import Lot, PlaybackSink, lots_of
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.playback import Cursor, Pin, PlaybackState

@@ -35,14 +35,13 @@ from tidelog.model.token import Scope as Right
 from tidelog.server.api.by_id import WHO, ByIdHandlers
 from tidelog.server.api.by_offset import Reads
 from tidelog.server.api.by_time import ByTimeHandlers
-from tidelog.server.api.ingest import Ingest
+from tidelog.server.api.ingest import Ingest, OpenTopics
 from tidelog.server.api.openapi import description
 from tidelog.server.api.pixel import Pixels
 from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
 from tidelog.server.http import limits
-from tidelog.server.http.access_log import AccessLog, request_id_of
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
 from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, Certificate, OldCycle
 from tidelog.server.http.errors import (
@@ -54,8 +53,8 @@ from tidelog.server.http.errors import (
     encode,
     status_of,
 )
-from tidelog.server.http.health import Health
-from tidelog.server.http.metrics import Complaints, Metrics
+from tidelog.server.http.limits import ServerThreads
+from tidelog.server.http.metrics import AccessLog, Complaints, Health, Metrics, request_id_of
 from tidelog.server.http.request import (
     Bodies,
     WholeRoute,
@@ -67,10 +66,8 @@ from tidelog.server.http.request import (
     is_encoded,
 )
 from tidelog.server.http.telemetry import Telemetry
-from tidelog.server.http.threads import ServerThreads
 from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
-from tidelog.server.topics import OpenTopics
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]
 

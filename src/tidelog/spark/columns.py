@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from tidelog.codec.event_batch import STORED_SCHEMA, stored_batch
 from tidelog.errors import InvalidError
-from tidelog.log.reader.amendments import EventRows
+from tidelog.log.run_reader import EventRows
 from tidelog.model.address import nearest
 
 __all__ = [

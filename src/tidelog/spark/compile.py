@@ -21,7 +21,7 @@ from tidelog.errors import FencedError, NotFoundError, TidelogError, Unavailable
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import Made, Work, make_journals
-from tidelog.log.reader.amendments import Amendments, joined
+from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
 from tidelog.store import open_store_here

@@ -34,9 +34,17 @@ from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
 from tidelog.journal.lookup import Lookup, can_be_id
-from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
-from tidelog.log.reader.partition_reader import Reader
-from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.partition_reader import Reader
+from tidelog.log.run_reader import (
+    NO_AMENDMENTS,
+    Amendments,
+    Cut,
+    EventRows,
+    describe_run,
+    fetch_run,
+    in_turn,
+    read_run,
+)
 from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms

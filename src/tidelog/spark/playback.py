@@ -27,15 +27,16 @@ from pyspark.sql import SparkSession
 
 from tidelog.clock import RandomIds
 from tidelog.connectors.files.playback_sink import WholeFile
-from tidelog.connectors.playback_sinks import (
+from tidelog.connectors.sink import (
     Lot,
     PlaybackSink,
     SinkContext,
+    TargetSink,
+    Written,
     check_playback_sink,
     lots_of,
     open_playback_sink,
 )
-from tidelog.connectors.sink import TargetSink, Written
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter, keeps_partition
 from tidelog.connectors.topic.sink import places_in, target_of
 from tidelog.context import Context
@@ -53,9 +54,8 @@ from tidelog.model.pipeline import Manifest
 from tidelog.model.playback import Cursor, Pin, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import sink_at
-from tidelog.playback.merge import READERS, BufferBounds, Windows
+from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, TimedRows, Windows
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
-from tidelog.playback.run_buffer import EventFilter, Loader, TimedRows
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
 from tidelog.pool import Pool
 from tidelog.store import open_store_here

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 
 from tidelog.context import Context
 from tidelog.errors import InternalError, InvalidError, NotFoundError
-from tidelog.log.reader.partition_reader import Reader, find_offset
+from tidelog.log.partition_reader import Reader, find_offset
 from tidelog.model.partition_rows import Head
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic

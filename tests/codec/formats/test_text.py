@@ -18,7 +18,7 @@ from tests.codec.formats.files import BYTES, batch, opened, read, table, write
 from tidelog import Event
 from tidelog.codec.event_json import event_lines
 from tidelog.codec.formats import open_format
-from tidelog.codec.formats.jsonlines import json_records
+from tidelog.codec.formats.text_lines import json_records
 
 AS_THEY_ARE = [
     b'{"a": 1}',

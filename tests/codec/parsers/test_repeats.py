@@ -10,8 +10,8 @@ import pytest
 
 from tests.codec.parsers.layouts import batch
 from tidelog.codec.parsers.base import Spec
-from tidelog.codec.parsers.duckdb import Engine
 from tidelog.codec.parsers.json import JsonField
+from tidelog.codec.parsers.times import Engine
 from tidelog.model.limits import NESTING_MAX
 
 KINDS = ["null", "true", "7", "1e2", '"s"', "[]", '["x"]', "{}", '{"other":1}', ' "a" ']

@@ -27,7 +27,7 @@ from tidelog.errors import (
 )
 from tidelog.home import Home, create_home, open_home
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model.event import Event
 from tidelog.settings import Settings
 
@@ -135,7 +135,7 @@ def test_a_trim_while_reading_is_told_from_where_it_hits(
     home: Home, source: TopicSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidelog.connectors.merge._CHUNK_ROWS", 1)
-    monkeypatch.setattr("tidelog.log.reader.partition_reader._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 1)
     for first in range(0, 40, 10):
         fill(home, 10, first)
     chunks = source.read(SourceRange(ORDERS, "0", "40"))
@@ -254,7 +254,7 @@ def test_plan_beside_a_compile_reads_every_event_once(
     for first in range(0, 50, 10):
         fill(home, 10, first)
     look, looks = Reader._look, iter(range(9))
-    monkeypatch.setattr("tidelog.log.reader.partition_reader._RUNS_AT_ONCE", 1)
+    monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 1)
 
     def compiled_after_two(reader: Reader, *given: Any) -> Any:
         if next(looks) == 2:

@@ -24,7 +24,7 @@ from tidelog.log.maintenance.trim import (
     trim_topic,
 )
 from tidelog.log.maintenance.verify import verify_topic
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import delete_topic
 from tidelog.model import layout
 from tidelog.model.topic import Topic

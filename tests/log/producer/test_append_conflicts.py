@@ -13,8 +13,8 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

@@ -18,10 +18,10 @@ from tidelog.context import Context
 from tidelog.errors import FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.staged import StagedSegment
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

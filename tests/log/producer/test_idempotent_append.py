@@ -24,10 +24,10 @@ from tidelog.errors import (
 )
 from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer import idempotent_append as once
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.idempotent_append import append_once
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import create_topic, delete_topic
 from tidelog.model import layout
 from tidelog.model.event import Event, Positions

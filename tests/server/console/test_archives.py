@@ -15,14 +15,14 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
-from tidelog.server.console import pipelines
+from tidelog.server.console import archives
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change shows after the next look, which would be seconds later."""
-    monkeypatch.setattr(pipelines, "_BUSY_S", 0.2)
-    monkeypatch.setattr(pipelines, "_IDLE_S", 0.2)
+    monkeypatch.setattr(archives, "_BUSY_S", 0.2)
+    monkeypatch.setattr(archives, "_IDLE_S", 0.2)
 
 
 def fill_home(home: Home) -> None:

@@ -184,7 +184,7 @@ def test_a_timeline_of_many_runs_is_read_in_portions(
 ) -> None:
     spread(home, 12, 5, 1000)
     monkeypatch.setattr(timeline, "_ROWS_MAX", 1)
-    monkeypatch.setattr("tidelog.log.reader.partition_reader._RUNS_AT_ONCE", 2)
+    monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 2)
     timelines, looks = Timelines(home.context), 0
     while not (found := timelines.histogram(home.topic("t"), None, None)).is_whole:
         looks += 1

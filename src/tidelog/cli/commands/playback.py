@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import traced_world
 from tidelog.cli.terminal import Interruption
-from tidelog.connectors.playback_sinks import check_playback_sink
+from tidelog.connectors.sink import check_playback_sink
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.decoding import decode_json

@@ -7,7 +7,7 @@ exactly, or ``CorruptError`` is raised. This room must not know where files are,
 nor when one ends: the pipeline decides that.
 
 ``base`` has the interface and the settings. The formats are ``parquet`` (to copy from), ``orc`` and
-``avro``, which share ``typed``; ``jsonlines``, ``text_lines`` and ``sequence``. ``schema`` and
+``avro``, which share ``typed``; ``text_lines`` (JSON and others) and ``sequence``. ``schema`` and
 ``typed`` turn JSON values into typed columns. Other packages can add a format through the entry
 point group ``tidelog.formats``.
 """
@@ -58,7 +58,7 @@ def _opener(name: str) -> Callable[[str | None, FormatSettings], Format] | None:
 
         opens = AvroFormat.opened
     elif name == "jsonlines":
-        from tidelog.codec.formats.jsonlines import open_jsonlines as opens
+        from tidelog.codec.formats.text_lines import open_jsonlines as opens
     elif name == "delimited":
         from tidelog.codec.formats.text_lines import open_delimited as opens
     elif name == "sequence":

@@ -30,13 +30,17 @@ import pyarrow.compute as pc
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import ByteSink, Data, Format, FormatSettings, file_name
 from tidelog.codec.formats.batches import (
+    ZLIB_LEVEL,
+    CountedSink,
     Encoder,
     PendingBatches,
     binary_array,
     binary_data,
+    decoding,
+    exactly,
+    open_data,
     sync_marker,
 )
-from tidelog.codec.formats.streams import ZLIB_LEVEL, CountedSink, decoding, exactly, open_data
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError

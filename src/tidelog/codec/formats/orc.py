@@ -26,9 +26,18 @@ from pyarrow.dataset import OrcFileFormat
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import ByteSink, Data, Format, file_name
-from tidelog.codec.formats.batches import Encoder, FileColumns, estimate, events_of_table
+from tidelog.codec.formats.batches import (
+    READ_BYTES,
+    CountedSink,
+    Encoder,
+    FileColumns,
+    decoding,
+    estimate,
+    events_of_table,
+    exactly,
+    open_data,
+)
 from tidelog.codec.formats.schema import PREFIX
-from tidelog.codec.formats.streams import READ_BYTES, CountedSink, decoding, exactly, open_data
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError, InternalError

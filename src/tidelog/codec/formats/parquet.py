@@ -14,8 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.codec.formats.base import ByteSink, Data, Format, file_name
-from tidelog.codec.formats.batches import PendingBatches, estimate, events_of_table
-from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.formats.batches import (
+    CountedSink,
+    PendingBatches,
+    decoding,
+    estimate,
+    events_of_table,
+    open_data,
+)
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.codec.sizes import slices
 

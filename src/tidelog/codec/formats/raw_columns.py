@@ -24,7 +24,7 @@ from pyarrow import orc
 
 from tidelog.codec.formats.avro import AvroContainer, check_installed
 from tidelog.codec.formats.base import Data, file_name
-from tidelog.codec.formats.streams import decoding, open_data
+from tidelog.codec.formats.batches import decoding, open_data
 from tidelog.errors import InvalidError
 
 __all__ = [

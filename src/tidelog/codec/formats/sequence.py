@@ -40,21 +40,19 @@ from tidelog.codec.formats.base import (
 )
 from tidelog.codec.formats.batches import (
     PIECE_BYTES,
+    READ_BYTES,
+    ZLIB_LEVEL,
+    CountedSink,
     PendingBatches,
     binary_array,
     binary_data,
+    decoding,
+    exactly,
+    open_data,
     sync_marker,
     without_heads,
 )
 from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter, check_sidecar, sidecar_name
-from tidelog.codec.formats.streams import (
-    READ_BYTES,
-    ZLIB_LEVEL,
-    CountedSink,
-    decoding,
-    exactly,
-    open_data,
-)
 from tidelog.codec.sizes import runs, slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX

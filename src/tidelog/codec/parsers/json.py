@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import FieldTimes, ParsedValues, Spec, TimeParser, shown
-from tidelog.codec.parsers.duckdb import Engine, literal
 from tidelog.codec.parsers.text_lines import texts_of
-from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
+from tidelog.codec.parsers.times import Engine, epoch_reader, iso_reader, literal, pattern_reader
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import is_deep_json
 

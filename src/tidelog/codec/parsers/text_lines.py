@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import FieldTimes, ParsedValues, Spec, TimeParser
-from tidelog.codec.parsers.duckdb import Engine, literal
-from tidelog.codec.parsers.times import moment_reader
+from tidelog.codec.parsers.times import Engine, literal, moment_reader
 from tidelog.errors import InvalidError
 
 __all__ = [

@@ -29,9 +29,8 @@ from tidelog.codec.parsers.base import (
     paths_of,
     shown,
 )
-from tidelog.codec.parsers.duckdb import Engine
 from tidelog.codec.parsers.text_lines import NULL_VALUE
-from tidelog.codec.parsers.times import moment_reader
+from tidelog.codec.parsers.times import Engine, moment_reader
 from tidelog.errors import InvalidError
 from tidelog.model.limits import TIMESTAMP_MS_END
 

@@ -16,7 +16,7 @@ from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.merge import Stream, gathered, merged, within
 from tidelog.connectors.source import Chunk, DividingReader, RangeReader, SourceRange
-from tidelog.coordination.dead_letter_rows import Replays
+from tidelog.coordination.pipeline_rows import Replays
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Gap, Manifest

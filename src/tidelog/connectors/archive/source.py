@@ -33,8 +33,8 @@ from tidelog.connectors.source import (
     check_incarnation,
 )
 from tidelog.context import Context, OpenContext
-from tidelog.coordination.dead_letter_rows import Replays
 from tidelog.coordination.pipeline_rows import (
+    Replays,
     manifest_of_range,
     read_archive,
     read_commits,

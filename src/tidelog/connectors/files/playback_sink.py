@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from tidelog.codec.formats import FileWriter, open_format
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, StreamSink
+from tidelog.connectors.sink import Lot, PlaybackSink, SinkContext, StreamSink
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, UnavailableError
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX

@@ -28,7 +28,7 @@ from tidelog.codec.event_batch import STORED_SCHEMA, batch_of, one_batch, stored
 from tidelog.codec.event_json import batch_of_lines, json_problem
 from tidelog.codec.formats import open_format
 from tidelog.codec.formats.base import Data
-from tidelog.codec.formats.streams import READ_BYTES, decoding, open_data, open_text
+from tidelog.codec.formats.batches import READ_BYTES, decoding, open_data, open_text
 from tidelog.connectors.files.names import LINES
 from tidelog.connectors.files.objects import naming
 from tidelog.errors import InvalidError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tidelog.codec.event_batch import STORED_SCHEMA, with_position
-from tidelog.codec.formats.streams import decoding, open_text
+from tidelog.codec.formats.batches import decoding, open_text
 from tidelog.connectors.files.objects import opened
 from tidelog.connectors.files.row_files import RowFile, without_errors
 from tidelog.connectors.merge import gathered, noted

@@ -50,8 +50,7 @@ from tidelog.connectors.kafka.client import (
     topic_id,
 )
 from tidelog.connectors.kafka.transactions import OURS, Transactions, check_properties
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext
-from tidelog.connectors.sink import RangeWriter, TargetSink
+from tidelog.connectors.sink import Lot, PlaybackSink, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import (
     SegmentTarget,
     SegmentWriter,

@@ -40,8 +40,7 @@ import pyarrow.compute as pc
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, KinesisPlace, parse_place
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext
-from tidelog.connectors.sink import RangeWriter, TargetSink
+from tidelog.connectors.sink import Lot, PlaybackSink, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address, parse_address

@@ -44,7 +44,7 @@ from typing import Any
 
 from tidelog.catalog.base import Row
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.scylla.changes import time_ms_of
+from tidelog.connectors.scylla.changes import LogTable, log_table, time_ms_of
 from tidelog.connectors.scylla.reader import (
     ChangeRead,
     ChangeReadPlan,
@@ -53,7 +53,6 @@ from tidelog.connectors.scylla.reader import (
     first_times,
     refresh_ms,
 )
-from tidelog.connectors.scylla.schema import LogTable, log_table
 from tidelog.connectors.scylla.session import (
     SAFE_LAG_MS,
     ScyllaPlace,

@@ -42,8 +42,15 @@ from tidelog.codec.event_batch import STORED_SCHEMA, check_events
 from tidelog.codec.fields import FieldPaths, FieldTaker
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.connectors.archive.staging import discard_files
-from tidelog.connectors.playback_sinks import Lot, PlaybackSink, SinkContext, remade
-from tidelog.connectors.sink import RangeWriter, TargetSink, Written
+from tidelog.connectors.sink import (
+    Lot,
+    PlaybackSink,
+    RangeWriter,
+    SinkContext,
+    TargetSink,
+    Written,
+    remade,
+)
 from tidelog.connectors.topic.segments import (
     COPIES,
     EventLimit,
@@ -79,13 +86,13 @@ from tidelog.log.topics import find_target
 from tidelog.model import layout
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
-from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.producer_names import (
+from tidelog.model.partition_rows import (
     pipeline_producer,
     playback_producer,
     unnamed_producer,
     writer_name,
 )
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
 from tidelog.store import open_store_here

@@ -32,10 +32,17 @@ from tidelog.connectors.source import (
 )
 from tidelog.context import Context, OpenContext
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
-from tidelog.log.reader.amendments import NO_AMENDMENTS, Amendments
-from tidelog.log.reader.partition_reader import OffsetEvents, Reader
-from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn, read_run
-from tidelog.log.readers import DeletedTopic
+from tidelog.log.partition_reader import OffsetEvents, Reader
+from tidelog.log.run_reader import (
+    NO_AMENDMENTS,
+    Amendments,
+    Cut,
+    describe_run,
+    fetch_run,
+    in_turn,
+    read_run,
+)
+from tidelog.log.status import DeletedTopic
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.partition_rows import Head, Run

@@ -1,6 +1,6 @@
 """Consumers: named readers whose members share the partitions of a topic.
 
-``leases`` divides the partitions and fences members that lost one, ``consumer`` polls and commits,
-``fetcher`` reads one partition under one lease, ``handler`` runs a function over the events with
-retries, ``delete`` removes a consumer.
+``leases`` divides the partitions, fences members that lost one, and reads one partition under one
+lease, ``consumer`` polls and commits, ``handler`` runs a function over the events with retries,
+``delete`` removes a consumer.
 """

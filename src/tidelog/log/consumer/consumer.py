@@ -31,9 +31,8 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
-from tidelog.log.consumer.fetcher import Intake
-from tidelog.log.consumer.leases import Membership, Start, check_consumer_name, check_start
-from tidelog.log.reader.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
+from tidelog.log.consumer.leases import Intake, Membership, Start, check_consumer_name, check_start
+from tidelog.log.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event, check_timestamp

@@ -14,7 +14,7 @@ from tidelog.catalog.base import ABSENT, Put
 from tidelog.context import Context
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
 from tidelog.log.consumer.leases import Lease, decode_registered, read_lease_row
-from tidelog.log.reader.partition_reader import find_offset
+from tidelog.log.partition_reader import find_offset
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row

@@ -58,8 +58,8 @@ from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.unused import origin_of, read_unused
+from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import lost_partition
-from tidelog.log.reader.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import (

@@ -39,6 +39,7 @@ from tidelog.log.maintenance.unused import ListedRow, NotedRow
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import (
+    UNNAMED,
     Amendment,
     Head,
     ProducerState,
@@ -48,7 +49,6 @@ from tidelog.model.partition_rows import (
     decode_row,
     encode_row,
 )
-from tidelog.model.producer_names import UNNAMED
 from tidelog.model.topic import Topic
 
 __all__ = [

@@ -28,7 +28,7 @@ from tidelog.codec.journal_file import JournalFile
 from tidelog.codec.segment import IdIndex, decode_index, hash_ids, read_index, read_piece
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.findings import VerifyTally
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
 from tidelog.model.partition_rows import (

@@ -83,8 +83,8 @@ from tidelog.model.partition_rows import (
     Run,
     decode_row,
     encode_row,
+    writer_name,
 )
-from tidelog.model.producer_names import writer_name
 from tidelog.model.topic import Topic
 from tidelog.store.base import copy_fresh, put_fresh
 

@@ -20,8 +20,14 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Change, Put
 from tidelog.codec.segment import Piece, Segment
 from tidelog.model import layout, limits
-from tidelog.model.partition_rows import Head, ProducerState, Run, SentBatch, encode_row
-from tidelog.model.producer_names import recovery_producer
+from tidelog.model.partition_rows import (
+    Head,
+    ProducerState,
+    Run,
+    SentBatch,
+    encode_row,
+    recovery_producer,
+)
 from tidelog.model.times import slots_of
 
 __all__ = [

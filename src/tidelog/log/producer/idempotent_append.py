@@ -47,8 +47,7 @@ from tidelog.log.producer.flush import FlushPart
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.event import Event, Positions
-from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row
-from tidelog.model.producer_names import once_producer
+from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row, once_producer
 from tidelog.model.topic import Topic
 
 __all__ = ["append_once"]

@@ -27,8 +27,7 @@ from tidelog.log.producer.flush import Flush, FlushPart, Rest, SendFuture
 from tidelog.log.producer.uploader import UPLOADS, Carrier
 from tidelog.model import limits
 from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
-from tidelog.model.partition_rows import ProducerState
-from tidelog.model.producer_names import check_producer_name, unnamed_producer
+from tidelog.model.partition_rows import ProducerState, check_producer_name, unnamed_producer
 from tidelog.model.topic import Topic, partition_for
 
 __all__ = ["Producer"]

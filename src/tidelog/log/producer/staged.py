@@ -37,8 +37,7 @@ from tidelog.log.maintenance.unused import origin_of, read_unused
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted, open_json, seal_json
 from tidelog.model.limits import SEGMENT_EVENTS_MAX
-from tidelog.model.partition_rows import Piece, Run, decode_row
-from tidelog.model.producer_names import recovery_producer
+from tidelog.model.partition_rows import Piece, Run, decode_row, recovery_producer
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, put_fresh
 

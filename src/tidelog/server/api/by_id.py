@@ -22,12 +22,12 @@ from tidelog.journal.listing import JournalEntry, list_journals
 from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
-from tidelog.server.api.by_offset import check_parameters, limit_of
+from tidelog.server.api.by_offset import limit_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import TooLargeError, encode
+from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
-from tidelog.server.http.request import Bodies, headers_of, inflate, is_encoded
-from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.request import Bodies, check_parameters, headers_of, inflate, is_encoded
 
 __all__ = ["PRESIGN_S_MAX", "WHO", "ByIdHandlers"]
 

@@ -5,7 +5,7 @@ Pages of a partition: some events from an offset on, as JSON lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,19 +18,18 @@ from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.reader.partition_reader import OffsetEvents, Reader
+from tidelog.log.partition_reader import OffsetEvents, Reader
 from tidelog.log.topics import read_head
 from tidelog.model import limits as model_limits
-from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode
-from tidelog.server.http.limits import PAGE_BYTES_MAX
+from tidelog.server.http.limits import PAGE_BYTES_MAX, ServerThreads
 from tidelog.server.http.metrics import Metrics
-from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.request import check_parameters
 
 __all__ = [
     "LINES_TYPE",
@@ -38,7 +37,6 @@ __all__ = [
     "Page",
     "Reads",
     "as_array",
-    "check_parameters",
     "limit_of",
     "offset_of",
     "partition_of",
@@ -129,19 +127,6 @@ class Reads:
             for number, head in enumerate(heads)
         ]
         return {**_settings(topic), "per_partition": rows}
-
-
-def check_parameters(request: Request, known: Iterable[str]) -> None:
-    """Refuse parameters that nobody reads, and those that are given twice."""
-    names = tuple(known)
-    seen = [name for name, _ in request.query_params.multi_items()]
-    for name in seen:
-        if name not in names:
-            hint = nearest(name[:80], names) if names else ""
-            takes = f"it takes {', '.join(names)}" if names else "it takes none"
-            raise InvalidError(f"query: unknown parameter `{name[:80]}`{hint}: {takes}")
-        if seen.count(name) > 1:
-            raise InvalidError(f"query: `{name}` is given more than once: give it once")
 
 
 def offset_of(text: str) -> From:

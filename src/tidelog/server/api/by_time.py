@@ -30,11 +30,12 @@ from tidelog.model.partition_rows import Head
 from tidelog.model.playback import Cursor, Floors, Pin, TimeRange, time_range
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import BufferBounds, play
-from tidelog.server.api.by_offset import LINES_TYPE, as_array, check_parameters, limit_of
+from tidelog.server.api.by_offset import LINES_TYPE, as_array, limit_of
 from tidelog.server.http import limits
 from tidelog.server.http.errors import encode
+from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
-from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.request import check_parameters
 
 __all__ = [
     "RANGE_BOUNDS",

@@ -20,13 +20,12 @@ from starlette.types import Receive, Scope, Send
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.event import Event
 from tidelog.model.topic import check_topic_name
-from tidelog.server.api.ingest import Ingest, time_of
+from tidelog.server.api.ingest import Ingest, OpenTopics, time_of
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Gate
 from tidelog.server.http.errors import ForbiddenError, Pair, answer
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.options import ServeOptions
-from tidelog.server.topics import OpenTopics
 
 __all__ = [
     "GIF",

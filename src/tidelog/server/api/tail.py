@@ -20,20 +20,13 @@ from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.log.topics import read_head
 from tidelog.model.topic import Topic
-from tidelog.server.api.by_offset import (
-    From,
-    Page,
-    check_parameters,
-    offset_of,
-    partition_of,
-    read_page,
-)
+from tidelog.server.api.by_offset import From, Page, offset_of, partition_of, read_page
 from tidelog.server.api.watch import PartitionWatch, Waiter
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode, shape
-from tidelog.server.http.limits import PARTITIONS_TAILED_MAX
+from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, ServerThreads
 from tidelog.server.http.metrics import Metrics
-from tidelog.server.http.threads import ServerThreads
+from tidelog.server.http.request import check_parameters
 
 __all__ = ["Tails", "parse_cursors"]
 

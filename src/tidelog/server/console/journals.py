@@ -20,8 +20,8 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
+from tidelog.server.console.archives import Job, Jobs
 from tidelog.server.console.format import url
-from tidelog.server.console.pipelines import Job, Jobs
 from tidelog.server.console.sampler import Sampler, TopicSample
 from tidelog.server.console.search import SearchQuery, in_partition, read_marks
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit

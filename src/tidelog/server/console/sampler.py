@@ -26,7 +26,7 @@ from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.consumer.leases import Member, read_lease
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.status import Lag, consumer_names
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model import layout

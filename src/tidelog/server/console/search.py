@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
 from tidelog.errors import NotFoundError
-from tidelog.log.reader.amendments import pending
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
+from tidelog.log.run_reader import pending
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import Run

@@ -32,11 +32,10 @@ from tidelog.home import Home
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
-from tidelog.server.console.archives import ArchivePages
+from tidelog.server.console.archives import ArchivePages, Jobs, Pipelines
 from tidelog.server.console.consumers import ConsumerPages
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.journals import JournalPages
-from tidelog.server.console.pipelines import Jobs, Pipelines
 from tidelog.server.console.sampler import Sampler
 from tidelog.server.console.session import (
     Answer,
@@ -61,9 +60,9 @@ from tidelog.server.http.errors import (
     shape,
     status_of,
 )
+from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Complaints, Metrics
 from tidelog.server.http.request import WholeRoute
-from tidelog.server.http.threads import ServerThreads
 from tidelog.server.http.usage import ClientUsage
 from tidelog.server.options import ServeOptions
 

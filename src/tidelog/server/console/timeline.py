@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.log.reader.partition_reader import Reader
+from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.topic import Topic

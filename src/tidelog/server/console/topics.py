@@ -21,8 +21,8 @@ from tidelog.model.event import to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
 from tidelog.playback.play import check_speed
+from tidelog.server.console.archives import Job, Jobs, Pipelines, PipelinesSeen
 from tidelog.server.console.format import duration, line_chart, number, url
-from tidelog.server.console.pipelines import Job, Jobs, Pipelines, PipelinesSeen
 from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.timeline import Timelines

@@ -4,14 +4,33 @@ The loop's own thread counts, in plain numbers, so that a request pays next to n
 metrics when somebody asks for them.
 
 What the operator should know, on standard error: one line a second at most.
+
+What was asked and answered, as one JSON object per line; and the ids of requests.
+
+A line has the time, the request's id, the client's address, the token's id, the method, the path,
+the operation, the status and the milliseconds. It has no query, as that may hold a token, and no id
+of an event, as that may be personal data, which an erasure does not find here. A thread writes
+lines, so that no request waits for a disk; when more wait than it may hold, some are dropped, and
+the next line counts them. The file is opened again for each write, so it can be rotated; only its
+owner can read it.
+
+``/healthz``: the process answers. ``/readyz``: the store and the catalog do too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 import sys
+import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,13 +39,20 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
-from tidelog.errors import TidelogError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.home import Home
+from tidelog.model import layout
+from tidelog.model.event import to_iso
+from tidelog.server.http.errors import BusyError, encode
+from tidelog.server.http.request import check_parameters
 from tidelog.store.wrappers import Meter
 
-__all__ = ["Complaints", "Metrics"]
+__all__ = ["AccessLog", "Complaints", "Health", "Metrics", "request_id_of"]
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -173,3 +199,132 @@ class Complaints:
         line += f" (request {request_id})" if request_id else ""
         print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
         self._said_s, self._unsaid = now_s, 0
+
+
+_LINES_MAX = 20_000  # that wait to be written
+_EVERY_S = 0.2
+_PATH_MAX = 500  # characters
+_IDS = re.compile(r"^(/topics/[^/]*/ids/)[\s\S]*")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class AccessLog:
+    """Writes lines to a file; ``-`` is standard error."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._lines: deque[dict[str, Any]] = deque()
+        self._dropped = 0
+        self._stop = threading.Event()
+        try:
+            self._write([])
+        except OSError as exc:
+            raise InvalidError(f"serve: access log `{path}`: {exc.strerror}: fix the path") from exc
+        self._thread = threading.Thread(target=self._run, name="tidelog-access", daemon=True)
+        self._thread.start()
+
+    def note(self, **fields: Any) -> None:
+        """One request was answered."""
+        if len(self._lines) >= _LINES_MAX:
+            self._dropped += 1
+            return
+        self._lines.append({"at_ms": self._clock.now_ms(), **fields})
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._stop.wait(_EVERY_S)
+            lines = []
+            while self._lines:
+                lines.append(self._line(self._lines.popleft()))
+            if lines:
+                try:
+                    self._write(lines)
+                except OSError as exc:  # a full disk must not end the log
+                    self._dropped += len(lines)
+                    print(f"error: access log: {exc.strerror}", file=sys.stderr, flush=True)
+
+    def _line(self, fields: dict[str, Any]) -> bytes:
+        at = to_iso(fields.pop("at_ms"))
+        fields["path"] = _IDS.sub(r"\1*", fields["path"][:_PATH_MAX])
+        dropped, self._dropped = self._dropped, 0
+        more = {"dropped": dropped} if dropped else {}
+        return msgspec.json.encode({"time": at, **fields, **more}) + b"\n"
+
+    def _write(self, lines: list[bytes]) -> None:
+        if self._path == "-":
+            sys.stderr.write(b"".join(lines).decode())
+            sys.stderr.flush()
+            return
+        with open(self._path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(b"".join(lines))
+
+
+def request_id_of(headers: list[tuple[bytes, bytes]], trusted: bool, own: bytes) -> bytes:
+    """The id of a request: behind a proxy the one that it gives, else our own."""
+    if trusted:
+        for name, value in headers:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                return value
+    return own
+
+
+_READY_S = 1.0  # in which both must have answered
+
+
+class Health:
+    """Looks at the home on request. Requests at the same time share one look."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._pool = ThreadPoolExecutor(2, "tidelog-ready")  # of its own, as others may all hang
+        self._looks: dict[str, asyncio.Future[None]] = {}
+
+    async def alive(self, request: Request) -> Response:
+        """``GET /healthz``"""
+        check_parameters(request, ())
+        return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /readyz``"""
+        check_parameters(request, ())
+        looks = {"store": self._look_at_store, "catalog": self._look_at_catalog}
+        loop = asyncio.get_running_loop()
+        for name, look in looks.items():
+            before = self._looks.get(name)
+            if before is None or before.done():
+                self._looks[name] = loop.run_in_executor(self._pool, look)
+        await asyncio.wait(self._looks.values(), timeout=_READY_S)
+        wrong = [name for name, look in self._looks.items() if not _went_well(look)]
+        if wrong:
+            raise BusyError(
+                f"home: its {' and its '.join(wrong)} did not answer within {_READY_S:g} s, or "
+                "not as they should: try again"
+            )
+        return _json({"status": "ready"})
+
+    def close(self) -> None:
+        """Wait for no look."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _look_at_store(self) -> None:
+        self._home.store.head(layout.HOME_OBJECT)
+
+    def _look_at_catalog(self) -> None:
+        if self._home.catalog.get(layout.HOME_PARTITION, layout.HOME_ROW) is None:
+            raise NotFoundError("catalog: does not know the home any more")
+
+
+def _went_well(look: asyncio.Future[None]) -> bool:
+    return look.done() and look.exception() is None
+
+
+def _json(value: dict[str, str]) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(encode(value), headers=headers, media_type="application/json")

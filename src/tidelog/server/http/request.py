@@ -24,17 +24,19 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope
 
 from tidelog.clock import Clock
 from tidelog.errors import InvalidError
+from tidelog.model.address import nearest
 from tidelog.server.http.errors import (
     BusyError,
     DisconnectedError,
@@ -52,6 +54,7 @@ __all__ = [
     "Place",
     "WholeRoute",
     "check_host",
+    "check_parameters",
     "check_path",
     "check_query",
     "headers_of",
@@ -372,3 +375,16 @@ def _gunzip(body: bytes, bytes_max: int) -> bytes:
             raise EOFError("ends before its end")
         body = member.unused_data
     return found
+
+
+def check_parameters(request: Request, known: Iterable[str]) -> None:
+    """Refuses parameters that no handler reads, and those that are given twice."""
+    names = tuple(known)
+    seen = [name for name, _ in request.query_params.multi_items()]
+    for name in seen:
+        if name not in names:
+            hint = nearest(name[:80], names) if names else ""
+            takes = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise InvalidError(f"query: unknown parameter `{name[:80]}`{hint}: {takes}")
+        if seen.count(name) > 1:
+            raise InvalidError(f"query: `{name}` is given more than once: give it once")

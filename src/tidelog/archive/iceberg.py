@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, S3FileSystem
 
-from tidelog.archive.tables.base import (
+from tidelog.archive.table_files import (
     Table,
     TableAddition,
     TableFile,

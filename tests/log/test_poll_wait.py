@@ -11,7 +11,7 @@ import pytest
 import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import Row
-from tidelog.log.reader.partition_reader import FIRST_S, LAST_S, Pace
+from tidelog.log.partition_reader import FIRST_S, LAST_S, Pace
 from tidelog.testing.scheduler import FakeClock
 
 PARTITIONS = 3

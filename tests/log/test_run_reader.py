@@ -14,9 +14,9 @@ from tests.support.compiled_logs import Bench
 from tests.support.topic_upkeep import House
 from tidelog.codec import journal_file as journal_codec
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.reader import run_reader as contents
-from tidelog.log.reader.partition_reader import Reader
-from tidelog.log.reader.run_reader import Cut, EventRows, describe_run, fetch_run, read_run
+from tidelog.log import run_reader as contents
+from tidelog.log.partition_reader import Reader
+from tidelog.log.run_reader import Cut, EventRows, describe_run, fetch_run, read_run
 from tidelog.model.partition_rows import Run
 from tidelog.store.base import Store
 

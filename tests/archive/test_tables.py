@@ -37,9 +37,9 @@ from tidelog.catalog.base import Delete, Put
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import World, create_home
+from tidelog.identity import HomeIdentity
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.model.home import HomeIdentity
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.settings import Settings
 
@@ -49,7 +49,7 @@ REGISTER = """
 import sys
 from tidelog.home import open_home
 from tidelog.archive.archive import find_archive
-from tidelog.archive.tables import registration
+from tidelog.archive import tables
 registration._FILES_AT_ONCE = 2
 with open_home(sys.argv[1]) as home:
     print(registration.register_table(home, find_archive(home, sys.argv[2]), sys.argv[3]))
@@ -388,9 +388,9 @@ def many_ranges(home: Home, archive: Archive, ranges: int) -> int:
 def test_many_at_once_add_each_range_once(
     home: Home, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidelog.archive.tables import registration
+    from tidelog.archive import tables
 
-    monkeypatch.setattr(registration, "_FILES_AT_ONCE", 2)
+    monkeypatch.setattr(tables, "_FILES_AT_ONCE", 2)
     archive = an_archive(home, parser="json:at")
     count = many_ranges(home, archive, 6)
     added: list[int] = []

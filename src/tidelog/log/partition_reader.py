@@ -30,16 +30,20 @@ import pyarrow as pa
 from tidelog.codec.event_batch import events_of, with_position
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.reader.amendments import (
+from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
+    Cut,
     EventRows,
     Offsets,
     all_pending,
     are_pending,
+    describe_run,
+    fetch_run,
+    in_turn,
     pending,
+    read_run,
 )
-from tidelog.log.reader.run_reader import Cut, describe_run, fetch_run, in_turn, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tidelog.archive.tables.base import (
+from tidelog.archive.table_files import (
     Table,
     TableAddition,
     TableFile,

@@ -44,11 +44,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from tidelog.archive.tables.base import RegisterResult, Table, TableAddition, TableFile, TablePlan
+from tidelog.archive.table_files import RegisterResult, Table, TableAddition, TableFile, TablePlan
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.context import Context
-from tidelog.coordination.dead_letter_rows import replay_pipeline
 from tidelog.coordination.pipeline_rows import (
     change_archive,
     read_archive,
@@ -56,6 +55,7 @@ from tidelog.coordination.pipeline_rows import (
     read_manifests,
     read_partitions,
     read_progress,
+    replay_pipeline,
 )
 from tidelog.errors import (
     ConflictError,
@@ -72,6 +72,7 @@ from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.endpoints import files_at
 
 __all__ = [
+    "RegisterResult",
     "change_tables",
     "check_table",
     "check_tables",
@@ -314,10 +315,10 @@ def open_table(context: Context, archive: Archive, name: str) -> Table:
     files_at(context, archive)  # raises unless the folder is ours
     plan, environ = _plan(archive, context.home_id), context.environ
     if name == "delta":
-        from tidelog.archive.tables.delta import DeltaLog  # noqa: PLC0415 - an extra
+        from tidelog.archive.delta import DeltaLog  # noqa: PLC0415 - an extra
 
         return DeltaLog(plan, environ, context.clock)
-    from tidelog.archive.tables.iceberg import IcebergTable  # noqa: PLC0415 - an extra
+    from tidelog.archive.iceberg import IcebergTable  # noqa: PLC0415 - an extra
 
     return IcebergTable(plan, name.removeprefix("iceberg:"), environ)
 

@@ -15,8 +15,8 @@ from tests.support.compiled_logs import Bench
 from tests.support.topic_upkeep import House
 from tidelog.codec.event_batch import batch_of
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.reader import amendments as amended
-from tidelog.log.reader.amendments import (
+from tidelog.log import run_reader as amended
+from tidelog.log.run_reader import (
     NO_AMENDMENTS,
     Amendments,
     EventRows,

@@ -22,11 +22,16 @@ from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.archive import generations
 from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.archive.delta import DeltaLog
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
-from tidelog.archive.tables import change_tables, forget_table, register_table, repair_tables
-from tidelog.archive.tables.delta import DeltaLog
-from tidelog.archive.tables.iceberg import IcebergTable
-from tidelog.archive.tables.registration import stale_entries
+from tidelog.archive.iceberg import IcebergTable
+from tidelog.archive.tables import (
+    change_tables,
+    forget_table,
+    register_table,
+    repair_tables,
+    stale_entries,
+)
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives

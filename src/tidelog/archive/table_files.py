@@ -136,7 +136,7 @@ _KEYS = {
     "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
     "AWS_SESSION_TOKEN": "s3.session-token",
 }
-_FILE_IO = "tidelog.archive.tables.iceberg.SmallFileIO"
+_FILE_IO = "tidelog.archive.iceberg.SmallFileIO"
 
 
 def object_url(store: str, key: str) -> str:

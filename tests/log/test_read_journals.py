@@ -21,13 +21,13 @@ from tidelog import Event, Home
 from tidelog.codec import journal_file as journal_codec
 from tidelog.context import Context, Wakeups
 from tidelog.errors import CorruptError, NotFoundError, UnknownOutcomeError
+from tidelog.log import partition_reader as read_module
+from tidelog.log import run_reader as amended
+from tidelog.log import run_reader as contents
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.partition_reader import Reader, find_offset
 from tidelog.log.producer.append import Appender
-from tidelog.log.reader import amendments as amended
-from tidelog.log.reader import partition_reader as read_module
-from tidelog.log.reader import run_reader as contents
-from tidelog.log.reader.partition_reader import Reader, find_offset
-from tidelog.log.reader.run_reader import Cut, describe_run, read_run
+from tidelog.log.run_reader import Cut, describe_run, read_run
 from tidelog.log.status import partition_states
 from tidelog.model.topic import Topic
 
