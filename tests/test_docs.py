@@ -73,7 +73,16 @@ def line_pattern(line: str) -> str:
     return ".*".join(re.escape(part) for part in line.rstrip().split(ANYTHING)) + r"\n"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/journals.md", "docs/python.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/journals.md",
+        "docs/python.md",
+        "docs/from-safya.md",
+        "docs/from-rscylla.md",
+    ],
+)
 def test_python_examples_run(document: str, tmp_path: Path) -> None:
     found = blocks(document, "python")
     assert found

@@ -5,17 +5,21 @@ Runs of a pipeline: where its tasks run, what its caller may say about it, and w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from tidelog.archive.metrics import pipelines_text
 from tidelog.codec.fields import FieldPaths
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.archive import Start
+from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline, Workers
@@ -270,6 +274,31 @@ class PumpHandle:
         how = driver_options(options, follow=follow, policy=policy, start=start)
         how.flush_on_stop = options.get("flush_on_stop", True)
         return run_pipeline(self._context, pipeline, how)
+
+    def fetch_row(self, event: Event) -> dict[str, Any] | None:
+        """Return the row that an event is a change of, as it is now; None if it is gone.
+
+        For events of a change log: the event's key is the row's primary key. Values are as CQL
+        writes them in JSON. Raises ``InvalidError`` for other sources and keys.
+
+        >>> _ = home.create_topic("copies")
+        >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
+        >>> pump.fetch_row(next(home.read("orders")))
+        Traceback (most recent call last):
+        tidelog.errors.InvalidError: pump `copy`: its source `topic:orders` has no rows: ...
+        """
+        context = self._context
+        source = open_source(
+            self.info.source,
+            environ=context.environ,
+            open_context=lambda: contextlib.nullcontext(context),
+        )
+        if not isinstance(source, RowSource):
+            raise InvalidError(
+                f"pump `{self.name}`: its source `{self.info.source}` has no rows: "
+                "ask a pump of a change log"
+            )
+        return source.fetch_row(event.key or b"")
 
     def status(self, *, source: bool = True) -> PumpStatus:
         """Return how far the pump is, what waits, and what fails, by source partition.

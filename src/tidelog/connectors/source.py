@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -44,6 +44,7 @@ __all__ = [
     "PlannedReader",
     "ProbingSource",
     "RangeReader",
+    "RowSource",
     "Source",
     "SourcePartition",
     "SourceRange",
@@ -235,6 +236,15 @@ class KnowsEnds(Protocol):
 
     def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
         """Returns the end of a partition of an earlier incarnation; empty if unknown."""
+        ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A source of changes of rows, which can be read themselves."""
+
+    def fetch_row(self, key: bytes) -> dict[str, Any] | None:
+        """Returns the row of a change by its event's key, as it is now; None if it is gone."""
         ...
 
 

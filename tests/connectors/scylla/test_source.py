@@ -468,6 +468,8 @@ BAD = {
     "two keys": ("ks.t?key_column=a&key_lookup=b", "contradict"),
     "the log itself": ("ks.t_scylla_cdc_log", "the table that it belongs to"),
     "a password": ("ks.t?password=x", "looks like a secret"),
+    "no window": ("ks.t?window=0s", "window is 0"),
+    "half an id": ('ks.t?start={"cursor_gen":"2026-11-13T20:00:00Z"}', "give the whole id"),
     "a time that is none": ("ks.t?start=yesterday", "yesterday"),
 }
 
@@ -532,7 +534,12 @@ def test_a_short_lag_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_address_comes_back_as_it_is() -> None:
-    for options in ("", "?groups=3&mode=fast&lag=2000ms", "?mode=sweep&lag=last&of=a,b"):
+    for options in (
+        "",
+        "?window=1s",
+        "?groups=3&mode=fast&lag=2000ms",
+        "?mode=sweep&lag=last&of=a,b",
+    ):
         place, way = parse_scylla(parse_address(f"scylla://a,[::1]:9042/ks.t{options}"), {}, 0)
         url = format_scylla(place, way)
         assert parse_scylla(parse_address(url), {}, 5) == (place, way)

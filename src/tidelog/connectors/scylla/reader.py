@@ -128,7 +128,8 @@ class ChangeRead:
         """Yields the events. The position of the last chunk is the end that was reached."""
         self._check_held()
         at, waiting = self._start.time_ms, self._changes(self._start.time_ms)
-        width = min(max(1, self._limit.time_ms - at), self._session.width_ms)
+        widest = self._way.window_ms or WIDTH_MS_MAX
+        width = min(max(1, self._limit.time_ms - at), self._session.width_ms, widest)
         while at < self._limit.time_ms and not self._is_enough(len(waiting)):
             generation = self._plan.generation(at)
             end = min(filter(None, (at + width, generation.end_ms, self._limit.time_ms)))
@@ -141,8 +142,9 @@ class ChangeRead:
             waiting.extend(changes)
             at = end
             if rows < _WINDOW_ROWS // _STEP:
-                width = min(width * _STEP, WIDTH_MS_MAX)
-            self._session.width_ms = width
+                width = min(width * _STEP, widest)
+            if self._way.window_ms is None:
+                self._session.width_ms = width
             if len(waiting) >= _CHUNK_EVENTS:
                 yield self._chunk(waiting, self._place(at))
                 waiting = self._changes(min(at, self._limit.time_ms))
@@ -311,7 +313,7 @@ def _pages_of_streams(
     under_way: deque[Any] = deque()
     while True:
         for some in islice(todo, _AT_ONCE - len(under_way)):
-            under_way.append(session.pages(statement, (list(some), start, end)))
+            under_way.append(session.pages(statement, (list(some), start, end), next(iter(some))))
         if not under_way:
             return
         yield from under_way.popleft()

@@ -12,14 +12,18 @@ from __future__ import annotations
 import os
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from tidelog.catalog.cql_session import DRIVER_ERRORS, causes_of, reason_of, tls_error
 from tidelog.catalog.cql_tls import TLS_OPTIONS, CqlTls, parse_tls, tls_context, tls_options
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import Address, format_address
+from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms, moment_ms
 
@@ -30,6 +34,7 @@ __all__ = [
     "ScyllaSession",
     "ScyllaWay",
     "StatementPages",
+    "StreamAwarePolicy",
     "close_sessions",
     "format_scylla",
     "parse_scylla",
@@ -50,6 +55,7 @@ _OPTIONS = (
     "of",
     "start",
     "type_column",
+    "window",
     *TLS_OPTIONS,
 )
 _LEVELS = ("one", "two", "three", "quorum", "all", "local_quorum", "local_one")
@@ -94,6 +100,7 @@ class ScyllaWay:
     of: tuple[str, ...] = ()  # pipelines whose changes a sweep skips
     type_column: str | None = None
     key_column: str | None = None
+    window_ms: int | None = None  # the widest window of a read; None: as wide as its rows allow
     key_lookup: str | None = None  # the same, but read from the base table if the log lacks it
 
     @property
@@ -152,6 +159,7 @@ def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
         "type_column": way.type_column,
         "key_column": way.key_column,
         "key_lookup": way.key_lookup,
+        "window": None if way.window_ms is None else f"{way.window_ms}ms",
         **tls_options(place.tls),
     }
     defaults = {"consistency": "quorum", "groups": "16", "mode": "safe", "start": "oldest"}
@@ -186,12 +194,22 @@ def _way(address: Address, options: Mapping[str, str], now_ms: int) -> ScyllaWay
         mode=mode,  # type: ignore[arg-type]
         lag_ms=_lag_ms(address, options.get("lag"), mode),
         groups=_groups(address, options.get("groups", "16")),
-        start=_start(options.get("start", "oldest"), now_ms),
+        start=_start(address, options.get("start", "oldest"), now_ms),
         of=of,
         type_column=options.get("type_column"),
         key_column=options.get("key_column"),
         key_lookup=options.get("key_lookup"),
+        window_ms=_window_ms(address, options.get("window")),
     )
+
+
+def _window_ms(address: Address, text: str | None) -> int | None:
+    if text is None:
+        return None
+    window_ms = duration_ms(text)
+    if window_ms < 1:
+        raise _wrong(address, "window is 0: give a duration, such as 1s")
+    return window_ms
 
 
 def _lag_ms(address: Address, text: str | None, mode: str) -> int | None:
@@ -217,10 +235,22 @@ def _groups(address: Address, text: str) -> int:
     return int(text)
 
 
-def _start(text: str, now_ms: int) -> Literal["oldest", "first"] | int:
+def _start(address: Address, text: str, now_ms: int) -> Literal["oldest", "first"] | int:
     if text in ("oldest", "first"):
         return text  # type: ignore[return-value]
-    return moment_ms(text, now_ms)
+    if not text.startswith("{"):
+        return moment_ms(text, now_ms)
+    try:
+        cursor = decode_json(text, _EventId).cursor_time
+    except msgspec.MsgspecError as exc:
+        raise _wrong(address, f"start is no id of an event: {exc}: give the whole id") from exc
+    return moment_ms(cursor, now_ms) // 1000 * 1000
+
+
+class _EventId(msgspec.Struct):
+    """The id of a change, of which a start needs the time."""
+
+    cursor_time: str
 
 
 def _table(address: Address) -> tuple[str, str]:
@@ -262,6 +292,7 @@ try:
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.cqltypes import BytesType
+    from cassandra.metadata import Murmur3Token
     from cassandra.policies import (
         DCAwareRoundRobinPolicy,
         ExponentialReconnectionPolicy,
@@ -317,9 +348,11 @@ def _handler(place: ScyllaPlace) -> Any:
 class StatementPages:
     """A statement that was sent. Fetches the next page while one is in use."""
 
-    def __init__(self, session: ScyllaSession, statement: Any, values: Sequence[object]) -> None:
+    def __init__(
+        self, session: ScyllaSession, statement: Any, values: Sequence[object], near: bytes | None
+    ) -> None:
         self._session = session
-        self._future = session.send(statement, values)
+        self._future = session.send(statement, values, near)
 
     def __iter__(self) -> Iterator[list[tuple[bytes | None, ...]]]:
         while True:
@@ -397,14 +430,21 @@ class ScyllaSession:
         ]
         return statement
 
-    def pages(self, statement: Any, values: Sequence[object]) -> StatementPages:
-        """Sends a statement. Waits for its pages when they are used."""
-        return StatementPages(self, statement, values)
+    def pages(
+        self, statement: Any, values: Sequence[object], near: bytes | None = None
+    ) -> StatementPages:
+        """Sends a statement, to a server that holds the stream ``near`` if there is one.
 
-    def send(self, statement: Any, values: Sequence[object]) -> Any:
+        Waits for its pages when they are used.
+        """
+        return StatementPages(self, statement, values, near)
+
+    def send(self, statement: Any, values: Sequence[object], near: bytes | None = None) -> Any:
         """Returns the driver's future of a statement."""
         try:
-            return self._session.execute_async(statement, values)
+            bound = statement.bind(values)
+            bound.near = near
+            return self._session.execute_async(bound)
         except DRIVER_ERRORS as exc:
             raise self.error(exc) from exc
 
@@ -470,12 +510,41 @@ def close_sessions() -> None:
                 session.close()
 
 
+class StreamAwarePolicy(DCAwareRoundRobinPolicy):  # type: ignore[misc]
+    """Asks a server that holds the streams of a statement, then the others of the datacenter.
+
+    The driver's own policy hashes a partition key. The partition of a change log is a stream, whose
+    id begins with its token: streams of a vnode are together on the same servers.
+    """
+
+    def populate(self, cluster: Any, hosts: Any) -> None:
+        self._metadata = cluster.metadata
+        super().populate(cluster, hosts)
+
+    def make_query_plan(self, working_keyspace: Any = None, query: Any = None) -> Iterator[Any]:
+        hosts = list(super().make_query_plan(working_keyspace, query))
+        near = getattr(query, "near", None)
+        first = None if near is None else self._holder(near, hosts)
+        if first is not None:
+            yield first
+        yield from (host for host in hosts if host is not first)
+
+    def _holder(self, stream: bytes, hosts: Sequence[Any]) -> Any | None:
+        """Returns the first of these hosts after the stream's token: it has a replica."""
+        ring = getattr(self._metadata.token_map, "ring", None) or ()
+        owners = getattr(self._metadata.token_map, "token_to_host_owner", {})
+        token = Murmur3Token(int.from_bytes(stream[:8], "big", signed=True))
+        begin = bisect_left(ring, token)
+        around = (owners.get(ring[(begin + step) % len(ring)]) for step in range(len(ring)))
+        return next((host for host in around if host in hosts), None)
+
+
 def _cluster(place: ScyllaPlace) -> Any:
     login = None
     if place.username is not None:
         login = PlainTextAuthProvider(place.username, place.password)
     profile = ExecutionProfile(
-        load_balancing_policy=DCAwareRoundRobinPolicy(place.datacenter or ""),
+        load_balancing_policy=StreamAwarePolicy(place.datacenter or ""),
         retry_policy=FallthroughRetryPolicy(),
         consistency_level=cassandra.ConsistencyLevel.name_to_value[place.consistency.upper()],
         request_timeout=_REQUEST_TIMEOUT_S,
@@ -492,5 +561,5 @@ def _cluster(place: ScyllaPlace) -> Any:
         reconnection_policy=ExponentialReconnectionPolicy(0.1, 10.0),
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         schema_metadata_enabled=False,  # we only ask for the one table we read
-        token_metadata_enabled=False,  # no statement of ours names a single partition
+        token_metadata_enabled=True,  # so that streams are read where they are
     )

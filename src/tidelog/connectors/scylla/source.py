@@ -33,6 +33,7 @@ even later is for a sweep after this one.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -44,7 +45,7 @@ from typing import Any
 
 from tidelog.catalog.base import Row
 from tidelog.clock import Clock, SystemClock
-from tidelog.connectors.scylla.changes import LogTable, log_table, time_ms_of
+from tidelog.connectors.scylla.changes import LogTable, log_table, read_schema, time_ms_of
 from tidelog.connectors.scylla.reader import (
     ChangeRead,
     ChangeReadPlan,
@@ -69,6 +70,7 @@ from tidelog.connectors.source import (
     CompletingSource,
     PlannedReader,
     ProbingSource,
+    RowSource,
     Source,
     SourcePartition,
     SourceRange,
@@ -106,7 +108,8 @@ def open_scylla(
 ) -> ScyllaSource:
     """Opens the source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&start=…``.
 
-    ``start`` is ``oldest``, ``first`` or a time. A time such as ``-15m`` is relative to this call;
+    ``start`` is ``oldest``, ``first``, a time, or the id of an event, which stands for its second:
+    changes of that second come again. A time such as ``-15m`` is relative to this call;
     the source's own URL has the absolute time.
     """
     clock = clock or SystemClock()
@@ -255,6 +258,34 @@ class ScyllaSource:
     def count(self, start: str, end: str) -> int | None:
         """Returns None, since a change log does not count; 0 before a position that was reached."""
         return None if is_before(start, end) else 0
+
+    def fetch_row(self, key: bytes) -> dict[str, Any] | None:
+        """Returns the base row of a change by its event's key, as it is now; None if it is gone.
+
+        Values are as CQL writes them in JSON. Raises ``InvalidError`` for a key that is not the
+        whole primary key.
+        """
+        session = session_of(self._place)
+        names = read_schema(session).key
+        try:
+            values = json.loads(key)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or set(values) != set(names):
+            raise InvalidError(
+                f"table `{self._place.label}`: the event's key is not the whole primary key "
+                f"({', '.join(names)}): partition deletes, and pumps with key_column or "
+                "key_lookup, have others"
+            )
+        where = " AND ".join(f'"{name}" = fromJson(?)' for name in names)
+        table = f'"{self._place.keyspace}"."{self._place.table}"'
+        statement = session.known(f"SELECT JSON * FROM {table} WHERE {where}")  # noqa: S608 - checked
+        given = [json.dumps(values[name]) for name in names]
+        for page in session.pages(statement, given):
+            for (row,) in page:
+                found: dict[str, Any] = json.loads(row or b"null")
+                return found
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopen, (self.url,))
@@ -408,6 +439,7 @@ _source: type[Source] = ScyllaSource
 _telling: type[ProbingSource] = ScyllaSource
 _timed: type[TimedSource] = ScyllaSource
 _completing: type[CompletingSource] = ScyllaSource
+_with_rows: type[RowSource] = ScyllaSource
 
 
 _RANGES_MAX = 500  # of other pipelines in one range of a sweep
