@@ -50,9 +50,9 @@ import sys
 from tidelog.home import open_home
 from tidelog.archive.archive import find_archive
 from tidelog.archive import tables
-registration._FILES_AT_ONCE = 2
+tables._FILES_AT_ONCE = 2
 with open_home(sys.argv[1]) as home:
-    print(registration.register_table(home, find_archive(home, sys.argv[2]), sys.argv[3]))
+    print(tables.register_table(home, find_archive(home, sys.argv[2]), sys.argv[3]))
 """
 
 
