@@ -12,6 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import anyio
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -190,6 +191,8 @@ class FrontDoor:
         if self._options.access_log is not None:
             self._access = AccessLog(self._options.access_log, self._clock)
         await self._threads.run(_warm_up)
+        async with anyio.create_task_group():
+            pass  # its parts are imported with the first one, which takes longer than a tail may
         await self.gate.refresh()
         await self._threads.run(self._check_guard)
         self._console.start(tails)
@@ -333,8 +336,7 @@ class FrontDoor:
             positions = await self._ingest.append(topic, headers, body, place.charge, by)
             self.metrics.events_in += len(positions)
             self.metrics.bytes_in += len(body)
-            rows = await self._ingest.rows(positions)
-        answered = b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
+            answered = await self._ingest.answer(topic, positions)
         await answer(send, 201, [_JSON_TYPE], answered)
         return 201
 

@@ -318,7 +318,7 @@ def test_what_is_not_there_is_told_as_a_page(browser: Browser) -> None:
     for path in ("/console", "/console/", "/console/nothing", "/console/topics/a/b/c"):
         assert "not found" in text_of(browser.get(path, 404))
     wrong = browser.client.post("/console/topics")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
     assert browser.client.get("/console/static/../site.py").status_code == 404
     assert browser.client.get("/console/static/nothing.css").status_code == 404
     assert browser.client.head("/").status_code == 200

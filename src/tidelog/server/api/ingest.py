@@ -170,6 +170,7 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 IF_ABSENT = "Tidelog-If-Absent"
 _IDEMPOTENCY_KEY_MAX = 255  # bytes
 _SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
+_LARGE_BYTES = 1 << 20  # beyond this size not even its lines are counted in the loop
 _FEW_EVENTS = 200  # up to this number the loop itself handles them: a millisecond at most
 _MANY_EVENTS = 5_000  # beyond this number they have threads of their own
 _OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
@@ -218,25 +219,31 @@ class Ingest:
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
         if_absent = _if_absent(headers)
-        count = _events_at_most(headers, body)
+        if len(body) <= _LARGE_BYTES:
+            count = _events_at_most(headers, body)
+        else:
+            count = await self._threads.run(_events_at_most, headers, body)
         is_small = len(body) <= _SMALL_BYTES and count <= _FEW_EVENTS
         if is_small and key is None and not if_absent:
             return await self.send(opened, self._events(headers, body))
         if not is_small:
             charge(len(body) + EVENT_BYTES * count)
         events = await self._run(count, self._events, headers, body)
-        loop = asyncio.get_running_loop()
-        if if_absent:
-            return await loop.run_in_executor(self._pool, self._append_absent, topic, events)
-        if key is None:
-            return await self.send(opened, events)
-        return await self._send_once(opened, _idempotency_key(key, by), events)
+        try:
+            if if_absent:
+                return await self._threads.run(self._append_absent, topic, events)
+            if key is None:
+                return await self.send(opened, events)
+            return await self._send_once(opened, _idempotency_key(key, by), events)
+        finally:
+            if len(events) > _FEW_EVENTS:  # to free many takes milliseconds, which the loop has not
+                self._pool.submit(events.clear)
 
-    async def rows(self, positions: Sequence[Position]) -> bytes:
-        """Positions as JSON objects with commas between them."""
+    async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
+        """The body that says where events are."""
         if len(positions) <= _FEW_EVENTS:
-            return _rows(positions)
-        return await self._run(len(positions), _rows, positions)
+            return _answer(topic, positions)
+        return await self._run(len(positions), _answer, topic, positions)
 
     async def _run(self, events: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something to this number of events in a thread; to many of them apart."""
@@ -282,9 +289,12 @@ class Ingest:
             for flush in {each.flush: None for each in sent}:
                 await opened.durable(flush)
             return _positions(opened.topic.name, sent)
-        for flush in await self._run(len(sent), _flushes, sent):
-            await opened.durable(flush)
-        return await self._run(len(sent), _positions, opened.topic.name, sent)
+        try:
+            for flush in await self._run(len(sent), _flushes, sent):
+                await opened.durable(flush)
+            return await self._run(len(sent), _positions, opened.topic.name, sent)
+        finally:
+            self._pool.submit(sent.clear)  # as above
 
     async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
         """Put events into the producer's buffer, if that has room for all of them."""
@@ -389,10 +399,11 @@ def _events_at_most(headers: Headers, body: bytes) -> int:
     return min(body.count(b"{"), model_limits.SEGMENT_EVENTS_MAX) if kind in _JSON else 1
 
 
-def _rows(positions: Sequence[Position]) -> bytes:
-    return b",".join(
+def _answer(topic: str, positions: Sequence[Position]) -> bytes:
+    rows = b",".join(
         [b'{"partition":%d,"offset":%d}' % (at.partition, at.offset) for at in positions]
     )
+    return b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
 
 
 def _flushes(sent: list[SendFuture]) -> list[Flush]:

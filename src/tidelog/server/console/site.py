@@ -267,7 +267,8 @@ class Console:
             answer = self._failed(exc, scope)
         except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
             answer = self._failed(InternalError(f"{type(exc).__name__}: {exc}"), scope)
-        response = self._response(answer, session, headers, scope)
+        # A template takes milliseconds, and many of them when it is first used.
+        response = await self._threads.run(self._response, answer, session, headers, scope)
         return await self._send(scope, receive, send, response)
 
     async def _answer(

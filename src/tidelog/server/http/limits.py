@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from tidelog.clock import Clock
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, TidelogError
 
 __all__ = [
     "ANSWER_S",
@@ -195,14 +195,22 @@ class ServerThreads:
     async def run_large(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do work that takes a processor for long, apart from what other requests wait for."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.large, lambda: call(*args, **kwargs))
+        return await loop.run_in_executor(self.large, lambda: _done(call, *args, **kwargs))
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do it in a thread. Who is cancelled meanwhile leaves it to end by itself."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, lambda: call(*args, **kwargs))
+        return await loop.run_in_executor(self.pool, lambda: _done(call, *args, **kwargs))
 
     def close(self) -> None:
         """After all that is under way; what has not begun is not done."""
         self.large.shutdown(wait=True, cancel_futures=True)
         self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _done(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a call does. An error leaves its frames here, which may hold a whole body."""
+    try:
+        return call(*args, **kwargs)
+    except TidelogError as exc:
+        raise exc.with_traceback(None)  # noqa: B904 - it keeps its own cause
