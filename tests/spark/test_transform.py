@@ -143,5 +143,9 @@ def test_transform_that_fails_on_one_source_partition_stops_that_one_alone(
     pipeline = open_pipeline(filled.context, archive, SparkWorkers(local_spark))
     Driver(filled.context, pipeline, DriverOptions(stop=stop, on_cycle=after_one)).run()
     assert [each.text for each in errors] == ["t/1"]
+    (error,) = errors.values()
+    assert isinstance(error, InvalidError), "a mistake in the transform is not retried"
+    assert str(error).count("\n") == 0
+    assert "a record that is not expected" in str(error)
     found = Counter(row["partition"] for row in events_of(filled, archive))
     assert found == {number: len(list(filled.read("t", number))) for number in (0, 2)}

@@ -24,6 +24,7 @@ from tidelog.journal.compile_steps import Made, Work, make_journals
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
+from tidelog.spark.failures import job_error
 from tidelog.store import open_store_here
 
 __all__ = ["compile_by_spark"]
@@ -190,9 +191,7 @@ def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> li
         parallel = session.sparkContext.parallelize(blobs, max(1, len(blobs)))
         made = parallel.map(_run_pickled).collect()
     except Exception as exc:
-        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        reason = lines[0][:200] if lines else type(exc).__name__
-        raise UnavailableError(f"Spark: the job failed ({reason}): compile again") from exc
+        raise job_error(exc, "compile again") from exc
     done = {n: pickle.loads(blob) for n, blob in zip(tasks, made, strict=True)}  # noqa: S301
     return [(here | done)[number] for number in range(len(ready))]
 

@@ -1,20 +1,29 @@
-"""Errors of the data source in one line, as Spark shows them.
+"""Errors in one line: those of the data source as Spark shows them, those of Spark as we do.
 
 Spark puts the traceback of a Python worker into its message, and the cause comes last. A mistake
-in an option needs no traceback.
+in an option needs no traceback. The other way round, an error of a Spark job is reported by its
+cause: the exception that the user's own code raised, or what is missing on the executors.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tidelog.errors import TidelogError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
 
-__all__ = ["one_line", "worker_name"]
+__all__ = ["cause_of", "job_error", "one_line", "worker_name"]
 
+_RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")  # the last line of a traceback
+# Spark's errors with the states of SQL for wrong data, wrong names, and `raise_error`.
+_SPARK_ERROR = re.compile(r"(\[[A-Z][A-Z0-9_.]+\] .+?)\s*SQLSTATE: (?:22|42|P0)\w{3}", re.DOTALL)
+_MISSING = re.compile(r"No module named '([\w.]+)'")
+_NEEDS_PANDAS = re.compile(r"pandas >= [\d.]+ must be installed")
+_MAY_PASS = ("OSError", "Timeout", "Connection", "MemoryError", "BrokenPipe", "EOFError")
+_LENGTH_MAX = 300
 _HIDE = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it writes down an exception
 
 
@@ -39,3 +48,63 @@ def one_line() -> Iterator[None]:
         if worker_name():
             os.environ[_HIDE] = "1"  # noqa: TID251 - Spark reads it there
         raise
+
+
+def job_error(exc: Exception, again: str) -> TidelogError:
+    """Returns the error of a failed Spark job. ``again`` says what to do if it may pass.
+
+    An exception of the user's own code, or a missing package, does not pass: it is an
+    ``InvalidError``, so that no driver repeats the job.
+    """
+    text = str(exc)
+    found = _MISSING.search(text)
+    missing = "" if found is None else found[1].partition(".")[0]
+    if missing == "tidelog":
+        return InvalidError(
+            "Spark: tidelog is not installed on the executors: set PYSPARK_PYTHON to a Python that "
+            "has it, or ship one: `tidelog spark-env --help`"
+        )
+    if missing == "pandas" or _NEEDS_PANDAS.search(text):
+        return InvalidError(
+            "Spark: pandas is not installed: Spark needs it for transforms: install `pandas` where "
+            "the driver and the executors run"
+        )
+    mistake = _mistake(text)
+    if mistake:
+        return InvalidError(
+            f"Spark: the job failed ({mistake}): fix it and run again", job="failed"
+        )
+    return UnavailableError(f"Spark: the job failed ({cause_of(exc)}): {again}", job="failed")
+
+
+def cause_of(exc: Exception) -> str:
+    """Returns the cause of an error of Spark in one line: what Python raised, if it did."""
+    text = str(exc)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = _mistake(text) or _raised(text) or (lines[0] if lines else type(exc).__name__)
+    return found[:_LENGTH_MAX]
+
+
+def _mistake(text: str) -> str:
+    """Returns what user code has done wrong: its exception, or Spark's own for values and names."""
+    raised = _raised(text)
+    if raised:
+        name = raised.partition(":")[0]
+        return "" if any(each in name for each in _MAY_PASS) else raised
+    found = _SPARK_ERROR.search(text)
+    return found[1].splitlines()[0][:_LENGTH_MAX] if found is not None else ""
+
+
+def _raised(text: str) -> str:
+    """Returns the last line of the last Python traceback in a text; "" if there is none."""
+    found = ""
+    _, _, rest = text.rpartition("Traceback (most recent call last):")
+    if len(rest) == len(text):
+        return ""
+    for line in rest.splitlines()[1:]:
+        if not line.strip() or line.startswith((" ", "\t")):
+            continue
+        if _RAISED.fullmatch(line.strip()):
+            found = line.strip()
+        break
+    return found[:_LENGTH_MAX]

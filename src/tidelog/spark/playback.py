@@ -58,6 +58,7 @@ from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, T
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
 from tidelog.pool import Pool
+from tidelog.spark.failures import job_error
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 
@@ -161,9 +162,7 @@ def _run(session: SparkSession, tasks: Sequence[WindowTask]) -> list[PlayedWindo
         parallel = session.sparkContext.parallelize(blobs, len(blobs))
         done = [pickle.loads(blob) for blob in parallel.map(_run_pickled).collect()]  # noqa: S301
     except Exception as exc:
-        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        reason = lines[0][:200] if lines else type(exc).__name__
-        raise UnavailableError(f"Spark: the job failed ({reason}): play again") from exc
+        raise job_error(exc, "play again") from exc
     for window in done:
         if window.error is not None:
             raise window.error

@@ -50,6 +50,7 @@ from tidelog.pipeline.base import (
     with_left_out,
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
+from tidelog.spark.failures import job_error
 
 __all__ = ["SparkWorkers", "open_spark"]
 
@@ -294,11 +295,16 @@ class SparkWorkers:
         """
         try:
             done = self._job(tasks)
-        except UnavailableError:
-            if len(tasks) == 1:
+        except TidelogError as exc:
+            if exc.context.get("job") is None:
                 raise
-            for task in tasks:
-                yield self._alone(task)
+            if len(tasks) > 1:
+                for task in tasks:
+                    yield self._alone(task)
+            elif isinstance(exc, UnavailableError):
+                raise
+            else:
+                yield TaskOutcome(tasks[0].range.partition, error=exc, cut=tasks[0].cut)
         else:
             yield from done
 
@@ -309,7 +315,7 @@ class SparkWorkers:
             return TaskOutcome(task.range.partition, error=exc, cut=task.cut)
 
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
-        """Runs tasks in one job. Raises ``UnavailableError`` if it fails."""
+        """Runs tasks in one job. Raises the error of the job if it fails (``job_error``)."""
         transform = tasks[0].transform  # all tasks are of one pipeline
         try:
             if transform:
@@ -318,9 +324,7 @@ class SparkWorkers:
         except TidelogError:
             raise
         except Exception as exc:
-            raise UnavailableError(
-                f"Spark: the job failed ({_first_line(exc)}): its ranges will be done again"
-            ) from exc
+            raise job_error(exc, "its ranges will be done again") from exc
 
     def _plain(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
         blobs = [pickle.dumps(task) for task in tasks]
@@ -331,11 +335,6 @@ class SparkWorkers:
 
 def _run_pickled(blob: bytes) -> bytes:
     return pickle.dumps(run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
-
-
-def _first_line(exc: Exception) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(exc).__name__
 
 
 _: type[Workers] = SparkWorkers

@@ -1,0 +1,65 @@
+"""Errors of Spark's jobs in one line; the messages are those of Spark 4.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.spark.failures import cause_of, job_error, worker_name
+
+USER = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/app/jobs.py", line 28, in clean
+    raise ValueError('my own mistake')
+ValueError: my own mistake
+ SQLSTATE: 38000
+"""
+CHAINED = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times
+Traceback (most recent call last):
+  File "/app/jobs.py", line 3, in clean
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/app/jobs.py", line 5, in clean
+app.errors.BadRecord: no field `a`
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
+"""
+MISSING = """Job aborted due to stage failure:
+Traceback (most recent call last):
+  File "/spark/python/pyspark/serializers.py", line 460, in loads
+ModuleNotFoundError: No module named 'tidelog.pipeline'
+"""
+PANDAS = "[PACKAGE_NOT_INSTALLED] pandas >= 2.2.0 must be installed; however, it was not found."
+AWAY = """Traceback (most recent call last):
+  File "/spark/store.py", line 1, in get
+ConnectionRefusedError: [Errno 111] Connection refused
+"""
+LOST = "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)\nDriver stack:"
+RAISED = "[USER_RAISED_EXCEPTION] not expected SQLSTATE: P0001\n\tat org.apache.spark.sql"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (USER, InvalidError, r"failed \(ValueError: my own mistake\): fix it"),
+        (CHAINED, InvalidError, r"failed \(app.errors.BadRecord: no field `a`\)"),
+        (RAISED, InvalidError, r"failed \(\[USER_RAISED_EXCEPTION\] not expected\): fix it"),
+        (MISSING, InvalidError, "tidelog is not installed on the executors: set PYSPARK_PYTHON"),
+        (PANDAS, InvalidError, "pandas is not installed"),
+        (AWAY, UnavailableError, r"\(ConnectionRefusedError: \[Errno 111\].*\): try again"),
+        (LOST, UnavailableError, r"\(Job aborted .*ExecutorLostFailure.*\): try again"),
+        ("", UnavailableError, r"\(RuntimeError\): try again"),
+    ],
+)
+def test_failed_job_names_its_cause(text: str, kind: type[TidelogError], message: str) -> None:
+    with pytest.raises(kind, match=message) as found:
+        raise job_error(RuntimeError(text), "try again")
+    assert "\n" not in str(found.value)
+    assert len(cause_of(RuntimeError(text * 50))) <= 300
+
+
+def test_this_process_is_not_a_worker() -> None:
+    assert worker_name() == ""
