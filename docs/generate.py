@@ -6,6 +6,7 @@ that ``make bench`` measured. mkdocs-click prints the commands and mkdocstrings 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -50,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def fence_examples(command: click.Command) -> None:
     """Turn the examples in a command's help, and in those below it, into blocks of code."""
-    command.help = EXAMPLES.sub(fenced, command.help or "")
+    command.help = EXAMPLES.sub(fenced, inspect.cleandoc(command.help or ""))
     for each in getattr(command, "commands", {}).values():
         fence_examples(each)
 

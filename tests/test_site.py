@@ -116,6 +116,13 @@ def test_every_command_has_its_help_in_the_reference(site: dict[Path, Page]) -> 
             assert f"tidelog-{'-'.join(words)}" in commands.ids
 
 
+def test_examples_of_commands_are_blocks_of_code(site: dict[Path, Page]) -> None:
+    [commands] = [path for path in site if path.name == "commands.html"]
+    text = commands.read_text()
+    blocks = re.findall(r"<p>Examples:</p>\s*<div class=\"[^\"]*highlight", text)
+    assert len(blocks) == text.count("Examples:") > 50
+
+
 def test_the_reference_shows_the_library(site: dict[Path, Page]) -> None:
     [library] = [page for path, page in site.items() if path.name == "library.html"]
     names = {name.rpartition(".")[2] for name in library.ids}
