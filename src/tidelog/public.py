@@ -1,149 +1,91 @@
-"""The public names that take long to import; ``tidelog`` imports them when they are asked for."""
+"""The public names that take long to import; ``tidelog`` imports them when they are first used.
 
-from __future__ import annotations
+``tidelog.__all__`` lists all public names.
+"""
 
-from tidelog.api.archive_view import ArchiveTables, CommittedFile
-from tidelog.api.archives import ArchiveHandle, Archives, BackfillOptions, DeadLetterOptions
-from tidelog.api.consumers import ConsumerHandle, Consumers
-from tidelog.api.pipelines import (
-    PumpFields,
-    PumpHandle,
-    PumpRunOptions,
-    Pumps,
-    RunOptions,
-    RunResult,
-)
-from tidelog.api.playbacks import Playbacks, PlayOptions
-from tidelog.api.tokens import Tokens
-from tidelog.api.upkeep import CompileOptions, EraseOptions
-from tidelog.archive.archive import ArchiveOptions, FormatOptions
-from tidelog.archive.dead_letters import ReplayResult
-from tidelog.archive.finalize import FinalizeResult, FolderNotice
-from tidelog.archive.read import FindResult
-from tidelog.archive.read import file_rows as read_file
-from tidelog.archive.status import ArchiveStatus, Limits, PartitionStatus
-from tidelog.archive.tables import RegisterResult
-from tidelog.archive.verify import ArchiveVerifyReport
-from tidelog.archive.verify_rows import Problem
-from tidelog.coordination.supervisors import SupervisedPart
-from tidelog.erasure.from_archives import DeleteResult, ErasedFromArchives
-from tidelog.erasure.proof import Proof, Trace
-from tidelog.erasure.rewrite import ArchiveErasure
-from tidelog.journal.amend import AmendResult
-from tidelog.journal.audit import AuditRecord
-from tidelog.journal.compile import CompileReport
-from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.listing import JournalEntry
-from tidelog.journal.recover import RecoverReport
-from tidelog.journal.scribe import Scribe, ScribeOptions, Trouble, Turn
-from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.drain import DrainOptions, LostOffsets
-from tidelog.log.consumer.handler import Fate, FateError, HandlerOptions, HandlerSettings, Share
-from tidelog.log.consumer.move import CursorMove
-from tidelog.log.maintenance.sweep import SweepReport
-from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, TrimResult, TrimTo
-from tidelog.log.maintenance.verify import VerifyReport
-from tidelog.log.producer.flush import SendFuture
-from tidelog.log.producer.producer import Producer
-from tidelog.log.status import Lag, PartitionState
-from tidelog.maintenance.turn import Erasure
-from tidelog.model.archive import Account, Archive, ArchiveFormat
-from tidelog.model.event import Positions
-from tidelog.model.pipeline import NamedPipeline
-from tidelog.model.playback import Pin, PlaybackState
-from tidelog.model.token import Grant, Token
-from tidelog.model.topic import Topic
-from tidelog.pipeline.base import CycleReport
-from tidelog.pipeline.pump import PumpPartition, PumpStatus
-from tidelog.playback.play import PlaybackResult, SlotCount
-from tidelog.playback.session import KnownPlayback
-from tidelog.settings import Settings
-
-__all__ = [
-    "Account",
-    "AmendResult",
-    "Archive",
-    "ArchiveErasure",
-    "ArchiveFormat",
-    "ArchiveHandle",
-    "ArchiveOptions",
-    "ArchiveStatus",
-    "ArchiveTables",
-    "ArchiveVerifyReport",
-    "Archives",
-    "AuditRecord",
-    "BackfillOptions",
-    "BeforeTime",
-    "CommittedFile",
-    "CompileOptions",
-    "CompilePolicy",
-    "CompileReport",
-    "Consumer",
-    "ConsumerHandle",
-    "Consumers",
-    "CursorMove",
-    "CycleReport",
-    "DeadLetterOptions",
-    "DeleteResult",
-    "DrainOptions",
-    "EraseOptions",
-    "ErasedFromArchives",
-    "Erasure",
-    "Fate",
-    "FateError",
-    "FinalizeResult",
-    "FindResult",
-    "FolderNotice",
-    "FormatOptions",
-    "Grant",
-    "HandlerOptions",
-    "HandlerSettings",
-    "JournalEntry",
-    "KeepBytes",
-    "KnownPlayback",
-    "Lag",
-    "Limits",
-    "LostOffsets",
-    "NamedPipeline",
-    "PartitionState",
-    "PartitionStatus",
-    "Pin",
-    "PlayOptions",
-    "PlaybackResult",
-    "PlaybackState",
-    "Playbacks",
-    "Positions",
-    "Problem",
-    "Producer",
-    "Proof",
-    "PumpFields",
-    "PumpHandle",
-    "PumpPartition",
-    "PumpRunOptions",
-    "PumpStatus",
-    "Pumps",
-    "RecoverReport",
-    "RegisterResult",
-    "ReplayResult",
-    "RunOptions",
-    "RunResult",
-    "Scribe",
-    "ScribeOptions",
-    "SendFuture",
-    "Settings",
-    "Share",
-    "SlotCount",
-    "SupervisedPart",
-    "SweepReport",
-    "ToOffsets",
-    "Token",
-    "Tokens",
-    "Topic",
-    "Trace",
-    "TrimResult",
-    "TrimTo",
-    "Trouble",
-    "Turn",
-    "VerifyReport",
-    "read_file",
-]
+from tidelog.api.archive_view import ArchiveTables as ArchiveTables
+from tidelog.api.archive_view import CommittedFile as CommittedFile
+from tidelog.api.archives import ArchiveHandle as ArchiveHandle
+from tidelog.api.archives import Archives as Archives
+from tidelog.api.archives import BackfillOptions as BackfillOptions
+from tidelog.api.archives import DeadLetterOptions as DeadLetterOptions
+from tidelog.api.consumers import ConsumerHandle as ConsumerHandle
+from tidelog.api.consumers import Consumers as Consumers
+from tidelog.api.pipelines import PumpFields as PumpFields
+from tidelog.api.pipelines import PumpHandle as PumpHandle
+from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
+from tidelog.api.pipelines import Pumps as Pumps
+from tidelog.api.pipelines import RunOptions as RunOptions
+from tidelog.api.pipelines import RunResult as RunResult
+from tidelog.api.playbacks import Playbacks as Playbacks
+from tidelog.api.playbacks import PlayOptions as PlayOptions
+from tidelog.api.tokens import Tokens as Tokens
+from tidelog.api.upkeep import CompileOptions as CompileOptions
+from tidelog.api.upkeep import EraseOptions as EraseOptions
+from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
+from tidelog.archive.archive import FormatOptions as FormatOptions
+from tidelog.archive.dead_letters import ReplayResult as ReplayResult
+from tidelog.archive.finalize import FinalizeResult as FinalizeResult
+from tidelog.archive.finalize import FolderNotice as FolderNotice
+from tidelog.archive.read import FindResult as FindResult
+from tidelog.archive.read import file_rows as read_file  # noqa: F401
+from tidelog.archive.status import ArchiveStatus as ArchiveStatus
+from tidelog.archive.status import Limits as Limits
+from tidelog.archive.status import PartitionStatus as PartitionStatus
+from tidelog.archive.tables import RegisterResult as RegisterResult
+from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
+from tidelog.archive.verify_rows import Problem as Problem
+from tidelog.coordination.supervisors import SupervisedPart as SupervisedPart
+from tidelog.erasure.from_archives import DeleteResult as DeleteResult
+from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
+from tidelog.erasure.proof import Proof as Proof
+from tidelog.erasure.proof import Trace as Trace
+from tidelog.erasure.rewrite import ArchiveErasure as ArchiveErasure
+from tidelog.journal.amend import AmendResult as AmendResult
+from tidelog.journal.audit import AuditRecord as AuditRecord
+from tidelog.journal.compile import CompileReport as CompileReport
+from tidelog.journal.compile_policy import CompilePolicy as CompilePolicy
+from tidelog.journal.listing import JournalEntry as JournalEntry
+from tidelog.journal.recover import RecoverReport as RecoverReport
+from tidelog.journal.scribe import Scribe as Scribe
+from tidelog.journal.scribe import ScribeOptions as ScribeOptions
+from tidelog.journal.scribe import Trouble as Trouble
+from tidelog.journal.scribe import Turn as Turn
+from tidelog.log.consumer.consumer import Consumer as Consumer
+from tidelog.log.consumer.drain import DrainOptions as DrainOptions
+from tidelog.log.consumer.drain import LostOffsets as LostOffsets
+from tidelog.log.consumer.handler import Fate as Fate
+from tidelog.log.consumer.handler import FateError as FateError
+from tidelog.log.consumer.handler import HandlerOptions as HandlerOptions
+from tidelog.log.consumer.handler import HandlerSettings as HandlerSettings
+from tidelog.log.consumer.handler import Share as Share
+from tidelog.log.consumer.move import CursorMove as CursorMove
+from tidelog.log.maintenance.sweep import SweepReport as SweepReport
+from tidelog.log.maintenance.trim import BeforeTime as BeforeTime
+from tidelog.log.maintenance.trim import KeepBytes as KeepBytes
+from tidelog.log.maintenance.trim import ToOffsets as ToOffsets
+from tidelog.log.maintenance.trim import TrimResult as TrimResult
+from tidelog.log.maintenance.trim import TrimTo as TrimTo
+from tidelog.log.maintenance.verify import VerifyReport as VerifyReport
+from tidelog.log.producer.flush import SendFuture as SendFuture
+from tidelog.log.producer.producer import Producer as Producer
+from tidelog.log.status import Lag as Lag
+from tidelog.log.status import PartitionState as PartitionState
+from tidelog.maintenance.turn import Erasure as Erasure
+from tidelog.model.archive import Account as Account
+from tidelog.model.archive import Archive as Archive
+from tidelog.model.archive import ArchiveFormat as ArchiveFormat
+from tidelog.model.event import Positions as Positions
+from tidelog.model.pipeline import NamedPipeline as NamedPipeline
+from tidelog.model.playback import Pin as Pin
+from tidelog.model.playback import PlaybackState as PlaybackState
+from tidelog.model.token import Grant as Grant
+from tidelog.model.token import Token as Token
+from tidelog.model.topic import Topic as Topic
+from tidelog.pipeline.base import CycleReport as CycleReport
+from tidelog.pipeline.pump import PumpPartition as PumpPartition
+from tidelog.pipeline.pump import PumpStatus as PumpStatus
+from tidelog.playback.play import PlaybackResult as PlaybackResult
+from tidelog.playback.play import SlotCount as SlotCount
+from tidelog.playback.session import KnownPlayback as KnownPlayback
+from tidelog.settings import Settings as Settings
