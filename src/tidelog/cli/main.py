@@ -62,7 +62,7 @@ _COMMANDS = {
     "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
     "sweep": ("upkeep", "Delete objects that nothing refers to."),
     "token": ("token", "Create, list, rotate and revoke the server's tokens."),
-    "topic": ("topic", "Create, list, show and delete topics."),
+    "topic": ("topic", "Create, list, show, notify and delete topics."),
     "trim": ("upkeep", "Delete the oldest events of a topic."),
     "up": ("up", "Run everything a home needs until Ctrl-C."),
     "update": ("amend", "Replace the value of an event."),

@@ -57,14 +57,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+        "--master",
+        metavar="URL",
+        default="local[*]",
+        show_default=True,
+        help="The Spark master, such as local[*] or spark://host:7077.",
     ),
     click.option(
-        "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+        "--conf",
+        "confs",
+        multiple=True,
+        metavar="K=V",
+        help="A Spark setting, NAME=VALUE. Repeatable.",
     ),
-    click.option("--no-spark", is_flag=True, help="Run in this process, without Spark."),
+    click.option("--no-spark", is_flag=True, help="Run in this process instead of on Spark."),
     click.option(
-        "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Events/s at most."
+        "--rate",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="N",
+        help="Limit on events per second.",
     ),
 )
 
@@ -221,32 +232,67 @@ def traced_world() -> World:
 
 
 _FORMAT_OPTIONS = (
-    click.option("--parser", metavar="P", help="json:meta.at, iso8601:created, timestamp, …"),
-    click.option("--transform", metavar="M:F", help="A function from DataFrame to DataFrame."),
+    click.option(
+        "--parser",
+        metavar="P",
+        help="The parser that names partitions, such as "
+        "json:meta.at, iso8601:created or timestamp.",
+    ),
+    click.option(
+        "--transform",
+        metavar="M:F",
+        help="A Python function, MODULE:NAME, that takes a DataFrame and returns one.",
+    ),
     click.option(
         "--format",
         "file_format",
         metavar="F",
-        help="parquet (default), orc, avro, jsonlines, delimited or sequence.",
+        help="The file format: parquet, orc, avro, jsonlines, delimited or sequence. [default: "
+        "parquet]",
     ),
-    click.option("--codec", metavar="C", help="Default: the format's own."),
-    click.option("--granularity", metavar="G", help="day (default), hour or minute."),
-    click.option("--time-zone", metavar="Z", help="Whose days the names tell; default UTC."),
-    click.option("--date-format", metavar="T", help="Name of a day's folder: dt=%Y-%m-%d."),
-    click.option("--hour-format", metavar="T", help="Name of an hour's folder: hr=%H."),
-    click.option("--minute-format", metavar="T", help="Name of a minute's folder: min=%M."),
-    click.option("--schema", metavar="S", help="Typed columns: DDL or JSON Schema, or @FILE."),
+    click.option("--codec", metavar="C", help="The compression codec. [default: the format's own]"),
+    click.option(
+        "--granularity",
+        metavar="G",
+        help="The time span of a folder: day, hour or minute. [default: day]",
+    ),
+    click.option("--time-zone", metavar="Z", help="The time zone of folder names. [default: UTC]"),
+    click.option(
+        "--date-format", metavar="T", help="The name of a day's folder. [default: dt=%Y-%m-%d]"
+    ),
+    click.option(
+        "--hour-format", metavar="T", help="The name of an hour's folder. [default: hr=%H]"
+    ),
+    click.option(
+        "--minute-format", metavar="T", help="The name of a minute's folder. [default: min=%M]"
+    ),
+    click.option(
+        "--schema",
+        metavar="S",
+        help="Write typed columns by this DDL or JSON Schema; @FILE reads it from a file.",
+    ),
     click.option(
         "--keep-value/--drop-value",
         default=None,
-        help="With a schema: keep the raw value beside the columns (default), or drop it. Without "
-        "it no restore is possible, and fields that the schema does not name are lost.",
+        help="With --schema, keep the raw value beside the columns, or drop it. Without the "
+        "value, the archive cannot be restored and loses fields that the schema does not "
+        "name. [default: keep]",
     ),
-    click.option("--strict/--lenient", default=None, help="With a schema: are extra fields bad?"),
-    click.option("--mode", metavar="M", help="Of jsonlines: value or events."),
-    click.option("--delimiter", metavar="D", help="Of delimited: what stands after each value."),
-    click.option("--key", metavar="K", help="Of sequence: offset or msgpack."),
-    click.option("--compression", metavar="C", help="Of sequence: block or record."),
+    click.option(
+        "--strict/--lenient",
+        default=None,
+        help="With --schema, treat events with other fields as dead letters.",
+    ),
+    click.option(
+        "--mode",
+        metavar="M",
+        help="For jsonlines, write the value alone or the whole event: value or events.",
+    ),
+    click.option("--delimiter", metavar="D", help="For delimited, the bytes after each value."),
+    click.option("--key", metavar="K", help="For sequence, the record key: offset or msgpack."),
+    click.option(
+        "--compression", metavar="C", help="For sequence, compress by block or by record."
+    ),
 )
 
 

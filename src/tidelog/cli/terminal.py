@@ -24,7 +24,7 @@ from tidelog.errors import InvalidError
 
 __all__ = ["Interruption", "ask_first", "past_of", "past_options", "yes_option"]
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def ask_first(what: str, question: str, yes: bool) -> None:
@@ -49,13 +49,13 @@ def past_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=utf8,
         multiple=True,
         metavar="NAME",
-        help="Delete events that this reader has not read yet, such as billing or "
-        "consumer:billing; may be repeated.",
+        help="Delete events even if this reader has not read them, such as billing or "
+        "consumer:billing. Repeatable.",
     )
     every = click.option(
         "--past-readers",
         is_flag=True,
-        help="Delete events that any consumer, archive, pump or playback has not read yet.",
+        help="Delete events even if a consumer, archive, pump or playback has not read them.",
     )
     return every(one(command))
 

@@ -111,7 +111,10 @@ why_option = click.option(
     "--why", type=utf8, default="", metavar="TEXT", help="The reason, for the audit."
 )
 who_option = click.option(
-    "--who", type=utf8, metavar="NAME", help="Who does this, for the audit; default: user@host."
+    "--who",
+    type=utf8,
+    metavar="NAME",
+    help="The person or job, for the audit. [default: user@host]",
 )
 
 
@@ -123,9 +126,8 @@ who_option = click.option(
 def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
     """Print the event that has an id.
 
-    Prints its value, or with --json the whole event.
-
-    Of several events with the id it is the newest.
+    Prints its value, or with --json the whole event. If several events have the id, it is the
+    newest.
 
     \b
     Examples:
@@ -141,7 +143,7 @@ def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
 @click.argument("topic")
 @click.argument("id", type=utf8)
 @click.argument("file", metavar="FILE|-")
-@click.option("--empty", is_flag=True, help="Take an empty file or input for the new value.")
+@click.option("--empty", is_flag=True, help="Accept an empty file or input as the new value.")
 @why_option
 @who_option
 @json_option
@@ -149,11 +151,9 @@ def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
 def update(home_text: str | None, output: Output, /, topic: str, id: str, **given: Any) -> None:
     """Replace the value of an event.
 
-    Reads the new value from a file or from standard input.
-
-    All else of the event stays: its place, time, key, type and headers. Every reader that begins
-    after this sees the new value. Files of archives that were written before keep the old one until
-    `tidelog archive backfill` and `promote` have made them anew.
+    Reads the new value from a file or from standard input. The event keeps its position, time, key,
+    type and headers. Every reader that begins after this sees the new value. Archived files keep
+    the old one until `tidelog archive backfill` and `promote` rebuild them.
 
     \b
     Examples:
@@ -174,27 +174,29 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 @click.command()
 @click.argument("topic")
 @click.argument("ids", type=utf8, nargs=-1, metavar="[ID]...")
-@click.option("--key", type=utf8, metavar="K", help="Delete all events that have this key.")
-@click.option("--ids-file", metavar="F", help="Delete the ids in a file, one in each line; or -.")
+@click.option("--key", type=utf8, metavar="K", help="Delete all events with this key.")
+@click.option(
+    "--ids-file",
+    metavar="F",
+    help="Delete the ids in a file, one per line; - reads standard input.",
+)
 @why_option
 @who_option
 @yes_option
 @click.option(
     "--prove",
     is_flag=True,
-    help="Let the bytes go now, from archives too, and search all objects for what is left.",
+    help="Erase the bytes now, from archives too, then search all objects for what is left.",
 )
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """Erase events by id or by key.
 
-    Takes ids, a file of ids, or a key. Deleted events are gone for good.
-
-    No reader that begins after this sees them. Their bytes are gone from the topic after compile
-    and sweep; with --prove at once, and from archives that were made of the topic, and then every
-    object that could hold them is searched. Events that the topic has trimmed are erased from its
-    archives too: the scribe, or --prove, writes their files again.
+    Readers that begin after this no longer see the events. Their bytes are erased by the next
+    compile and sweep. With --prove they are erased now, from the topic and from its archives, and
+    then every object that could hold them is searched. Events that the topic has trimmed are erased
+    from its archives too: the scribe, or --prove, writes their files again.
 
     On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
     of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
@@ -240,7 +242,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 
 @click.command()
 @click.argument("topic", required=False)
-@click.option("--since", metavar="T", help="From this time on: ISO 8601, or -7d.")
+@click.option("--since", metavar="T", help="The first time: ISO 8601, or -7d.")
 @click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
 @json_option
 @click.pass_obj
@@ -253,7 +255,7 @@ def audit(
 ) -> None:
     """Show who updated or deleted events of a topic, when and why.
 
-    Never shows what the events held.
+    It never shows the contents of events.
 
     Without a topic, show what was done to the home: logins, tokens, cursors, playbacks, and reads
     where the server runs with --audit-reads.
@@ -261,7 +263,7 @@ def audit(
     Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
     find the records of an id.
 
-    A record that says `begun` is of a command that is under way, or that died: give it again.
+    A record with `begun` belongs to a command that is still running or has died: run it again.
 
     \b
     Examples:

@@ -51,20 +51,20 @@ __all__ = ["archive"]
 
 @click.command()
 @click.argument("name")
-@click.option("--delete-files", is_flag=True, help="Delete its files too, and free its name.")
+@click.option("--delete-files", is_flag=True, help="Delete its files and free its name.")
 @click.option(
-    "--lost-files", is_flag=True, help="Its folder outside is gone: free its name all the same."
+    "--lost-files", is_flag=True, help="Free its name although its folder outside the home is gone."
 )
 @yes_option
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **given: bool) -> None:
-    """End an archive: drivers stop, checks pass, and trims no longer wait for it.
+    """Delete an archive, or with --delete-files its files too.
 
-    Its files stay, unless you give --delete-files. Files that stay can be read, and erasures and
-    proofs still reach them. --lost-files is for an archive outside of the home whose folder is
-    gone: if it comes back, sweeps delete the archive's files in it. Asks first on a terminal, and
-    needs --yes elsewhere.
+    Its drivers stop, and trims no longer wait for it. Without --delete-files, its files can still
+    be read, and erasures and proofs still reach them. --lost-files is for an archive outside the
+    home whose folder is gone. If the folder comes back, sweeps delete the archive's files in it.
+    Asks first on a terminal. In scripts, pass --yes.
 
     \b
     Examples:
@@ -113,8 +113,15 @@ _NAMED = (
 
 @click.command()
 @click.argument("name")
-@click.option("--id", "ids", type=utf8, multiple=True, metavar="ID", help="May be repeated.")
-@click.option("--key", type=utf8, metavar="K", help="Erase all events that have this key.")
+@click.option(
+    "--id",
+    "ids",
+    type=utf8,
+    multiple=True,
+    metavar="ID",
+    help="Erase the event with this id. Repeatable.",
+)
+@click.option("--key", type=utf8, metavar="K", help="Erase all events with this key.")
 @why_option
 @who_option
 @yes_option
@@ -207,15 +214,27 @@ def archive() -> None:
 
 @archive.command()
 @click.argument("name")
-@click.option("--source", required=True, metavar="URL", help="kafka://host:9092/topic, topic:NAME.")
+@click.option(
+    "--source",
+    required=True,
+    metavar="URL",
+    help="The source: "
+    "kafka://host:9092/topic, "
+    "kinesis://, scylla://, topic:NAME, "
+    "archive:NAME or file:PATH.",
+)
 @click.option(
     "--kind",
     type=click.Choice(["backup", "partition"]),
     default="backup",
     show_default=True,
-    help="Every event as it is, or laid out by partition names.",
+    help="Copy events as they are, or sort them into folders by the parser's partition names.",
 )
-@click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
+@click.option(
+    "--to",
+    metavar="URL",
+    help="The folder or bucket of its files. [default: archives/NAME in the home]",
+)
 @format_options
 @click.option(
     "--max-bytes",
@@ -223,10 +242,14 @@ def archive() -> None:
     default=200_000_000,
     show_default=True,
     metavar="B",
-    help="A file is laid down when so much waits for it,",
+    help="Close a file when it reaches this size.",
 )
 @click.option(
-    "--max-age", default="1h", show_default=True, metavar="D", help="or when it waits so long."
+    "--max-age",
+    default="1h",
+    show_default=True,
+    metavar="D",
+    help="Close a file when its first event has waited this long.",
 )
 @click.option(
     "--dead-share",
@@ -234,19 +257,21 @@ def archive() -> None:
     default=0.1,
     show_default=True,
     metavar="S",
-    help="More dead letters than this share of a range stop the archive: 0 to 1.",
+    help="Stop the archive if more than this share of a range is dead letters, 0 to 1.",
 )
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Begin at the first events of the source, or at the ends that it has now.",
+    help="Begin at the first events of the source, or at its present ends.",
 )
 @json_option
 @click.pass_obj
 def create(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Make an archive; its folder must be empty, and is never taken again.
+    """Create an archive.
+
+    The folder must be empty and cannot be reused later.
 
     \b
     Examples:
@@ -276,29 +301,42 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
 
 @archive.command()
 @click.argument("name")
-@click.option("--follow/--once", default=False, help="Go on by policy, or drain and end (default).")
+@click.option(
+    "--follow/--once", default=False, help="Keep running, or stop when caught up. [default: stop]"
+)
 @worker_options
 @dead_share_option
-@click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
-@click.option("--take-over", is_flag=True, help="From a driver that runs: for upgrades.")
-@click.option("--flush-on-stop", is_flag=True, help="Lay down what waits when told to stop.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Continue after events that the source has lost. The gap is recorded.",
+)
+@click.option("--take-over", is_flag=True, help="Take over from a running driver, for upgrades.")
+@click.option(
+    "--flush-on-stop", is_flag=True, help="Write waiting events to files before stopping."
+)
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
-    help="Change the start that `archive create` recorded; refused once the archive has begun.",
+    help="Change the start recorded by `archive create`. Refused once the archive has begun.",
 )
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep Prometheus text in this file, for a textfile collector.",
+    help="Keep Prometheus metrics in this file, for a textfile collector.",
 )
-@click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
+@click.option(
+    "--shard", metavar="M/N", default="0/1", help="Run one of N shares of the partitions."
+)
 @json_option
 @click.pass_obj
 def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Bring an archive up to its source. Safe to kill, to repeat, and to run twice at once.
+    """Archive the new events of the source.
 
-    A second driver stands by until the first one ends. Ctrl-C lets the cycle under way finish.
+    Safe to kill, to repeat, and to run twice at once.
+
+    A second driver waits as a standby until the first one ends. Ctrl-C finishes the current cycle
+    first.
 
     \b
     Examples:
@@ -347,7 +385,7 @@ def list_all(home_text: str | None, output: Output, /) -> None:
 @json_option
 @click.pass_obj
 def manifest(home_text: str | None, output: Output, /, name: str) -> None:
-    """List the files that count, with their events, offsets and checksums.
+    """List the files of an archive with their events, offsets and checksums.
 
     \b
     Examples:

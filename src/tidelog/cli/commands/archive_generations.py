@@ -32,7 +32,7 @@ dead_share_option = click.option(
     "--dead-share",
     type=float,
     metavar="S",
-    help="For this run: the share of dead letters that does not stop it, 0 to 1.",
+    help="For this run, the share of dead letters to tolerate, 0 to 1.",
 )
 
 
@@ -43,19 +43,19 @@ dead_share_option = click.option(
     "source",
     metavar="URL",
     default="",
-    help="Where to read: archive:BACKUP, or (default) the archive's own source.",
+    help="Where to read, such as archive:BACKUP. [default: the archive's own source]",
 )
 @click.option(
     "--start",
     type=click.Choice(["earliest"]),
-    help="Begin at the first event that the source holds, be it before the archive's beginning. "
-    "[default: where the archive begins]",
+    help="Begin at the first event of the source, even before the archive's beginning. [default: "
+    "where the archive begins]",
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Leave out ranges that the source no longer has and whose files or manifests in the live "
-    "generation are damaged. They are recorded as gaps. Reads these files twice.",
+    help="Skip ranges that the source no longer has and whose live files or manifests are "
+    "damaged. Records them as gaps. Reads these files twice.",
 )
 @format_options
 @dead_share_option
@@ -65,10 +65,10 @@ dead_share_option = click.option(
 def backfill(
     home_text: str | None, output: Output, /, name: str, source: str, **given: Any
 ) -> None:
-    """Make a new generation of an archive beside the live one, with other settings if need be.
+    """Build a new generation of an archive beside the live one.
 
-    What is not given stays as it is. Killed and run again with the same options, it goes on. When
-    it has caught up, `tidelog archive promote` lets readers go over to it.
+    Settings that are not given stay as they are. If it is killed, run it again with the same
+    options to resume. When it has caught up, `tidelog archive promote` makes it the live one.
 
     \b
     Examples:
@@ -99,16 +99,22 @@ def _switch_options(command: _Command) -> _Command:
     """The options of promote and rollback."""
     for option in (
         json_option,
-        click.option("--conf", "confs", multiple=True, metavar="K=V", help="A setting of Spark."),
+        click.option(
+            "--conf",
+            "confs",
+            multiple=True,
+            metavar="K=V",
+            help="A Spark setting, NAME=VALUE. Repeatable.",
+        ),
         click.option(
             "--master",
             metavar="URL",
-            help="Spark master for a generation with a transform. [default: no Spark]",
+            help="The Spark master for a generation with a transform. [default: no Spark]",
         ),
         click.option(
             "--force",
             is_flag=True,
-            help="Switch although it lacks events that the live generation has; status shows them.",
+            help="Switch even if it lacks events of the live generation. Status lists them.",
         ),
         click.argument("name"),
     ):
@@ -120,10 +126,10 @@ def _switch_options(command: _Command) -> _Command:
 @_switch_options
 @click.pass_obj
 def promote(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Make the generation that was built the live one, and keep the old one.
+    """Make the new generation the live one, and keep the old one.
 
-    The new generation is brought up to the live one first. Promote refuses, and changes nothing, if
-    it then lacks events that the live one has. `tidelog archive rollback` undoes a promote.
+    The new generation first catches up with the live one. Promote refuses, and changes nothing, if
+    it then lacks events of the live one. `tidelog archive rollback` undoes a promote.
 
     \b
     Examples:
@@ -136,14 +142,20 @@ def promote(home_text: str | None, output: Output, /, name: str, **given: Any) -
 
 
 @click.command()
-@click.option("--to", "generation", type=int, metavar="N", help="Which generation, if several.")
+@click.option(
+    "--to",
+    "generation",
+    type=int,
+    metavar="N",
+    help="The generation to go back to, if there are several.",
+)
 @_switch_options
 @click.pass_obj
 def rollback(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Make the generation that was live before a promote the live one again.
+    """Undo a promote: make the earlier generation the live one again.
 
-    It first gets all events that came in since, from the source or from the live generation. The
-    same test as for promote decides, and the other generation is kept.
+    It first receives all later events, from the source or from the live generation. It is refused
+    if it would lack events, as a promote is. The other generation is kept.
 
     \b
     Examples:
@@ -212,7 +224,7 @@ def _tell_live(output: Output, found: Archive) -> None:
 @json_option
 @click.pass_obj
 def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -> None:
-    """Have the driver that follows an archive lay down all that waits, now; and wait for it.
+    """Make the driver of an archive write all waiting events to files now.
 
     \b
     Examples:
@@ -231,25 +243,27 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
 
 @click.command()
 @click.argument("name")
-@click.option("--to", required=True, metavar="URL", help="topic:NAME, kafka://host:9092/topic.")
 @click.option(
-    "--generation", type=int, metavar="N", help="Whose files to read. Default: the promoted one."
+    "--to", required=True, metavar="URL", help="The target: topic:NAME or kafka://host:9092/topic."
+)
+@click.option(
+    "--generation", type=int, metavar="N", help="The generation to read. [default: the live one]"
 )
 @click.option(
     "--partition",
     type=click.Choice(["same", "key"]),
-    help="Keep each event's partition (default), or choose it by key.",
+    help="Keep each event's partition, or choose it by key. [default: keep]",
 )
 @worker_options
 @json_option
 @click.pass_obj
 def restore(home_text: str | None, output: Output, /, name: str, to: str, **given: Any) -> None:
-    """Bring the events of an archive into a topic or into Kafka, each of them once.
+    """Copy the events of an archive into a topic or into Kafka, each event once.
 
-    The target must be there. Safe to kill, to repeat, and to run twice at once: a restore goes on
-    where it was, and brings what the archive has got since. Events that were erased from a topic
-    are left out, and counted, unless their time is later than that. Dead letters that no topic
-    accepts stay in the archive, and are counted as dead.
+    The target must exist. Safe to kill, to repeat, and to run twice at once: a restore resumes
+    where it stopped and adds what the archive has received since. Events that were erased from a
+    topic are left out, and counted, unless their time is later than that. Dead letters that no
+    topic accepts stay in the archive, and are counted as dead.
 
     \b
     Examples:

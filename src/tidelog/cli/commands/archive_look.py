@@ -27,7 +27,7 @@ __all__ = ["cat", "dead", "find", "verify"]
 _SHOWN = 20  # dead letters and reasons that people are shown
 _REASON_MAX = 100  # characters of a reason in a table
 _generation = click.option(
-    "--generation", type=int, metavar="N", help="Default: the one that readers are promoted to."
+    "--generation", type=int, metavar="N", help="The generation to read. [default: the live one]"
 )
 
 
@@ -36,13 +36,13 @@ _generation = click.option(
 @click.argument("partition")
 @click.argument("offset", type=int)
 @_generation
-@click.option("--event", is_flag=True, help="Show the event too.")
+@click.option("--event", is_flag=True, help="Print the event.")
 @json_option
 @click.pass_obj
 def find(
     home_text: str | None, output: Output, /, name: str, partition: str, offset: int, **given: Any
 ) -> None:
-    """Find the file that holds an event of the source, or why there is none.
+    """Find the file that holds an event of the source, or show why there is none.
 
     PARTITION is the source's: orders/0, or just 0 where the archive has one topic. Only files
     that can hold the event are read. Ends with exit code 1 when the archive does not hold it.
@@ -67,21 +67,34 @@ def find(
 @click.command()
 @click.argument("name", required=False)
 @click.argument("files", nargs=-1, metavar="[FILE]...")
-@click.option("--file", "path", metavar="PATH|URL", help="A file by itself, of no archive here.")
-@click.option("--format", "file_format", metavar="F", default="", help="Of --file: if not told.")
-@click.option("--partition", metavar="P", help="Of the source: orders/0, or just 0.")
-@click.option("--start", type=click.IntRange(min=0), metavar="O", help="From this offset on.")
-@click.option("--end", type=click.IntRange(min=0), metavar="O", help="Before this offset.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="So many events at most.")
+@click.option(
+    "--file",
+    "path",
+    metavar="PATH|URL",
+    help="Read this file, which need not belong to an archive.",
+)
+@click.option(
+    "--format",
+    "file_format",
+    metavar="F",
+    default="",
+    help="The format of --file, if its name does not show it.",
+)
+@click.option("--partition", metavar="P", help="The source partition: orders/0, or just 0.")
+@click.option("--start", type=click.IntRange(min=0), metavar="O", help="The first offset.")
+@click.option("--end", type=click.IntRange(min=0), metavar="O", help="The offset to stop before.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", help="Limit on the number of events."
+)
 @_generation
 @json_option
 @click.pass_obj
 def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
-    """Print what archived files hold, of any format, as JSON lines.
+    """Print the events of archived files, of any format, as JSON lines.
 
-    Without FILE all data files, one after another; a FILE is named as `archive manifest` shows it,
-    or by the end of its path. Dead letters come with their error, typed columns without the raw
-    value as they are.
+    Without FILE it prints all data files. Name a FILE as `archive manifest` shows it, or by the end
+    of its path. Dead letters are printed with their errors. Typed columns without the raw value are
+    printed as they are.
 
     \b
     Examples:
@@ -112,12 +125,14 @@ def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any
 @click.command()
 @click.argument("name")
 @_generation
-@click.option("--source", is_flag=True, help="Ask the source too how many events there were.")
-@click.option("--deep", is_flag=True, help="Read every file: its checksum, rows and offsets.")
+@click.option("--source", is_flag=True, help="Compare with the number of events in the source.")
+@click.option(
+    "--deep", is_flag=True, help="Read every file and check its checksum, rows and offsets."
+)
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Hold rows, manifests, files and source of an archive against each other.
+    """Check rows, manifests and files of an archive against each other.
 
     Changes nothing, and may run beside a driver. Ends with exit code 1 when there is a problem.
 
@@ -143,20 +158,28 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
 @click.command()
 @click.argument("name")
 @_generation
-@click.option("--reason", metavar="TEXT", help="Only those whose reason has this in it.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="So many at most.")
-@click.option("--events", is_flag=True, help="Whole events, as JSON lines with their error.")
-@click.option("--replay", "is_replay", is_flag=True, help="Try them again, and archive the good.")
-@click.option("--parser", metavar="P", default="", help="With --replay: another parser.")
-@click.option("--granularity", metavar="G", help="With --replay: day, hour or minute.")
-@click.option("--time-zone", metavar="Z", help="With --replay: whose days the names tell.")
+@click.option("--reason", metavar="TEXT", help="Only dead letters whose reason contains this text.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", help="Limit on the number of rows."
+)
+@click.option("--events", is_flag=True, help="Print whole events as JSON lines, with their errors.")
+@click.option(
+    "--replay", "is_replay", is_flag=True, help="Parse them again and archive those that parse."
+)
+@click.option("--parser", metavar="P", default="", help="With --replay, use another parser.")
+@click.option(
+    "--granularity",
+    metavar="G",
+    help="With --replay, the time span of a folder: day, hour or minute.",
+)
+@click.option("--time-zone", metavar="Z", help="With --replay, the time zone of folder names.")
 @json_option
 @click.pass_obj
 def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """List events that no parser took, with their reasons; or try them again.
+    """List or replay dead letters: events that the parser rejected.
 
-    --replay asks the archive's parser once more, which was mended, or another one. What it takes
-    becomes data files of the archive, each event once, and is no dead letter any more. Safe to
+    --replay parses them again, with the archive's fixed parser or with another one. Events that
+    parse go into data files of the archive, each once, and are no longer dead letters. Safe to
     kill, to repeat, and to run twice at once.
 
     \b

@@ -111,15 +111,24 @@ _SECONDS = click.FloatRange(min=0)
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="All archives.")
-@click.option("--generation", type=int, metavar="N", help="Default: the promoted one.")
-@click.option("--check", is_flag=True, help="Say only what is wrong; exit code 1 if anything is.")
-@click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="Events that may wait.")
+@click.option("--all", "every", is_flag=True, help="Show all archives.")
+@click.option(
+    "--generation", type=int, metavar="N", help="The generation to show. [default: the live one]"
+)
+@click.option(
+    "--check", is_flag=True, help="Show only problems, with exit code 1 if there are any."
+)
+@click.option(
+    "--max-lag",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The number of waiting events to tolerate.",
+)
 @click.option(
     "--max-lag-seconds",
     type=_SECONDS,
     metavar="S",
-    help="How long one may wait. Default: twice the archive's max age, and five minutes.",
+    help="How long an event may wait. [default: twice the archive's --max-age plus five minutes]",
 )
 @click.option("--max-intent-age", type=_SECONDS, default=900, show_default=True, metavar="S")
 @click.option("--max-dead", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
@@ -128,18 +137,18 @@ _SECONDS = click.FloatRange(min=0)
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="Dead letters and losses older than this are no trouble any more.",
+    help="Ignore dead letters and losses older than this.",
 )
 @click.option(
     "--driver/--no-driver",
     default=True,
-    help="Whether a driver must run while events wait. --no-driver where a schedule runs it.",
+    help="Report a missing driver while events wait. Use --no-driver if a schedule runs it.",
 )
-@click.option("--prometheus", is_flag=True, help="Print the metrics that docs/alerts.yml is for.")
+@click.option("--prometheus", is_flag=True, help="Print the metrics that docs/alerts.yml uses.")
 @json_option
 @click.pass_obj
 def status(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
-    """Show how an archive does: how far it is, what waits, and what is wrong.
+    """Show the progress, backlog and problems of an archive.
 
     \b
     Examples:
@@ -170,17 +179,19 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
     default="1h",
     show_default=True,
     metavar="DURATION",
-    help="How late events may be; also how long a reopened folder must stay quiet.",
+    help="How late events may arrive, and how long a reopened folder must stay quiet.",
 )
-@click.option("--notify", metavar="URL", default="", help="Tell https://host/path of each folder.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--notify", metavar="URL", default="", help="Notify https://host/path of each complete folder."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")
 @json_option
 @click.pass_obj
 def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Put _SUCCESS into the date folders that have all their events, and move the watermark.
+    """Mark complete date folders with _SUCCESS and move the watermark.
 
-    Files that come later reopen their folder: its _SUCCESS goes, and is put again after another
-    delay. Safe to kill, to repeat, and to run twice at once. Run it every few minutes.
+    Later files reopen their folder: its _SUCCESS is deleted, and written again after another delay.
+    Safe to kill, to repeat, and to run twice at once. Run it every few minutes.
 
     \b
     Examples:
@@ -203,28 +214,28 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 
 @click.command()
 @click.argument("name")
-@click.option("--as", "kind", type=click.Choice(["delta", "iceberg"]), help="Which kind of table.")
+@click.option("--as", "kind", type=click.Choice(["delta", "iceberg"]), help="The kind of table.")
 @click.option(
     "--catalog",
     metavar="URI",
-    help="Of Iceberg: sqlite:///FILE, https://host, or a name that pyiceberg's settings know. "
-    "In an SQL catalog the table belongs to the catalog named `tidelog`.",
+    help="For Iceberg, the catalog: sqlite:///FILE, https://host, or a name in pyiceberg's "
+    "settings. In an SQL catalog the table belongs to the catalog named `tidelog`.",
 )
-@click.option("--table", metavar="NAMESPACE.NAME", help="Of Iceberg: the table in that catalog.")
+@click.option("--table", metavar="NAMESPACE.NAME", help="For Iceberg, the table in that catalog.")
 @click.option(
     "--keep/--no-keep",
     default=None,
-    help="Let `archive run` register after each cycle, or no longer.",
+    help="Update the table after each cycle of `archive run`, or stop doing so.",
 )
 @click.option(
     "--forget",
     is_flag=True,
-    help="Remove a dropped table from the record. Erasures and promotes no longer change it.",
+    help="Forget a dropped table. Erasures and promotes no longer change it.",
 )
 @json_option
 @click.pass_obj
 def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Make a Delta or Iceberg table of an archive's Parquet files, or bring it up to date.
+    """Create or update a Delta or Iceberg table of an archive's Parquet files.
 
     Files are registered where they are, each once. Without --as, all tables of the archive are
     brought up to date. Erasures and promotes correct every table that was ever registered, until

@@ -43,24 +43,28 @@ Emit = Callable[[list[Event]], None]
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--name", type=utf8, required=True, metavar="C", help="The consumer; its cursor is kept."
+    "--name",
+    type=utf8,
+    required=True,
+    metavar="C",
+    help="The consumer's name. Its cursor is stored under it.",
 )
 @click.option(
     "--from",
     "--start",
     "start",
     metavar="START",
-    help="Where a new consumer begins: earliest (the default), latest, an offset, or a time "
-    "(ISO 8601, or -15m). One that has read before goes on at its cursor.",
+    help="Where a new consumer begins: earliest, latest, an offset, or a time (ISO 8601, or "
+    "-15m). A consumer with a cursor resumes there. [default: earliest]",
 )
-@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="End after N events.")
-@click.option("--follow", is_flag=True, help="Wait for more, until Ctrl-C or SIGTERM.")
+@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
+@click.option("--follow", is_flag=True, help="Wait for more events until Ctrl-C or SIGTERM.")
 @click.option(
     "--exec",
     "command",
     metavar="CMD",
-    help="Run CMD in a shell for each batch, with the events as JSON lines on its standard "
-    "input. If it fails, the batch is not committed, and consuming ends.",
+    help="Run CMD in a shell for each batch, with the events as JSON lines on its standard input. "
+    "If CMD fails, the batch is not committed and the command stops.",
 )
 @click.option(
     "--max-batch",
@@ -68,12 +72,12 @@ Emit = Callable[[list[Event]], None]
     default=1_000,
     show_default=True,
     metavar="N",
-    help="At most so many events are printed, or handed to CMD, between two commits.",
+    help="The largest number of events between two commits.",
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Where events were trimmed before they were read, go on with what is left.",
+    help="Skip events that were trimmed before they were read.",
 )
 @json_option
 @click.pass_obj
@@ -82,11 +86,11 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
 
     Prints each value on a line, or with --json each event.
 
-    What was printed is committed after it was flushed, so after a crash the last events may come
-    again, and none is missing. Without --follow it ends when all that is there was read. Members
-    that run at the same time under one name share the partitions. Use --json where values may hold
-    newlines, or are null (an empty line without it). To see the first few, give --max: events that
-    `head` cuts off count as read.
+    Events are committed after they are printed and flushed: after a crash the last ones may come
+    again, and none is missing. Without --follow it stops at the end of the topic. Members that run
+    at the same time under one name share the partitions. Use --json where values may hold newlines,
+    or are null (an empty line without it). To see the first few, give --max: events that `head`
+    cuts off count as read.
 
     \b
     Examples:
@@ -191,7 +195,7 @@ def consumer() -> None:
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete it although a member is alive; that one begins again, as a new consumer does.",
+    help="Delete it even if a member is alive. That member begins again as a new consumer.",
 )
 @yes_option
 @json_option
@@ -199,10 +203,10 @@ def consumer() -> None:
 def delete(
     home_text: str | None, output: Output, /, topic: str, name: str, force: bool, yes: bool
 ) -> None:
-    """Delete a consumer with its cursors. Events stay.
+    """Delete a consumer with its cursors. Its topic keeps all events.
 
-    Trims and deletes of the topic wait for every consumer, also for one that never comes back: this
-    removes it. Asks first on a terminal, and needs --yes elsewhere.
+    Trims and topic deletes wait for every consumer, even for one that never comes back. Asks first
+    on a terminal. In scripts, pass --yes.
 
     Refuses while a member is alive. Where one may be alive on another machine, it watches for a
     sign of life for 15 seconds (1.5 times lease_ttl_ms).

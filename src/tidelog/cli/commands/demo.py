@@ -41,13 +41,13 @@ _MAX_AGE_MS = 10_000  # so that who goes on with `tidelog up` sees files come
 
 
 @click.command()
-@click.option("--clean", is_flag=True, help="Remove the demo's folder at the end.")
-@click.option("--no-spark", is_flag=True, help="Archive in this process, without Spark.")
+@click.option("--clean", is_flag=True, help="Delete the demo's folder at the end.")
+@click.option("--no-spark", is_flag=True, help="Archive in this process instead of on Spark.")
 @click.option(
     "--folder",
     "given",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where its home is made. Default: a folder of its own.",
+    help="The folder of its home. [default: a new folder]",
 )
 @json_option
 def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> None:

@@ -19,12 +19,16 @@ __all__ = ["home", "init"]
 
 
 @click.command()
-@click.option("--store", metavar="URL", help="Where objects go: a folder, s3://, gs:// or az://.")
-@click.option("--catalog", metavar="URL", help="Where rows go: a file, dynamodb:// or cql://.")
+@click.option(
+    "--store", metavar="URL", help="Where objects are stored: a folder, s3://, gs:// or az://."
+)
+@click.option(
+    "--catalog", metavar="URL", help="Where rows are stored: a SQLite file, dynamodb:// or cql://."
+)
 @click.option(
     "--create-catalog",
     is_flag=True,
-    help="Create the DynamoDB or CQL table where it is missing (SQLite files always are).",
+    help="Create the DynamoDB or CQL table if it is missing. A SQLite file is always created.",
 )
 @click.option(
     "--save", is_flag=True, help=f"Write {FILE_NAME} here, so that commands find the home."
@@ -41,8 +45,8 @@ def init(
 ) -> None:
     """Create a home, or finish and check an existing one.
 
-    The store is tried out first: of two racing creates exactly one must win. Running it again
-    changes nothing.
+    It first tests the store: of two racing creates, exactly one must win. Running it again changes
+    nothing.
 
     \b
     Examples:
@@ -84,7 +88,7 @@ def home(context: click.Context, output: Output) -> None:
 
 
 @home.command()
-@click.option("--moved", is_flag=True, help="Keep the id: the original is gone, this is it.")
+@click.option("--moved", is_flag=True, help="Keep the id, because the original is gone.")
 @json_option
 @click.pass_obj
 def adopt(home_text: str | None, output: Output, moved: bool) -> None:

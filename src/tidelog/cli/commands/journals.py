@@ -44,10 +44,10 @@ __all__ = ["journals", "policy_of", "policy_options", "replay"]
 _COLUMNS = ("partition", "base", "end", "events", "first", "last", "format", "amended", "object")
 
 start_option = click.option(
-    "--start", "--from", "start", metavar="T", help="From this time on: ISO 8601, or -2h."
+    "--start", "--from", "start", metavar="T", help="The first time: ISO 8601, or -2h."
 )
 end_option = click.option(
-    "--end", metavar="T", help="Up to this time, which is not part of it; default: all there are."
+    "--end", metavar="T", help="The time to stop before. [default: the newest event]"
 )
 
 
@@ -64,8 +64,8 @@ def replay(
 
     Prints their values, or with --json the whole events.
 
-    Late events come in their place, and all events of equal times. For other places than standard
-    output, speeds, and to stop and go on, there is `tidelog playback`.
+    Late events are printed in their place. Use `tidelog playback` for other targets, for other
+    speeds, and to stop and resume.
 
     \b
     Examples:
@@ -87,18 +87,19 @@ def replay(
 @start_option
 @end_option
 @click.option(
-    "--presign", metavar="DURATION", help="With URLs by which anybody can get them for so long: 1h."
+    "--presign",
+    metavar="DURATION",
+    help="Add URLs that work without credentials for this long, such as 1h.",
 )
 @json_option
 @click.pass_obj
 def journals(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """List the objects that hold a topic's events, with URLs.
 
-    Other programs can read them.
-
-    A journal is a Parquet object. Before it is compiled, a run is a part of an Arrow file: put the
-    bytes `schema` of the object in front of those from `byte_start` to `byte_end`, and read an
-    Arrow stream. Leave out the offsets in `deleted`; those in `updated` have another value now.
+    Other programs can read them. A journal is a Parquet object. Before it is compiled, a run is a
+    part of an Arrow file: put the bytes `schema` of the object in front of those from `byte_start`
+    to `byte_end`, and read an Arrow stream. Leave out the offsets in `deleted`; those in `updated`
+    have another value now.
 
     \b
     Examples:
@@ -133,16 +134,23 @@ _OPTIONS = (
         "--min-events",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Leave alone what waits in a partition while it is fewer events,",
+        help="Skip a partition while fewer events than this wait in it.",
     ),
     click.option(
-        "--min-bytes", type=click.IntRange(min=1), metavar="B", help="and fewer bytes in the store,"
+        "--min-bytes",
+        type=click.IntRange(min=1),
+        metavar="B",
+        help="Skip a partition while fewer bytes than this wait in it.",
     ),
-    click.option("--older-than", metavar="D", help="and younger, such as 1h."),
+    click.option(
+        "--older-than",
+        metavar="D",
+        help="Skip a partition while its waiting events are younger than this, such as 1h.",
+    ),
     click.option(
         "--amended",
         is_flag=True,
-        help="Apply every update, delete and trim now, not only many together.",
+        help="Apply every update, delete and trim now instead of in bulk.",
     ),
 )
 
@@ -180,9 +188,9 @@ def policy_of(given: dict[str, Any], otherwise: CompilePolicy) -> CompilePolicy:
 @click.argument("topic", required=False)
 @click.option("--all", "is_all", is_flag=True, help="Compile all topics.")
 @policy_options
-@click.option("--master", metavar="URL", help="Spark master. Default: work in this process.")
+@click.option("--master", metavar="URL", help="The Spark master. [default: run in this process]")
 @click.option(
-    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting, NAME=VALUE. Repeatable."
 )
 @json_option
 @click.pass_obj
@@ -191,13 +199,11 @@ def compile_(
 ) -> None:
     """Compact a topic into journals, with updates and deletes applied.
 
-    Journals are fewer and larger objects.
-
-    Offsets stay as they were, and readers go on undisturbed. By default all runs that wait are
-    compiled. Journals are compiled again when 1,000 amendments or several small neighbours have
-    gathered, or one amendment has waited for a day; how many still wait is told. To finish an
-    erasure: --amended, then `tidelog sweep`. Safe to kill and to repeat; ends with exit code 1
-    when another process is compiling the same partition.
+    Journals are fewer and larger objects. Offsets do not change, and readers continue undisturbed.
+    By default it compiles all waiting runs. It compiles a journal again once it has 1,000
+    amendments or several small neighbors, or once an amendment has waited for a day; it prints how
+    many still wait. To finish an erasure, use --amended, then `tidelog sweep`. Safe to kill and to
+    repeat. Exit code 1 if another process is compiling the same partition.
 
     \b
     Examples:
@@ -237,45 +243,51 @@ def compile_(
 
 
 @click.command()
-@click.option("--every", default="10m", show_default=True, metavar="N", help="Between two turns.")
+@click.option(
+    "--every", default="10m", show_default=True, metavar="N", help="The time between two turns."
+)
 @click.option(
     "--discard-older",
     default="60m",
     show_default=True,
     metavar="M",
-    help="Turns that waited so long are dropped.",
+    help="Drop turns that have waited this long.",
 )
-@click.option("--budget", default="5m", show_default=True, metavar="D", help="Time of one turn.")
-@click.option("--once", is_flag=True, help="One turn now, and end: for cron.")
+@click.option(
+    "--budget", default="5m", show_default=True, metavar="D", help="The time limit of one turn."
+)
+@click.option("--once", is_flag=True, help="Run one turn and stop, for cron.")
 @policy_options
 @click.option(
     "--grace",
     default="1h",
     show_default=True,
     metavar="D",
-    help="Its sweeps leave alone what is younger than this.",
+    help="Sweep only objects older than this.",
 )
 @click.option(
-    "--sweep-every", default="1h", show_default=True, metavar="D", help="Between two sweeps."
+    "--sweep-every",
+    default="1h",
+    show_default=True,
+    metavar="D",
+    help="The time between two sweeps.",
 )
-@click.option("--no-sweep", is_flag=True, help="Compile only.")
+@click.option("--no-sweep", is_flag=True, help="Do not sweep.")
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep Prometheus text in this file, for a textfile collector.",
+    help="Keep Prometheus metrics in this file, for a textfile collector.",
 )
 @json_option
 @click.pass_obj
 def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
     """Compile, apply amendments and sweep in the background.
 
-    Covers all topics and their archives.
-
-    One scribe works at a time; others wait as standbys. Every N minutes there is a
-    turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
-    time resumes in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
-    exit code is 1 if anything fails in the turn (`errors` is not empty), if its sweep refuses a
-    topic, if it runs out of time, or if another scribe is at work.
+    Covers all topics and their archives. One scribe works at a time; others wait as standbys. A
+    turn is due every N minutes; turns that have waited longer than M are dropped, so at most M/N
+    wait. A turn that runs out of time resumes in the next one. Ctrl-C and SIGTERM let the swap
+    under way finish. With --once the exit code is 1 if anything fails in the turn (`errors` is not
+    empty), if its sweep refuses a topic, if it runs out of time, or if another scribe is at work.
 
     \b
     Examples:

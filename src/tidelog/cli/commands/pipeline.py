@@ -39,11 +39,11 @@ def pipeline() -> None:
 
 
 @pipeline.command("list")
-@click.option("--prometheus", is_flag=True, help="Print metrics of all of them.")
+@click.option("--prometheus", is_flag=True, help="Print Prometheus metrics of all pipelines.")
 @json_option
 @click.pass_obj
 def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None:
-    """List pipelines that have names of their own.
+    """List pumps and restores.
 
     left_out counts events that were erased from the target before they came there.
 
@@ -66,7 +66,7 @@ def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None
 @json_option
 @click.pass_obj
 def show(home_text: str | None, output: Output, /, name: str) -> None:
-    """Show how far a pipeline has come, partition by partition.
+    """Show the position of a pipeline in each partition.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def show(home_text: str | None, output: Output, /, name: str) -> None:
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, name: str, yes: bool) -> None:
-    """Remove a pipeline, not what it has written.
+    """Delete a pipeline but not what it has written.
 
     Asks first on a terminal, and needs --yes elsewhere.
 
@@ -130,41 +130,60 @@ def _time(committed_ms: int | None) -> str | None:
 
 @click.command()
 @click.argument("source", metavar="SOURCE")
-@click.option("--topic", required=True, metavar="T", help="Where events go; it must be there.")
-@click.option("--name", metavar="N", help="Default: from source and topic.")
-@click.option("--follow/--once", default=False, help="Go on, or drain and end (default).")
-@click.option("--key-field", default="", metavar="F", help="The JSON field that makes the key.")
-@click.option("--id-field", default="", metavar="F", help="The JSON field that makes the id.")
-@click.option("--type-field", default="", metavar="F", help="The JSON field that makes the type.")
-@click.option("--time-field", default="", metavar="F", help="The JSON field that makes the time.")
-@click.option("--transform", default="", metavar="M:F", help="From DataFrame to DataFrame.")
+@click.option("--topic", required=True, metavar="T", help="The target topic, which must exist.")
+@click.option("--name", metavar="N", help="The pump's name. [default: made from source and topic]")
+@click.option(
+    "--follow/--once", default=False, help="Keep running, or stop when caught up. [default: stop]"
+)
+@click.option("--key-field", default="", metavar="F", help="The JSON field with the key.")
+@click.option("--id-field", default="", metavar="F", help="The JSON field with the id.")
+@click.option("--type-field", default="", metavar="F", help="The JSON field with the type.")
+@click.option("--time-field", default="", metavar="F", help="The JSON field with the time.")
+@click.option(
+    "--transform",
+    default="",
+    metavar="M:F",
+    help="A Python function, MODULE:NAME, that takes a DataFrame and returns one.",
+)
 @click.option(
     "--partition",
     type=click.Choice(["key", "same"]),
     default="key",
     show_default=True,
-    help="By key, or the number of the source partition.",
+    help="Choose the partition by key, or keep the number of the source partition.",
 )
-@click.option("--max-age", default="1s", show_default=True, metavar="D", help="While following.")
+@click.option(
+    "--max-age",
+    default="1s",
+    show_default=True,
+    metavar="D",
+    help="With --follow, how long an event may wait.",
+)
 @click.option("--max-bytes", type=int, default=64_000_000, show_default=True, metavar="B")
-@click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
-@click.option("--take-over", is_flag=True, help="From a pump that runs: for upgrades.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Continue after events that the source has lost. The gap is recorded.",
+)
+@click.option("--take-over", is_flag=True, help="Take over from a running pump, for upgrades.")
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where to begin: at the first event, or at the ends seen when the pump was created.",
+    help="Begin at the first event, or at the ends seen when the pump was created.",
 )
-@click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
+@click.option(
+    "--shard", metavar="M/N", default="0/1", help="Run one of N shares of the partitions."
+)
 @worker_options
 @json_option
 @click.pass_obj
 def pump(home_text: str | None, output: Output, /, source: str, topic: str, **given: Any) -> None:
     """Copy the events of a source into a topic, each event once.
 
-    Safe to kill, to repeat, and to run twice at once: it goes on where it was. An event of which a
-    field cannot be taken is kept as it came, and a header `tidelog.untaken` says why.
+    Safe to kill, to repeat, and to run twice at once: it resumes where it stopped. An event
+    whose field cannot be read is stored unchanged, with the reason in a header `tidelog.untaken`.
 
     \b
     Examples:

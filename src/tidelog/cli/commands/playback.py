@@ -32,47 +32,55 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 
 @click.command()
 @click.argument("topic", required=False)
-@click.option("--start", metavar="T", help="From this time on: ISO 8601, or -2h.")
-@click.option("--end", metavar="T", help="Up to this time, which is not part of it; default: now.")
+@click.option("--start", metavar="T", help="The first time: ISO 8601, or -2h.")
+@click.option("--end", metavar="T", help="The time to stop before. [default: now]")
 @click.option(
     "--to",
     "sink",
     metavar="SINK",
-    help="topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
-    "kafka://host/TOPIC, kinesis://STREAM, null:.",
+    help="The target: topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
+    "kafka://host/TOPIC, kinesis://STREAM or null:.",
 )
 @click.option(
     "--speed",
     default="max",
     show_default=True,
     metavar="X",
-    help="max, 1 for as it happened, or another factor; pauses are kept.",
+    help="The speed: max, 1 for the original pace, or another factor. Pauses are kept.",
 )
-@click.option("--resume", "name", metavar="NAME", help="Begin it under a name, or go on with it.")
-@click.option("--as-of", metavar="T|P:O,…", help="The topic as it was at a time, or at offsets.")
-@click.option("--parallel", is_flag=True, help="By Spark, where order over slots does not matter.")
 @click.option(
-    "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+    "--resume", "name", metavar="NAME", help="Start a playback under this name, or resume it."
+)
+@click.option(
+    "--as-of", metavar="T|P:O,…", help="Play the topic as it was at a time or at offsets."
+)
+@click.option("--parallel", is_flag=True, help="Play on Spark, without an order across slots.")
+@click.option(
+    "--master",
+    metavar="URL",
+    default="local[*]",
+    show_default=True,
+    help="The Spark master, such as local[*] or spark://host:7077.",
 )
 @click.option(
     "--params",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="A JSON object with what is not given here: topic, start, end, to, speed, resume, as_of. "
-    "Times are text, or milliseconds since 1970. - for standard input.",
+    help="A JSON file with the parameters: topic, start, end, to, speed, resume, as_of. Times are "
+    "text, or milliseconds since 1970. - reads standard input. Options given here win.",
 )
-@click.option("--empty-slots", is_flag=True, help="Tell of slots without events too.")
-@click.option("--list", "listed", is_flag=True, help="List playbacks that have names, and end.")
-@click.option("--forget", metavar="NAME", help="Forget one that has a name, and end.")
+@click.option("--empty-slots", is_flag=True, help="Print slots without events too.")
+@click.option("--list", "listed", is_flag=True, help="List named playbacks.")
+@click.option("--forget", metavar="NAME", help="Forget a named playback.")
 @json_option
 @click.pass_obj
 def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Play the events of a time range to another place, in order.
 
-    By default the last 15 minutes. What is appended after it began is not part of it. For each slot
-    a line tells its first event's time and how many there were. Under a name it can be stopped, or
-    die, and go on: nothing is skipped, and nothing comes twice into a topic. A name stays taken
-    until it is forgotten; what was played stays where it is.
+    Plays the last 15 minutes by default, without events that are appended after it began. Prints a
+    line for each slot with the time of its first event and the number of events. A playback with a
+    name can be stopped or killed and resumed: it skips nothing, and writes nothing twice into a
+    topic. A name is taken until you --forget it. Events that were played stay where they are.
 
     \b
     Examples:

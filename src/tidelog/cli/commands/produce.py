@@ -32,30 +32,30 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     type=click.Choice(["lines", "json", "events"]),
     default="lines",
     show_default=True,
-    help="lines: each line is a value, as it is. json: the same, and each must be a JSON object. "
-    "events: what `tidelog consume --json` prints.",
+    help="lines: each line is a value. json: each line must be a JSON object. events: the output "
+    "of `tidelog consume --json`.",
 )
-@click.option("--key-field", default="", metavar="F", help="JSON field that makes the key.")
-@click.option("--id-field", default="", metavar="F", help="JSON field that makes the id.")
-@click.option("--type-field", default="", metavar="F", help="JSON field that makes the type.")
+@click.option("--key-field", default="", metavar="F", help="The JSON field with the key.")
+@click.option("--id-field", default="", metavar="F", help="The JSON field with the id.")
+@click.option("--type-field", default="", metavar="F", help="The JSON field with the type.")
 @click.option(
     "--time-field",
     default="",
     metavar="F",
-    help="JSON field that makes the time: ISO 8601, or a number since 1970 in seconds, "
+    help="The JSON field with the time: ISO 8601, or a number since 1970 in seconds, "
     "milliseconds, microseconds or nanoseconds.",
 )
 @click.option(
     "--name",
     metavar="N",
-    help="Produce under this name, and count lines: the same input again, or grown, adds only "
-    "the lines that are not stored yet. A last line without a newline waits for it. One name for "
-    "each input: another input under the name is refused.",
+    help="Produce under this name and count lines. The same input again, or a longer one, adds "
+    "only the lines that are not stored yet. A last line without a newline waits for it. "
+    "Another input under the same name is refused.",
 )
 @click.option(
     "--if-absent",
     is_flag=True,
-    help="Refuse events whose ids the topic has already; they go to the partitions of their ids.",
+    help="Refuse events whose ids the topic already has. Events go to the partitions of their ids.",
 )
 @json_option
 @click.pass_obj
@@ -63,8 +63,8 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
     """Append the lines of a file or of standard input as events.
 
     A field may be nested (user.id), or be a JSON pointer (/user.id, for a name with a dot).
-    A line that is not valid ends the command with its number; what came before it is stored,
-    and counted. Ctrl-C ends it after what is under way.
+    An invalid line stops the command with its number; the lines before it are stored and counted.
+    Ctrl-C finishes the current batch first.
 
     \b
     Examples:

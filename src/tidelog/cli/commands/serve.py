@@ -31,40 +31,38 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "--port", type=int, default=8480, show_default=True, help="The port; 0 for one that is free."
+    "--port", type=int, default=8480, show_default=True, help="The port; 0 picks a free one."
 )
 @click.option(
     "--socket",
     type=click.Path(),
     metavar="FILE",
-    help="Listen on this unix socket in place of a port, for a proxy in its group (mode 0660). "
+    help="Listen on this unix socket (mode 0660) instead of a port, for a proxy in its group. "
     "Implies --behind-proxy.",
 )
-@click.option(
-    "--topic-default", metavar="T", help="The topic of pixels that name none in their query."
-)
+@click.option("--topic-default", metavar="T", help="The topic of pixels whose query names none.")
 @click.option(
     "--public-pixel",
     "public_pixels",
     multiple=True,
     metavar="T",
-    help="Let anybody send pixels to this topic, without a token; may be repeated.",
+    help="Accept pixels for this topic without a token. Repeatable.",
 )
 @click.option(
     "--keep-header",
     "keep_headers",
     multiple=True,
     metavar="NAME",
-    help="Keep this header of pixels too, beside user-agent, referer and accept-language; may be "
-    "repeated.",
+    help="Store this header of pixels, besides user-agent, referer and accept-language. "
+    "Repeatable.",
 )
-@click.option("--keep-request", is_flag=True, help="Keep the method and the path of pixels too.")
+@click.option("--keep-request", is_flag=True, help="Store the method and the path of pixels.")
 @click.option(
     "--rate",
     type=float,
     metavar="N",
-    help="Requests a second of one token or address; beyond that it gets 429. 0: no limit. "
-    "Default: 1000, and no limit while the server is open.",
+    help="Limit on requests per second of one token or address; 0 is no limit. Beyond it the "
+    "server answers 429. [default: 1000; no limit while the server is open]",
 )
 @click.option(
     "--body-max",
@@ -73,18 +71,18 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     default=8 << 20,
     show_default=True,
     metavar="BYTES",
-    help="The largest body; one event may have event_bytes_max of it.",
+    help="The largest request body. One event may have event_bytes_max of it.",
 )
 @click.option(
     "--behind-proxy",
     is_flag=True,
-    help="Believe X-Forwarded-For: rates count the address that the proxy names, and pixels "
-    "keep it. Only where nobody but the proxy can reach the port.",
+    help="Trust X-Forwarded-For for rate limits and pixels. Use it only if the proxy alone can "
+    "reach the port.",
 )
 @click.option(
     "--tls-cert",
     type=click.Path(dir_okay=False),
-    help="Speak HTTPS with this certificate (PEM, with its chain); read again when it changes.",
+    help="Serve HTTPS with this certificate (PEM, with its chain). Reloaded when it changes.",
 )
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="The key of --tls-cert (PEM).")
 @click.option(
@@ -102,8 +100,9 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
 def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Serve the HTTP API and the console until Ctrl-C.
 
-    Appends are answered when they are durable. Without tokens it listens on loopback alone, and
-    is open to whoever is on this machine; see `tidelog token`. /openapi.json says what it takes.
+    A success response means that the events are durable. Without tokens it listens on loopback
+    only, and every user of this machine has access; see `tidelog token`. /openapi.json describes
+    the API.
 
     \b
     Examples:
@@ -142,29 +141,33 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
     type=float,
     default=0.0,
     metavar="N",
-    help="Requests a second; latency then counts from when each was due. Default: as fast as "
-    "they are answered.",
+    help="Requests per second. Latency then counts from the time each was due. [default: as fast "
+    "as the server answers]",
 )
-@click.option("--for", "duration", default="30s", show_default=True, metavar="D", help="How long.")
-@click.option("--pixel/--post", default=False, help="Pixels, or single events (the default).")
-@click.option("--topic", metavar="T", help="The topic, where the URL has no path.")
+@click.option(
+    "--for", "duration", default="30s", show_default=True, metavar="D", help="How long to send."
+)
+@click.option(
+    "--pixel/--post", default=False, help="Send pixels, or single events. [default: events]"
+)
+@click.option("--topic", metavar="T", help="The topic, if the URL has no path.")
 @click.option(
     "--connections",
     type=int,
     default=16,
     show_default=True,
     metavar="C",
-    help="How many connections; each has one request under way.",
+    help="The number of connections, each with one request at a time.",
 )
-@click.option("--token", metavar="TOKEN", help="A token that may write; @FILE reads it from there.")
+@click.option(
+    "--token", metavar="TOKEN", help="A token with the append scope; @FILE reads it from a file."
+)
 @json_option
 def load(output: Output, /, url: str, duration: str, token: str | None, **given: Any) -> None:
     """Send sample traffic to a server and show its latency.
 
-    Shows errors too.
-
-    The events are stored, so give it a topic of its own. Ends with exit code 1 when half of the
-    requests or more failed.
+    The events are stored, so use a separate topic. Exit code 1 if half of the requests or more
+    fail.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ __all__ = ["token"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HELP = {
-    "pixel": "Send pixels, without choosing ids: the only scope for tokens in web pages.",
+    "pixel": "Send pixels without choosing ids. Use only this scope in web pages.",
     "append": "Append events, also by the pixel.",
     "read": "Read topics and events; for all topics also metrics and the console.",
     "amend": "Replace the value of an event by its id.",
@@ -57,14 +57,16 @@ def _scope_options(command: F) -> F:
 
 @token.command()
 @_scope_options
-@click.option("--label", default="", metavar="L", help="What it is for, for `token list`.")
-@click.option("--expires", metavar="AGE", help="Refuse it after this time, as 90d. Default: never.")
+@click.option("--label", default="", metavar="L", help="A label for `token list`.")
+@click.option(
+    "--expires", metavar="AGE", help="Expire after this time, such as 90d. [default: never]"
+)
 @json_option
 @click.pass_obj
 def create(
     home_text: str | None, output: Output, /, label: str, expires: str | None, **given: str | None
 ) -> None:
-    """Create a token, and print it once: the home keeps only its hash.
+    """Create a token and print it once. The home keeps only its hash.
 
     Give at least one scope. A scope holds for all topics, or for those that TOPICS matches: the
     name of a topic, with * for any characters and ? for one.
@@ -106,7 +108,11 @@ def list_(home_text: str | None, output: Output) -> None:
 @token.command()
 @click.argument("token_id", metavar="ID")
 @click.option(
-    "--overlap", default="1h", show_default=True, metavar="AGE", help="How long both are valid."
+    "--overlap",
+    default="1h",
+    show_default=True,
+    metavar="AGE",
+    help="How long both tokens are valid.",
 )
 @json_option
 @click.pass_obj

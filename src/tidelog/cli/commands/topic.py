@@ -40,13 +40,12 @@ def topic() -> None:
     default=1,
     show_default=True,
     metavar="N",
-    help="How many readers can share the topic; fixed for good.",
+    help="The number of partitions, which is how many members can share the topic. It cannot "
+    "change later.",
 )
+@click.option("--slot", default="1s", show_default=True, help="The resolution of the time index.")
 @click.option(
-    "--slot", default="1s", show_default=True, help="The resolution of the index by time."
-)
-@click.option(
-    "--notify", multiple=True, metavar="URL", help="Where to tell of new events; may be repeated."
+    "--notify", multiple=True, metavar="URL", help="A URL to notify of new events. Repeatable."
 )
 @click.option(
     "--max-latency-ms",
@@ -54,12 +53,12 @@ def topic() -> None:
     default=1_000,
     show_default=True,
     metavar="N",
-    help="At most one notification of a busy partition in this time.",
+    help="The shortest time between two notifications of a busy partition.",
 )
 @json_option
 @click.pass_obj
 def create(home_text: str | None, output: Output, /, name: str, **settings: Any) -> None:
-    """Make a topic.
+    """Create a topic.
 
     \b
     Examples:
@@ -136,7 +135,7 @@ def show(home_text: str | None, output: Output, name: str) -> None:
     type=click.IntRange(min=0),
     multiple=True,
     metavar="N",
-    help="The partition to notify of; may be repeated. All by default.",
+    help="The partition to notify of. Repeatable. [default: all]",
 )
 @json_option
 @click.pass_obj
@@ -168,8 +167,8 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
     Asks first on a terminal, and needs --yes elsewhere.
 
     Refuses while a consumer, an archive, a pump or an unfinished playback has not read all events,
-    and names it with its position. Let one be passed with --past-reader, or all with
-    --past-readers; `tidelog consumer delete` removes a consumer that is not used any more.
+    and names it with its position. Pass one with --past-reader, or all with --past-readers. Delete
+    an unused consumer with `tidelog consumer delete`.
 
     \b
     Examples:
@@ -196,21 +195,26 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
 @click.option(
     "--incarnation",
     metavar="ID",
-    help="First make topic NAME of objects whose registry row was lost; verify names ID.",
+    help="First create topic NAME from objects whose registry row was lost. `tidelog verify` "
+    "shows ID.",
 )
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
     metavar="N",
-    help="With --incarnation: how many the topic had. [default: as its objects show]",
+    help="With --incarnation, the number of partitions the topic had. [default: as its objects "
+    "show]",
 )
 @click.option(
-    "--slot", default="1s", show_default=True, help="With --incarnation: as in topic create."
+    "--slot",
+    default="1s",
+    show_default=True,
+    help="With --incarnation, the resolution of the time index.",
 )
 @click.option(
     "--writers-resumed",
     is_flag=True,
-    help="Also append events of named writers that these have not sent again.",
+    help="Also append events that named writers have not sent again.",
 )
 @click.option(
     "--include-trimmed",

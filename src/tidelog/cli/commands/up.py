@@ -39,46 +39,46 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 
 
 @click.command()
-@click.option("--demo", is_flag=True, help="With sample events, and sample traffic that goes on.")
+@click.option("--demo", is_flag=True, help="Add sample events and steady sample traffic.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=int, help=f"The port; 0 for one that is free. Default: {_PORT}.")
 @click.option(
-    "--master", metavar="URL", help="Spark master for archives and pumps. Default: no Spark."
+    "--master", metavar="URL", help="The Spark master for archives and pumps. [default: no Spark]"
 )
-@click.option("--for", "duration", metavar="D", help="End by itself after this long: 30s, 5m.")
+@click.option("--for", "duration", metavar="D", help="Stop after this long, such as 30s or 5m.")
 @click.option(
     "--grace",
     default="30s",
     show_default=True,
     metavar="D",
-    help="What is under way may take so long to finish when told to stop.",
+    help="How long running work may take to finish when stopping.",
 )
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, resolve_path=True),
-    help="Keep the scribe's Prometheus text in this file.",
+    help="Keep the scribe's Prometheus metrics in this file.",
 )
-@click.option("--behind-proxy", is_flag=True, help="As of `tidelog serve`.")
-@click.option("--rate", type=float, metavar="N", help="As of `tidelog serve`.")
-@click.option("--public-pixel", multiple=True, metavar="T", help="As of `tidelog serve`.")
-@click.option("--keep-header", multiple=True, metavar="NAME", help="As of `tidelog serve`.")
-@click.option("--keep-request", is_flag=True, help="As of `tidelog serve`.")
-@click.option("--body-max", type=int, metavar="BYTES", help="As of `tidelog serve`.")
-@click.option("--socket", metavar="FILE", help="As of `tidelog serve`.")
-@click.option("--topic-default", metavar="T", help="As of `tidelog serve`.")
-@click.option("--audit-reads", is_flag=True, help="As of `tidelog serve`.")
-@click.option("--access-log", metavar="FILE", help="As of `tidelog serve`.")
-@click.option("--tls-cert", metavar="FILE", help="As of `tidelog serve`.")
-@click.option("--tls-key", metavar="FILE", help="As of `tidelog serve`.")
+@click.option("--behind-proxy", is_flag=True, help="See `tidelog serve --help`.")
+@click.option("--rate", type=float, metavar="N", help="See `tidelog serve --help`.")
+@click.option("--public-pixel", multiple=True, metavar="T", help="See `tidelog serve --help`.")
+@click.option("--keep-header", multiple=True, metavar="NAME", help="See `tidelog serve --help`.")
+@click.option("--keep-request", is_flag=True, help="See `tidelog serve --help`.")
+@click.option("--body-max", type=int, metavar="BYTES", help="See `tidelog serve --help`.")
+@click.option("--socket", metavar="FILE", help="See `tidelog serve --help`.")
+@click.option("--topic-default", metavar="T", help="See `tidelog serve --help`.")
+@click.option("--audit-reads", is_flag=True, help="See `tidelog serve --help`.")
+@click.option("--access-log", metavar="FILE", help="See `tidelog serve --help`.")
+@click.option("--tls-cert", metavar="FILE", help="See `tidelog serve --help`.")
+@click.option("--tls-key", metavar="FILE", help="See `tidelog serve --help`.")
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:
     """Run everything a home needs until Ctrl-C.
 
-    That is the server with its console, the scribe, and one process that follows all archives and
-    pumps and repairs notifications. What ends is started again, after growing waits; what is made
-    meanwhile is picked up. A second `up` on the same home stands by. With --demo it makes a home of
-    its own unless one is given, and ends by itself where there is no terminal.
+    This is the server with its console, the scribe, and one process that runs all archives and
+    pumps and repairs notifications. A part that ends is restarted after growing waits. New archives
+    and pumps are picked up. A second `up` on the same home waits as a standby. With --demo it
+    creates its own home unless one is given, and stops by itself if there is no terminal.
 
     \b
     Examples:
@@ -172,18 +172,18 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 @click.command()
-@click.option("--master", metavar="URL", help="Spark master. Default: work in this process.")
+@click.option("--master", metavar="URL", help="The Spark master. [default: run in this process]")
 @click.option(
-    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting, NAME=VALUE. Repeatable."
 )
 @json_option
 @click.pass_obj
 def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Run every archive and pump of a home until Ctrl-C.
 
-    What is made meanwhile is found within seconds. With --master all share one Spark session; a
-    transform needs one. Notifications that a process left undone when it died are sent from here
-    too. A second one stands by. `tidelog up` runs this beside the server.
+    New archives and pumps are picked up within seconds. With --master all share one Spark session,
+    which a transform needs. It also sends notifications that a dead process left unsent. A second
+    one waits as a standby. `tidelog up` runs this beside the server.
 
     \b
     Examples:

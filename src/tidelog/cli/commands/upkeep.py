@@ -27,7 +27,7 @@ __all__ = ["lag", "sweep", "trim", "verify"]
 def lag(home_text: str | None, output: Output, topic: str | None) -> None:
     """Show how far behind each consumer is.
 
-    Shows each partition.
+    Prints a row for each partition.
 
     \b
     Examples:
@@ -54,19 +54,21 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.option("--before", metavar="TIME", help="Give up runs that are older: ISO 8601, or -7d.")
+@click.option(
+    "--before", metavar="TIME", help="Delete runs older than this time: ISO 8601, or -7d."
+)
 @click.option(
     "--offset",
     "offsets",
     multiple=True,
     metavar="P:N",
-    help="Let partition P start at offset N; may be repeated.",
+    help="Start partition P at offset N. Repeatable.",
 )
 @click.option(
     "--keep-bytes",
     type=click.IntRange(min=0),
     metavar="B",
-    help="Keep the newest runs of the topic that fit into so many bytes of the store.",
+    help="Keep the newest runs of the topic that fit into this many bytes of the store.",
 )
 @past_options
 @json_option
@@ -74,14 +76,13 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
 def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """Delete the oldest events of a topic.
 
-    Their objects go with the next sweep.
+    The next sweep deletes their objects. Give one of --before, --offset and --keep-bytes. With
+    --before and --keep-bytes it deletes whole runs (a run is what one flush stored), so it may keep
+    a little more.
 
-    Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
-    a whole with --before and --keep-bytes, so somewhat more may stay.
-
-    Refuses to pass a consumer, an archive, a pump or an unfinished playback that has not read the
-    events, and names it with its position. Let one be passed with --past-reader, or all with
-    --past-readers; `tidelog consumer delete` removes a consumer that is not used any more.
+    Refuses to delete events that a consumer, an archive, a pump or an unfinished playback has not
+    read, and names it with its position. Pass one with --past-reader, or all with --past-readers.
+    Delete an unused consumer with `tidelog consumer delete`.
 
     \b
     Examples:
@@ -105,14 +106,15 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     default="1h",
     show_default=True,
     metavar="DURATION",
-    help="Leave alone what is younger than this.",
+    help="Delete only objects older than this.",
 )
 @click.option(
     "--accept-loss",
     type=utf8,
     multiple=True,
     metavar="TOPIC",
-    help="Delete lost events of TOPIC for good. `tidelog topic recover TOPIC` brings them back.",
+    help="Delete lost events of TOPIC for good, instead of appending them with `tidelog topic "
+    "recover TOPIC`.",
 )
 @json_option
 @click.pass_obj
@@ -158,10 +160,13 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     type=utf8,
     multiple=True,
     metavar="ID",
-    help="Show that nothing of an event is left in any object; may be repeated.",
+    help="Search all objects for an erased event with this id. Repeatable.",
 )
 @click.option(
-    "--erased-key", type=utf8, metavar="K", help="The same for all events that had this key."
+    "--erased-key",
+    type=utf8,
+    metavar="K",
+    help="Search all objects for erased events with this key.",
 )
 @json_option
 @click.pass_obj
