@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +16,13 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.coordination.supervisors import Keeper, SupervisedPart, put_keeper, remove_keeper
+from tidelog.erasure import proof
 from tidelog.erasure.proof import Trace, prove_erased
 from tidelog.errors import InvalidError, TidelogError
+from tidelog.journal.listing import MovedError, covering
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import ArchiveFormat
+from tidelog.model.partition_rows import Run
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
@@ -38,6 +42,24 @@ def home(tmp_path: Path) -> Iterator[Home]:
 def prove(home: Home) -> list[Trace]:
     carry_out(home.context, home.topic("t"), grace_ms=0, wait_ms=0)
     return prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+def test_proof_beside_compiles_reads_again_or_lists_what_it_could_not_see(
+    home: Home, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    home.delete_key("t", KEY)
+    carry_out(home.context, home.topic("t"), grace_ms=0)
+    failures = iter([MovedError("no row holds offset 0")] * times)
+
+    def move(*given: Any) -> Iterator[Run]:
+        for error in failures:
+            raise error
+        return covering(*given)
+
+    monkeypatch.setattr(proof, "covering", move)
+    traces = prove_erased(home.context, home.topic("t"), (), [KEY]).traces
+    assert ["again and again" in trace.what for trace in traces] == [True] * (times > 1)
 
 
 def test_error_of_a_failing_archive_that_quotes_an_event_is_a_trace(home: Home) -> None:

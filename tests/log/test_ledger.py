@@ -5,14 +5,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.home import Home, World, create_home
-from tidelog.log.ledger import ErasedIds, enter_erased, read_erased
+from tidelog.log import ledger
+from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased, read_erased
+from tidelog.log.topics import raise_head
+from tidelog.model.partition_rows import Head
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.endpoints import sink_at
@@ -69,6 +74,21 @@ def test_a_snapshot_knows_erased_ids_and_is_read_again_only_when_it_must() -> No
         assert again.has("a")
         assert again.mark == erased.mark
         assert ErasedIds().mark == ""
+
+
+def test_announcement_whose_reply_is_lost_counts_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = home.topic("t")
+    raise_head(home.context, topic, 0, lambda head: msgspec.structs.replace(head, copied=True))
+    before = announce_erasure(home.context, topic, 0)
+
+    def repeat(*given: Any) -> tuple[Head, Head]:
+        raise_head(*given)
+        return raise_head(*given)
+
+    monkeypatch.setattr(ledger, "raise_head", repeat)
+    assert announce_erasure(home.context, topic, 0).erasures == before.erasures + 1
 
 
 def test_the_ledger_holds_no_id(home: Home) -> None:

@@ -24,6 +24,7 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
 )
 from tests.sim.staged_world import StagedWorld
+from tests.sim.stale import check_kind
 from tidelog.archive import archive as archives
 from tidelog.archive import dead_letters as replay
 from tidelog.archive import finalize, generations
@@ -82,8 +83,8 @@ def notices(bug: Bug, seed: int) -> bool:
         bug.plant(patch)
         try:
             bug.world(seed).run()
-        except (AssertionError, TidelogError):
-            pass
+        except (AssertionError, TidelogError) as exc:
+            check_kind(exc)
         else:
             return False
     _run_without(bug.world, seed)
@@ -225,10 +226,10 @@ def _later_partitions_are_skipped(patch: Patch) -> None:
     begin = Driver._begin
 
     def at_end(self: Driver, partition: Any, held: Bounds) -> Any:
-        found = begin(self, partition, held)
+        found, note = begin(self, partition, held)
         if self._how.start != "latest" or found.reason == "latest":
-            return found
-        return msgspec.structs.replace(found, position=held.end, reason="latest")
+            return found, note
+        return msgspec.structs.replace(found, position=held.end, reason="latest"), note
 
     patch.setattr(Driver, "_begin", at_end)
 
@@ -238,10 +239,10 @@ def _latest_is_what_the_driver_sees(patch: Patch) -> None:
     begin = Driver._begin
 
     def now(self: Driver, partition: Any, held: Bounds) -> Any:
-        found = begin(self, partition, held)
+        found, note = begin(self, partition, held)
         if found.reason != "latest":
-            return found
-        return msgspec.structs.replace(found, position=held.end)
+            return found, note
+        return msgspec.structs.replace(found, position=held.end), note
 
     patch.setattr(Driver, "_begin", now)
 
@@ -439,7 +440,7 @@ def _copies_have_no_numbers(patch: Patch) -> None:
     """A pump and a restore append what is staged, whether or not it was appended before."""
     append = topic_sink.append_staged
 
-    def anyhow(producer: Any, segments: Any, ordinal: int, pool: Any) -> int:
+    def anyhow(producer: Any, segments: Any, ordinal: int = 0, pool: Any = None) -> int:
         producer = type(producer)(
             producer._context, producer.topic, f"~{producer._context.ids.new()}"
         )
@@ -469,7 +470,7 @@ def _batches_have_no_numbers(patch: Patch) -> None:
     """A driver appends the segments of a batch that is decided, whatever is in the topic."""
     append = commit.append_staged
 
-    def anyhow(producer: Any, segments: Any, first: int, pool: Any) -> int:
+    def anyhow(producer: Any, segments: Any, first: int = 0, pool: Any = None) -> int:
         producer = type(producer)(
             producer._context, producer._topic, f"~{producer._context.ids.new()}"
         )

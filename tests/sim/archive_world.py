@@ -21,6 +21,7 @@ import msgspec
 
 from tests.sim.archive_home import ANY_KIND, FIRST_KIND, ArchivesHome
 from tests.sim.archive_store import Generation
+from tests.sim.base import check_swept
 from tests.sim.journal_home import PARTITIONS
 from tests.sim.journal_raw import DELETED, Gone
 from tidelog.archive.account import read_account
@@ -328,7 +329,7 @@ class ArchivesWorld(ArchivesHome):
         for _ in range(4):
             home.context.clock.sleep(self.random.uniform(2, 15))
             with self.tolerating(NotFoundError):
-                sweep_home(home.context, 5_000)
+                check_swept(sweep_home(home.context, 5_000), *self.accepted)
             with self.tolerating(NotFoundError):
                 sweep_archives(home.context, self.random.choice([0, 0, 5_000]))
                 self.done.sweeps += 1

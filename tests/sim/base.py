@@ -7,15 +7,26 @@ checked on the bare substrates whenever something was written there.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import pytest
 
 from tests.sim.audit import AuditedCatalog
 from tests.sim.decoding import decoding_once
+from tidelog import errors
 from tidelog.context import Context, LogSettings
-from tidelog.errors import FencedError, TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import (
+    FencedError,
+    InternalError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.model.backoff import Backoff
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
@@ -90,6 +101,7 @@ class SimWorld:
         self.objects = CountingStore(self.scheduler.clock)
         self.hosts = [Host.seeded(self.scheduler, f"h{n}") for n in range(self.hosts_count)]
         self.restarts = 0
+        self.violations: list[Exception] = []  # that the product has contained
         self._faulty = faulty
         self._faulty_store = faulty_store
         self._checked_at = (-1, -1)
@@ -100,12 +112,23 @@ class SimWorld:
 
     def run(self) -> Counter[Fault]:
         """Until all processes have finished; then what must hold in the end."""
-        with decoding_once(), simulated(self.scheduler, self.preempt) as self.threads:
+        with self.simulation():
             self.spawn_all()
             self.scheduler.run(self.steps_max, self._after_step)
             self.faults.heal()
             self.check_end()
         return self.faults.counts
+
+    @contextlib.contextmanager
+    def simulation(self) -> Iterator[None]:
+        """While this world runs: simulates threads, and notices what the product contains."""
+        with (
+            decoding_once(),
+            _noticing(self.violations),
+            simulated(self.scheduler, self.preempt) as self.threads,
+        ):
+            yield
+            self._raise_violations()
 
     def spawn_all(self) -> None:
         """Start the processes of this world."""
@@ -179,7 +202,12 @@ class SimWorld:
 
     # Inside.
 
+    def _raise_violations(self) -> None:
+        for error in self.violations:
+            raise error
+
     def _after_step(self) -> None:
+        self._raise_violations()
         self._restart_the_dead()
         if self.random.random() < self.jump_rate:
             scale_s = self.random.choice([60, 3_600, 86_400, 30 * 86_400])
@@ -199,6 +227,31 @@ class SimWorld:
             if process.crashed and self.restarts < self.restarts_max:
                 self.restarts += 1
                 self._spawn(process.name, run)
+
+
+def check_swept(report: SweepReport, *tolerated: type[TidelogError]) -> None:
+    """A sweep may leave out a topic only for what a bad world explains."""
+    wrong = [each for each in report.refused if not isinstance(each.error, tolerated)]
+    assert not wrong, f"a sweep refuses {wrong}"
+
+
+@contextlib.contextmanager
+def _noticing(violations: list[Exception]) -> Iterator[None]:
+    """Keep exceptions that no fault explains, also where the product only reports them.
+
+    A loop that goes on with its other parts contains a failed check of the substrates, too.
+    """
+    real = errors.unexpected
+
+    def unexpected(what: str, exc: Exception) -> TidelogError:
+        found = real(what, exc)
+        if isinstance(found, InternalError):
+            violations.append(exc)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors, "unexpected", unexpected)
+        yield
 
 
 def in_peace(world: SimWorld, name: str, run: Callable[[Context], Any], within_s: float) -> Any:

@@ -17,6 +17,7 @@ from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
+from tests.sim.stale import check_kind
 from tidelog.catalog.base import Put
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.sink import Lot, SinkContext
@@ -68,8 +69,8 @@ def notices(bug: Bug, seed: int) -> bool:
         bug.plant(patch)
         try:
             bug.world(seed).run()
-        except (AssertionError, TidelogError):
-            pass
+        except (AssertionError, TidelogError) as exc:
+            check_kind(exc)
         else:
             return False
     bug.world(seed).run()
@@ -183,7 +184,7 @@ def _time_does_not_count(patch: Patch) -> None:
 def _epochs_are_not_raised(patch: Patch) -> None:
     """A sweep looks at the epoch of a compiler, and does not fence it."""
 
-    def look_only(context: Context, topic: Topic, partition: int) -> int:
+    def look_only(context: Context, topic: Topic, partition: int, above: int = 0) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
         row = context.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
@@ -283,7 +284,9 @@ def _absent_without_offset(patch: Patch) -> None:
     """An append of absent ids does not expect the end at which they were looked for."""
     commit = Appender.commit
 
-    def anywhere(self: Appender, stored: Any, piece: Any, sequences: Any = None, **_: Any) -> Any:
+    def anywhere(
+        self: Appender, stored: Any, piece: Any, sequences: Any = None, _: Any = None, **__: Any
+    ) -> Any:
         return commit(self, stored, piece, sequences)
 
     patch.setattr(Appender, "commit", anywhere)

@@ -23,7 +23,7 @@ from typing import Any
 
 import crc32c
 
-from tests.sim.base import ACCEPTED
+from tests.sim.base import ACCEPTED, check_swept
 from tests.sim.journal_home import KEYS, PARTITIONS, Desk, HomeWorld
 from tests.sim.journal_raw import DELETED, Gone, Place, traces
 from tidelog.codec.event_batch import table_of
@@ -274,7 +274,7 @@ class JournalWorld(HomeWorld):
         for _ in range(4):
             context.clock.sleep(self.random.uniform(0, 1.5 * self.pause_s))
             with contextlib.suppress(*self.may_fail, ConflictError):
-                sweep_home(context, 1)
+                check_swept(sweep_home(context, 1), *self.may_fail, ConflictError)
 
     def trim(self) -> None:
         context = self._context()
@@ -402,7 +402,7 @@ class JournalWorld(HomeWorld):
             desk.compile("t")
             self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
             self.pass_notes()
-            sweep_home(self.quiet, 1_000)
+            check_swept(sweep_home(self.quiet, 1_000))
         self._check_scribe(desk)
         for partition in range(PARTITIONS):
             self.read_to_end(self.quiet_topic(), partition)

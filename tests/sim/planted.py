@@ -22,6 +22,7 @@ from tests.sim.clients import ClientsWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.rollback_world import RollbackWorld
+from tests.sim.stale import check_kind
 from tests.sim.world import Parts, World
 from tidelog.catalog.base import Catalog, Change, Delete, Put
 from tidelog.codec.segment import Piece, Segment
@@ -40,7 +41,7 @@ from tidelog.log.ledger import Copier
 from tidelog.log.maintenance import leftovers, losses, sweep, verify
 from tidelog.log.maintenance import references as silent
 from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
-from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.unused import Uses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
@@ -92,7 +93,8 @@ def fails(world: SimWorld) -> bool:
     """Whether a world breaks a promise."""
     try:
         world.run()
-    except (AssertionError, TidelogError):
+    except (AssertionError, TidelogError) as exc:
+        check_kind(exc)
         return True
     return False
 
@@ -173,7 +175,7 @@ class _NoFloors:
             self._inner.write(partition, *changes, write_id=write_id)
 
 
-def sweep_without_floor(context: Context, grace_ms: int) -> object:
+def sweep_without_floor(context: Context, grace_ms: int) -> SweepReport:
     """Deletes what nothing refers to, without keeping out commits that are under way.
 
     Strays go after the grace, as a producer of this world never stalls for a week.
@@ -231,6 +233,7 @@ def number_then_wait(
     *,
     sequence: int | None = None,
     mark: bytes | None = None,
+    **_: Any,
 ) -> SendFuture:
     """Gives an event its number and then waits for room, without the lock."""
     size = len(value) + 100

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 
 from tests.sim.bare import fields
-from tests.sim.base import ACCEPTED
+from tests.sim.base import ACCEPTED, check_swept
 from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import CLOSED, traces
 from tests.sim.journal_world import JournalWorld
@@ -72,7 +72,7 @@ class RecreateWorld(JournalWorld):
         Desk(self.quiet).compile("t")
         for _ in range(2):
             self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
-            sweep_home(self.quiet, 1_000)
+            check_swept(sweep_home(self.quiet, 1_000))
         for partition in range(PARTITIONS):
             self.read_to_end(topic, partition)
         self._check_old(topic)

@@ -13,8 +13,9 @@ after the loss. Then each event is in the topic once in the end, unless a row na
 is missing. In some of these worlds, with drivers of staged segments, all is compiled and swept
 before the catalog goes back, and a person trims the topic past what is lost before the last
 recovery. In some, events share ids, others have keys, and all events of a key are deleted after the
-loss: then no recovery brings back what the catalog had forgotten of it. Rows and objects are read
-here as plain MessagePack, Arrow and Parquet.
+loss: then no recovery brings back what the catalog had forgotten of it. In some, few commits are
+lost, as many come after them, and the store dates the newest objects first. Rows and objects are
+read here as plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.store.base import put_fresh
 from tidelog.testing.faults import Fault
-from tidelog.testing.threads import simulated
 
 __all__ = ["RollbackWorld"]
 
@@ -109,6 +109,9 @@ class RollbackWorld(SimWorld):
         if self.only_journals:
             self.copy_at = 1 << 30  # the copy is taken when all is compiled
             self.copies_between = False
+        self.redates = seed % 8 == 4 and not self.recovers and not self.only_journals
+        if self.redates:  # few commits are lost, and as many come after them
+            self.copy_at = self.random.randrange(4, 24)
         # The newest journals are the only copies, and a person trims the topic past what is lost.
         self.trims_past_lost = self.stages and self.recovers
         self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
@@ -117,7 +120,7 @@ class RollbackWorld(SimWorld):
         self._values: dict[str, frozenset[bytes]] = {}
 
     def run(self) -> Counter[Fault]:
-        with simulated(self.scheduler, self.preempt) as self.threads:
+        with self.simulation():
             for phase in range(2):
                 self.phase = phase
                 self.spawn_all()
@@ -141,7 +144,8 @@ class RollbackWorld(SimWorld):
             self._spawn("driver", self.copy_staged)
         if self.only_stages and not self.phase:
             return
-        for number in range(self.random.choice([1, 3])):
+        one_shots = self.random.choice([1, 3])
+        for number in range((1, 3)[self.phase] if self.redates else one_shots):
             self._spawn(f"one-shot-{number}", self.append_once)
         for number in range(self.random.choice([0, 1])):
             self._spawn(f"producer-{number}", self.append_many)
@@ -344,7 +348,7 @@ class RollbackWorld(SimWorld):
         self.rows._had.clear()
         if self.chance(0.5):
             self.scheduler.time.advance(self.random.uniform(1, 4) * WEEK_S)
-        if self.chance(0.5):
+        if self.chance(0.5) or self.redates:
             self._shuffle_dates()
         self.forgotten = {
             each.value
@@ -356,7 +360,7 @@ class RollbackWorld(SimWorld):
         """Let the store be a copy whose tool has dated the objects in another order."""
         objects = sorted(self.objects._objects.items(), key=lambda each: each[1][1].modified_ms)
         dates = [info.modified_ms for _, (_, info) in objects]
-        if self.chance(0.7):
+        if self.chance(0.7) or self.redates:
             dates = [dates[-1] - number for number in range(len(dates))]  # the newest first
         else:
             self.random.shuffle(dates)

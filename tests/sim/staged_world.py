@@ -20,6 +20,7 @@ import pytest
 
 from tests.sim import archive_home
 from tests.sim.archive_home import ArchivesHome
+from tests.sim.base import check_swept
 from tests.sim.journal_raw import DELETED, Gone
 from tidelog.codec.event_batch import Contents
 from tidelog.erasure.proof import prove_erased
@@ -196,7 +197,7 @@ class StagedWorld(ArchivesHome):
             if self.chance(0.3):
                 self.scheduler.time.advance(DAY_S * self.random.uniform(0.4, 2))
             with self.tolerating(NotFoundError):
-                sweep_home(home.context, 5_000)
+                check_swept(sweep_home(home.context, 5_000), *self.accepted)
                 self.done.swept += 1
 
     # What must hold.

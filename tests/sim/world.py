@@ -18,7 +18,7 @@ import msgspec
 
 from tests.sim.audit import AuditedCatalog
 from tests.sim.bare import Bare
-from tests.sim.base import SimWorld
+from tests.sim.base import SimWorld, check_swept
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
@@ -31,7 +31,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.consumer.leases import Lease, Membership
-from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.append import Appender
@@ -53,7 +53,7 @@ class Parts:
     catalog: type[AuditedCatalog] = AuditedCatalog
     faulty: type[FaultyCatalog] = FaultyCatalog
     membership: type[Membership] = Membership
-    sweep: Callable[[Context, int], object] = sweep_home
+    sweep: Callable[[Context, int], SweepReport] = sweep_home
     acknowledge_early: bool = False
 
 
@@ -193,8 +193,9 @@ class World(SimWorld):
     def sweep(self) -> None:
         context = self._context()
         for _ in range(4):
-            with contextlib.suppress(UnavailableError, ConflictError, UnknownOutcomeError):
-                self.parts.sweep(context, 1)
+            passing = (UnavailableError, ConflictError, UnknownOutcomeError)
+            with contextlib.suppress(*passing):
+                check_swept(self.parts.sweep(context, 1), *passing)
             context.clock.sleep(2)
 
     def trim(self) -> None:

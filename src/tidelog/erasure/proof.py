@@ -73,7 +73,7 @@ from tidelog.erasure.topic_copies import (
     outside_of_proof,
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.listing import covering
+from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -119,6 +119,8 @@ _UPLOAD = (
 )
 _RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`), then prove again"
 _CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
+_MOVING = "prove again when no process compiles or trims the topic all the time"
+_ROUNDS = 20  # against compiles and trims that keep ending in between
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
 
@@ -253,11 +255,20 @@ class _ProofSearch:
         """Returns what rows name, by object."""
         found: dict[str, list[tuple[int, Run]]] = {}
         for partition in range(self._topic.partitions):
-            head, _ = read_head(self._context, self._topic, partition)
-            self._starts[partition] = head.start
-            for run in covering(self._context, self._topic, partition, head):
+            for run in self._runs(partition):
                 found.setdefault(run.object, []).append((partition, run))
         return found
+
+    def _runs(self, partition: int) -> list[Run]:
+        """Returns what a partition counts; nothing, with a trace, if it changes all the time."""
+        for _ in range(_ROUNDS):
+            head = read_head(self._context, self._topic, partition)[0]
+            self._starts[partition] = head.start
+            with contextlib.suppress(MovedError):  # compiled or trimmed in between
+                return list(covering(self._context, self._topic, partition, head))
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        self._add(where, "is compiled or trimmed again and again, and was not searched", _MOVING)
+        return []
 
     def _values(self) -> set[str]:
         found = set()

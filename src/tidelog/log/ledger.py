@@ -175,14 +175,16 @@ def enter_erased(
 def announce_erasure(context: Context, topic: Topic, partition: int) -> Head:
     """Notifies copies into a partition that the ledger has grown; returns the head after that.
 
-    Raises ``NotFoundError`` if the topic was deleted.
+    Another call may have raised the count since the head was read here. That is enough: the ledger
+    had grown before. Raises ``NotFoundError`` if the topic was deleted.
     """
     head, _ = read_head(context, topic, partition)
     if not head.copied:
         return head
+    wanted = head.erasures + 1
 
     def raised(head: Head) -> Head:
-        return msgspec.structs.replace(head, erasures=head.erasures + 1)
+        return msgspec.structs.replace(head, erasures=max(head.erasures, wanted))
 
     return raise_head(context, topic, partition, raised)[1]
 

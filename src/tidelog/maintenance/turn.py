@@ -28,7 +28,13 @@ from tidelog.erasure.from_archives import (
     settled_offsets,
 )
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
-from tidelog.errors import TidelogError, UnavailableError, contained
+from tidelog.errors import (
+    CorruptError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    contained,
+)
 from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import MovedError, covering
@@ -76,7 +82,8 @@ def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT
 
     With a grace of 0, erased bytes are deleted on return; running readers read the catalog again.
     Waits for ranges planned before the deletes; ``archives`` has those that take longer than
-    ``wait_ms``. An archive with an error does not stop the rest: the error is raised at the end.
+    ``wait_ms``. An error of an archive or of the sweep does not stop the rest: it is raised at the
+    end.
     """
     errors: list[TidelogError] = []
     compiled = compile_topic(context, topic, CompilePolicy.everything())
@@ -85,6 +92,9 @@ def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT
     for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
         errors += repair_tables(context, archive)
     swept = sweep_home(context, grace_ms)
+    # Damage keeps the sweep from deleting, and a proof names what is left. Other errors are new.
+    failed = [each.error for each in swept.refused if each.topic == topic.name]
+    errors += [each for each in failed if not isinstance(each, CorruptError | InvalidError)]
     done = Erasure(compiled, archives, swept, sweep_archives(context, grace_ms))
     for error in errors:
         raise error

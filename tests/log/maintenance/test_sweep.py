@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from tidelog.errors import (
     CorruptError,
     InvalidError,
     NotFoundError,
+    UnavailableError,
 )
 from tidelog.log.maintenance import sweep as sweep_module
 from tidelog.log.maintenance.references import KNOWN
@@ -183,6 +185,27 @@ def test_an_unknown_kind_of_row_makes_it_leave_that_topic_alone(house: House) ->
     assert report.topics == 1
     assert orphans[0].key in house.objects()
     assert len(house.objects()) == 1 + len(kept)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("store: is down"), ValueError("a bug")])
+def test_topic_that_cannot_be_swept_is_reported_and_the_others_are_swept(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    house.topic("first")
+    house.topic("second")
+    real = sweep_module.read_whole
+
+    def read(context: Context, topic: Topic, *rest: Any) -> Any:
+        if topic.name == "first":
+            raise error
+        return real(context, topic, *rest)
+
+    monkeypatch.setattr(sweep_module, "read_whole", read)
+    report = sweep_home(house.context, 0)
+    assert [(each.topic, each.error.kind) for each in report.refused] == [
+        ("first", "unavailable" if isinstance(error, UnavailableError) else "internal")
+    ]
+    assert report.topics == 1
 
 
 @pytest.mark.parametrize("row", ["a", "heads", "run", "slots/1", "zebra/1"])

@@ -131,8 +131,8 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     the events again with `tidelog topic recover TOPIC`. Only if you can do without them, accept the
     loss of what is there now by --accept-loss, which is remembered.
 
-    Ends with exit code 1, too, where the credentials do not allow it to list or remove uploads that
-    did not end.
+    Ends with exit code 1, too, where a topic cannot be swept now, and where the credentials do not
+    allow it to list or remove uploads that did not end. It sweeps all other topics.
 
     \b
     Examples:

@@ -87,9 +87,11 @@ count: they are older than the loss, and may come from a store that was restored
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -103,6 +105,7 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     TidelogError,
+    contained,
 )
 from tidelog.log.maintenance.incarnations import (
     TOPICS,
@@ -131,7 +134,6 @@ from tidelog.log.maintenance.losses import (
 )
 from tidelog.log.maintenance.references import (
     References,
-    UnknownRowError,
     check_objects,
     forget_producer,
     read_whole,
@@ -206,6 +208,9 @@ class _Tally:
     refused: list[SkippedTopic] = field(default_factory=list)
     unlisted: list[TidelogError] = field(default_factory=list)
 
+    def refuse(self, topic: str, error: TidelogError) -> None:
+        self.refused.append(SkippedTopic(topic, error))
+
     def report(self) -> SweepReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         lists = {"refused": tuple(self.refused), "unlisted": tuple(self.unlisted)}
@@ -263,12 +268,11 @@ def sweep_home(context: Context, grace_ms: int, accept_loss: Collection[str] = (
         tally.refused += [SkippedTopic("", error) for error in damaged]
         return tally.report()
     for name in [topic.name for topic in list_topics(context)]:
-        try:
+        with (
+            contained(f"topic `{name}`", partial(tally.refuse, name)),
+            contextlib.suppress(NotFoundError),  # deleted meanwhile: its incarnation is swept below
+        ):
             _sweep_topic(context, name, age, tally, name in accept_loss)
-        except NotFoundError:
-            continue  # deleted in the meantime; its incarnation is swept below
-        except (CorruptError, UnknownRowError) as exc:
-            tally.refused.append(SkippedTopic(name, exc))
     _sweep_deleted(context, stored, age, tally)
     tally.uploads_aborted += abort_uploads(context.store, age.now_ms - grace_ms, tally.unlisted)
     clear_deleted_rows(context.catalog)
@@ -558,6 +562,7 @@ def _sweep_deleted(context: Context, stored: Iterable[str], age: _Age, tally: _T
     """Step 12."""
     known = {topic.incarnation for topic in list_topics(context)}
     for incarnation in stored:
-        if incarnation not in known and is_deleted(context, incarnation):
-            objects = _list_counted(context, f"{TOPICS}{incarnation}/", tally)
-            _delete_old(context, objects, age, tally)
+        with contained(f"deleted topic `{incarnation}`", partial(tally.refuse, incarnation)):
+            if incarnation not in known and is_deleted(context, incarnation):
+                objects = _list_counted(context, f"{TOPICS}{incarnation}/", tally)
+                _delete_old(context, objects, age, tally)
