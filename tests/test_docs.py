@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -25,7 +26,8 @@ ANYTHING = "…"  # in a line: any text; as a line of its own: any lines
 
 def blocks(document: str, language: str) -> list[str]:
     text = (ROOT / document).read_text()
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for _, block in found]
 
 
 def table_after(document: str, heading: str) -> list[tuple[str, ...]]:

@@ -174,14 +174,14 @@ def shown_commands() -> Iterator[tuple[str, str]]:
     """Every command line of every document: in blocks, and in backticks."""
     for path in SAMPLES:
         text = path.read_text()
-        for block in re.findall(r"^```[a-z]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for block in re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
             joined = re.sub(r"\\\n\s*", " ", block)
             for line in joined.splitlines():
                 for part in re.split(r"\||&&|\$\(|<<<", line):
                     words = part.strip().removeprefix("$ ").removeprefix("/opt/tidelog/bin/")
                     if words.startswith("tidelog "):
                         yield path.name, words
-        outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        outside = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
         for found in re.findall(r"`(tidelog [^`]+)`", outside):
             yield path.name, " ".join(found.split())
 
