@@ -83,6 +83,7 @@ def line_pattern(line: str) -> str:
         "docs/python.md",
         "docs/from-safya.md",
         "docs/from-rscylla.md",
+        "docs/from-flash-flood.md",
     ],
 )
 def test_python_examples_run(document: str, tmp_path: Path) -> None:

@@ -111,11 +111,13 @@ def test_the_public_names_are_these() -> None:
         "Turn",
         "UnavailableError",
         "UnknownOutcomeError",
+        "UpdatedValue",
         "VerifyReport",
         "adopt_home",
         "create_home",
         "open",
         "read_file",
+        "read_journal",
     ]
     assert all(hasattr(tidelog, name) for name in tidelog.__all__)
 

@@ -137,11 +137,13 @@ __all__ = [
     "Turn",
     "UnavailableError",
     "UnknownOutcomeError",
+    "UpdatedValue",
     "VerifyReport",
     "adopt_home",
     "create_home",
     "open",
     "read_file",
+    "read_journal",
 ]
 
 

@@ -46,6 +46,8 @@ from tidelog.journal.audit import AuditRecord as AuditRecord
 from tidelog.journal.compile import CompileReport as CompileReport
 from tidelog.journal.compile_policy import CompilePolicy as CompilePolicy
 from tidelog.journal.listing import JournalEntry as JournalEntry
+from tidelog.journal.listing import UpdatedValue as UpdatedValue
+from tidelog.journal.listing import read_journal as read_journal
 from tidelog.journal.recover import RecoverReport as RecoverReport
 from tidelog.journal.scribe import Scribe as Scribe
 from tidelog.journal.scribe import ScribeOptions as ScribeOptions

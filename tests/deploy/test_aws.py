@@ -30,7 +30,7 @@ from tidelog import Event, Home
 from tidelog.aws import consumer_handler
 from tidelog.catalog import dynamodb
 from tidelog.cli.main import cli
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, UnavailableError
 from tidelog.home import create_home, open_home
 from tidelog.log.notifier import Notification
 from tidelog.log.notify_targets import open_target
@@ -130,7 +130,7 @@ def test_function_of_the_scribe_does_a_turn_and_raises_failures(
         assert module.handle({}, None)["topics"] == 1
         scribe = home.scribe()._holding
         assert scribe.try_take()
-        with scribe.beating(), pytest.raises(RuntimeError, match="another scribe"):
+        with scribe.beating(), pytest.raises(UnavailableError, match="another scribe"):
             module.handle({}, None)
 
 

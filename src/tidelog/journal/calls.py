@@ -51,6 +51,19 @@ class JournalCalls(ABC):
         """
         return self._lookups.of(self.topic(topic)).get(id)
 
+    def event_exists(self, topic: str, id: str) -> bool:
+        """Returns whether the topic has an event with exactly this id, which was not deleted.
+
+        >>> home.event_exists("orders", "order-2"), home.event_exists("orders", "order")
+        (True, False)
+        """
+        try:
+            self._lookups.of(self.topic(topic)).get(id)
+        except NotFoundError:
+            self.topic(topic)  # a topic that is not there is an error
+            return False
+        return True
+
     def update(
         self, topic: str, id: str, value: bytes | None, *, why: str = "", who: str | None = None
     ) -> None:

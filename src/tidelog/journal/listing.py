@@ -2,26 +2,36 @@
 
 A journal is a Parquet object. A run is a piece of an Arrow file: the bytes of ``schema`` followed
 by those of its own range are an Arrow stream. Each entry lists the offsets that were amended since,
-so that a reader ignores deleted events and old values. A compile applies them.
+so that a reader ignores deleted events and old values. A compile applies them. :func:`read_journal`
+is such a reader: it needs an entry with a URL, and neither a home nor credentials.
 
 The journals and runs that cover a partition from its start to its end.
 """
 
 from __future__ import annotations
 
+import http.client
+import urllib.error
+import urllib.request
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import crc32c
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidelog.catalog.base import Row
+from tidelog.codec.event_batch import events_of
 from tidelog.codec.segment import SCHEMA_RANGE
 from tidelog.context import Context
-from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.event import to_iso
+from tidelog.model.decoding import decode_json
+from tidelog.model.event import Event, to_iso
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
 from tidelog.model.playback import TimeRange
 from tidelog.model.topic import Topic
@@ -29,14 +39,26 @@ from tidelog.model.topic import Topic
 __all__ = [
     "JournalEntry",
     "MovedError",
+    "UpdatedValue",
     "amendments_waiting",
     "covering",
+    "fetch_url",
     "is_settled",
     "list_journals",
+    "read_journal",
     "read_row",
 ]
 
+_TIMEOUT_S = 60.0  # without a byte, of a URL
 _LOOKS = 20  # attempts while rows keep being compiled
+
+
+class UpdatedValue(msgspec.Struct, frozen=True):
+    """The new value of an event: itself, or an object that is the value."""
+
+    offset: int
+    value: bytes | None
+    url: str | None = None
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +80,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     schema: tuple[int, int] | None  # bytes of the object to put first; None for Parquet
     deleted: tuple[int, ...]  # offsets to ignore
     updated: tuple[int, ...]  # offsets that have another value now
+    values: tuple[UpdatedValue, ...] = ()  # these values, if URLs were asked for
     url: str | None = None
 
 
@@ -82,30 +105,37 @@ def list_journals(
                 break
             for run in runs:
                 if run.events and _overlaps(run, times):
-                    url = (
-                        None if expires_s is None else context.store.presign(run.object, expires_s)
+                    entry = _entry(topic, partition, (run, max(at, run.base)), amended.of(run))
+                    yield (
+                        entry
+                        if expires_s is None
+                        else _signed(context, entry, run, amended, expires_s)
                     )
-                    yield _entry(topic, partition, (run, max(at, run.base)), amended.of(run), url)
                 at = run.end
 
 
 class _AmendedOffsets:
     """Which offsets were amended, and how."""
 
-    def __init__(self, rows: Sequence[tuple[int, int, str]]) -> None:
-        self._rows = rows  # offset, sequence, kind; by offset
+    def __init__(self, rows: Sequence[tuple[int, Amendment]]) -> None:
+        self._rows = rows  # by offset
 
     def of(self, run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the deleted and the updated offsets that a run does not contain yet."""
+        here = self._waiting(run)
+        deleted = tuple(offset for offset, each in here if each.kind == "delete")
+        return deleted, tuple(offset for offset, each in here if each.kind == "update")
+
+    def updates(self, run: Run) -> list[tuple[int, Amendment]]:
+        """Returns the updates that a run does not contain yet."""
+        return [each for each in self._waiting(run) if each[1].kind == "update"]
+
+    def _waiting(self, run: Run) -> list[tuple[int, Amendment]]:
         applied = 0 if run.journal is None else run.journal.applied
-        first, last = (bisect_left(self._rows, (at,)) for at in (run.base, run.end))
-        here = [
-            (offset, kind)
-            for offset, sequence, kind in self._rows[first:last]
-            if sequence > applied
-        ]
-        deleted = tuple(offset for offset, kind in here if kind == "delete")
-        return deleted, tuple(offset for offset, kind in here if kind == "update")
+        first, last = (
+            bisect_left(self._rows, at, key=lambda row: row[0]) for at in (run.base, run.end)
+        )
+        return [each for each in self._rows[first:last] if each[1].sequence > applied]
 
 
 def _page(
@@ -116,12 +146,12 @@ def _page(
     for attempt in range(_LOOKS):
         before, _ = read_head(context, topic, partition)
         runs = Reader(context, topic, partition).runs(max(at, before.start))
-        rows: list[tuple[int, int, str]] = []
+        rows: list[tuple[int, Amendment]] = []
         if runs and before.amended is not None:
             first, end = layout.amend_row(runs[0].base), layout.amend_row(runs[-1].end)
             for row in context.catalog.scan(where, first, end):
                 found = decode_row(row.value, Amendment, f"row `{row.row}` of `{topic.name}`")
-                rows.append((layout.amend_offset(row.row), found.sequence, found.kind))
+                rows.append((layout.amend_offset(row.row), found))
         after, _ = read_head(context, topic, partition)
         if after.compiled == before.compiled:
             return runs, _AmendedOffsets(rows)
@@ -140,7 +170,6 @@ def _entry(
     partition: int,
     part: tuple[Run, int],
     amended: tuple[tuple[int, ...], tuple[int, ...]],
-    url: str | None,
 ) -> JournalEntry:
     run, start = part
     is_piece = run.journal is None
@@ -161,8 +190,107 @@ def _entry(
         schema=SCHEMA_RANGE if is_piece else None,
         deleted=amended[0],
         updated=amended[1],
-        url=url,
     )
+
+
+def _signed(
+    context: Context, entry: JournalEntry, run: Run, amended: _AmendedOffsets, expires_s: int
+) -> JournalEntry:
+    """Returns an entry with all that a reader without a home needs, for a while."""
+    presign = context.store.presign
+    values = tuple(
+        UpdatedValue(
+            offset, each.value, None if each.object is None else presign(each.object, expires_s)
+        )
+        for offset, each in amended.updates(run)
+    )
+    return msgspec.structs.replace(entry, values=values, url=presign(run.object, expires_s))
+
+
+def read_journal(entry: JournalEntry | Mapping[str, Any]) -> Iterator[Event]:
+    """Yields the events of a journal or run that was listed with URLs, in order of offsets.
+
+    Deleted and trimmed events are left out, and updated ones have their new value, all as it was
+    when the entry was listed. The entry may be the JSON object that ``tidelog journals --json`` or
+    the HTTP API gives. Needs no home and no credentials. Raises ``NotFoundError`` if a URL has
+    expired or its object is gone, ``UnavailableError`` if it cannot be reached, ``CorruptError``,
+    and ``InvalidError`` for an entry without a URL.
+
+    >>> [entry] = home.journals("orders", presign="1h")
+    >>> [event.id for event in tidelog.read_journal(entry)]
+    ['order-1', 'order-2', 'order-3']
+    """
+    found = _decoded(entry)
+    what = f"journal `{found.topic}/{found.partition}/{found.base}`"
+    if found.url is None:
+        raise InvalidError(f"{what}: has no URL: list it with presign")
+    values = {each.offset: each for each in found.values}
+    unknown = set(found.updated) - set(values)
+    if unknown:
+        raise InvalidError(f"{what}: lacks the new value of offset {min(unknown)}: list it again")
+    gone = set(found.deleted)
+    for event in _events(found, what):
+        offset = event.offset or 0
+        if offset < found.start or offset in gone:
+            continue
+        if offset in values:
+            new = values[offset]
+            value = new.value if new.url is None else fetch_url(new.url, what)
+            yield msgspec.structs.replace(event, value=value)
+        else:
+            yield event
+
+
+def _decoded(entry: JournalEntry | Mapping[str, Any]) -> JournalEntry:
+    if isinstance(entry, JournalEntry):
+        return entry
+    try:
+        return decode_json(msgspec.json.encode(entry), JournalEntry)
+    except (msgspec.MsgspecError, TypeError) as exc:
+        raise InvalidError(f"journal: {exc}: give an entry of `tidelog journals --json`") from exc
+
+
+def _events(entry: JournalEntry, what: str) -> Iterator[Event]:
+    data = fetch_url(entry.url or "", what, entry.byte_start, entry.byte_end)
+    if len(data) != entry.byte_end - entry.byte_start or crc32c.crc32c(data) != entry.crc32c:
+        raise CorruptError(f"{what}: its bytes do not fit their checksum: list it again")
+    try:
+        if entry.schema is None:
+            table = pq.read_table(pa.BufferReader(data))
+        else:
+            front = fetch_url(entry.url or "", what, *entry.schema)
+            table = pa.ipc.open_stream(pa.BufferReader(front + data)).read_all()
+    except (pa.ArrowInvalid, OSError, EOFError) as exc:
+        raise CorruptError(f"{what}: does not decode ({exc}): list it again") from exc
+    at = entry.base
+    for batch in table.to_batches():
+        has_offsets = "offset" in batch.schema.names
+        offsets = batch.column("offset").to_numpy() if has_offsets else at
+        yield from events_of(batch, entry.topic, entry.partition, offsets)
+        at += batch.num_rows
+
+
+def fetch_url(url: str, what: str, start: int = 0, end: int | None = None) -> bytes:
+    """Returns the bytes ``[start, end)`` of what a URL leads to: http(s), file or data."""
+    if url.partition(":")[0] not in ("http", "https", "file", "data"):
+        raise InvalidError(f"{what}: its URL is of another kind than http, https, file or data")
+    headers = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - checked above
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
+            data: bytes = answer.read()
+            is_part = getattr(answer, "status", None) == 206
+    except urllib.error.HTTPError as exc:
+        exc.close()
+        said = f"{what}: its URL answers {exc.code} {exc.reason}"
+        if exc.code in (429, 500, 502, 503, 504):
+            raise UnavailableError(f"{said}: try again") from exc
+        raise NotFoundError(f"{said}: it has expired, or is gone: list it again") from exc
+    except (OSError, http.client.HTTPException) as exc:
+        if isinstance(getattr(exc, "reason", exc), FileNotFoundError):
+            raise NotFoundError(f"{what}: its object is gone: list it again") from exc
+        raise UnavailableError(f"{what}: no answer ({exc}): try again") from exc
+    return data if is_part else data[start:end]
 
 
 def amendments_waiting(context: Context, topic: Topic) -> int:

@@ -183,12 +183,15 @@ class ScribeOptions:
     budget_ms: int = 300_000  # of one turn; a running swap is finished
     grace_ms: int | None = 3_600_000  # of its sweeps; None: no sweeps
     sweep_every_ms: int = 3_600_000
+    max_amendments: int | None = None  # of one turn; the swap that reaches it is the last
 
     def __post_init__(self) -> None:
         for name in ("budget_ms", "grace_ms", "sweep_every_ms"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidError(f"scribe: {name} is {value}: give 0 or more")
+        if self.max_amendments is not None and self.max_amendments < 1:
+            raise InvalidError(f"scribe: max_amendments is {self.max_amendments}: give 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +345,10 @@ class _TurnWork:
         self._troubles: list[Trouble] = []
 
     def go_on(self) -> bool:
-        """Returns whether there is time left."""
+        """Returns whether there is time left, and room for amendments."""
+        most = self._how.max_amendments
+        if most is not None and self._compiled.amendments >= most:
+            return False
         return not self._stopped() and self._context.clock.monotonic_s() < self._ends_s
 
     def compile(self, start: TurnPosition) -> TurnPosition:

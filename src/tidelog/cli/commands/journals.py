@@ -256,6 +256,12 @@ def compile_(
 @click.option(
     "--budget", default="5m", show_default=True, metavar="D", help="The time limit of one turn."
 )
+@click.option(
+    "--max-amendments",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End a turn after the journal that brings the applied amendments to N.",
+)
 @click.option("--once", is_flag=True, help="Run one turn and stop, for cron.")
 @policy_options
 @click.option(
@@ -302,6 +308,7 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
         budget_ms=duration_ms(given["budget"]),
         grace_ms=grace_ms,
         sweep_every_ms=0 if once else duration_ms(given["sweep_every"]),
+        max_amendments=given["max_amendments"],
     )
     stop = threading.Event()
     with open_home(home_text) as home, Interruption(stop, follows=not once):

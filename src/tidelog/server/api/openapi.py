@@ -134,6 +134,14 @@ def _delete() -> Json:
     return operation("delete", "Delete the events that have an id", answers, _parameters())
 
 
+def _updated_value() -> Json:
+    return _object(
+        offset=OFFSET,
+        value={"type": ["string", "null"], "description": "Base64"},
+        url={"type": ["string", "null"], "description": "Of an object that is the value"},
+    )
+
+
 def _journals() -> Json:
     when = "ISO 8601, or back from now (-15m)"
     parameters = [
@@ -161,6 +169,7 @@ def _journals() -> Json:
         schema={"type": ["array", "null"], "items": OFFSET},
         deleted=_NUMBERS,
         updated=_NUMBERS,
+        values={"type": "array", "items": _updated_value()},
         url={"type": ["string", "null"]},
     )
     page = _object(
