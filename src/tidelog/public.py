@@ -35,7 +35,7 @@ from tidelog.archive.status import PartitionStatus as PartitionStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_rows import Problem as Problem
-from tidelog.coordination.supervisors import SupervisedPart as SupervisedPart
+from tidelog.coordination.keepers import SupervisedPart as SupervisedPart
 from tidelog.erasure.from_archives import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.proof import Proof as Proof

@@ -46,13 +46,13 @@ def an_archived_topic(logs: Logs, **making: object) -> Home:
 @pytest.mark.parametrize("header", [HEADER, ""])
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_promote_keeps_lines_of_rotated_files(logs: Logs, header: str, is_deleted: bool) -> None:
-    logs.context.write_text(text(0, 10, header))
+    logs.path.write_text(text(0, 10, header))
     logs.create()
     logs.run()
     logs.rotate(100, 130, header)
     logs.run()
     if is_deleted:
-        Path(f"{logs.context}.1").unlink()
+        Path(f"{logs.path}.1").unlink()
     logs.replace()
     assert logs.held(2) == lines(text(0, 10, header), text(100, 130, header))
     assert logs.problems() == []
@@ -63,21 +63,21 @@ def test_promote_keeps_lines_of_rotated_files(logs: Logs, header: str, is_delete
 
 @pytest.mark.parametrize("header", [HEADER, ""])
 def test_rotation_after_a_promote_is_followed(logs: Logs, header: str) -> None:
-    logs.context.write_text(text(0, 10, header))
+    logs.path.write_text(text(0, 10, header))
     logs.create()
     logs.run()
     logs.replace()
     logs.rotate(100, 130, header)
     logs.run()
     assert logs.held() == lines(text(0, 10, header), text(100, 130, header))
-    logs.compress(Path(f"{logs.context}.1"))
+    logs.compress(Path(f"{logs.path}.1"))
     logs.run()
     assert logs.held() == lines(text(0, 10, header), text(100, 130, header))
     assert logs.problems() == []
 
 
 def test_rotation_while_a_generation_is_built_is_followed(logs: Logs) -> None:
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
     begin_backfill(logs.home.context, "x", ArchiveFormat())
@@ -92,12 +92,12 @@ def test_rotation_while_a_generation_is_built_is_followed(logs: Logs) -> None:
 
 
 def test_line_that_was_read_without_its_end_is_guarded_after_a_promote(logs: Logs) -> None:
-    logs.context.write_text("one\nhal")
-    logs.age(logs.context)
+    logs.path.write_text("one\nhal")
+    logs.age(logs.path)
     logs.create()
     logs.run()
     logs.replace()
-    with logs.context.open("a") as file:
+    with logs.path.open("a") as file:
         file.write("f-two\nthree\n")
     with pytest.raises(InvalidError, match="now it has grown"):
         logs.run()
@@ -105,11 +105,11 @@ def test_line_that_was_read_without_its_end_is_guarded_after_a_promote(logs: Log
 
 
 def test_touched_file_that_ends_without_a_newline_is_not_made_again(logs: Logs) -> None:
-    logs.context.write_text("one\nhal")
-    logs.age(logs.context)
+    logs.path.write_text("one\nhal")
+    logs.age(logs.path)
     logs.create()
     logs.run()
-    logs.context.touch()
+    logs.path.touch()
     assert logs.run() == 0
 
 
@@ -134,13 +134,13 @@ def test_files_below_a_passed_offset_are_refused_after_a_promote(logs: Logs) -> 
 
 
 def test_rollback_takes_on_files_that_came_since(logs: Logs) -> None:
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
     logs.replace()
     logs.rotate(100, 130)
     logs.run()
-    Path(f"{logs.context}.1").unlink()
+    Path(f"{logs.path}.1").unlink()
     rollback(logs.home.context, "x")
     assert logs.held() == lines(text(0, 10), text(100, 130))
     logs.rotate(200, 205)
@@ -151,7 +151,7 @@ def test_rollback_takes_on_files_that_came_since(logs: Logs) -> None:
 
 
 def test_backfill_from_a_copy_of_the_files_knows_them_by_what_was_read(logs: Logs) -> None:
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
     logs.rotate(100, 130)
@@ -169,16 +169,16 @@ def test_backfill_from_a_copy_of_the_files_knows_them_by_what_was_read(logs: Log
 
 def test_rollback_after_a_forced_promote_brings_lost_lines_back(logs: Logs) -> None:
     (logs.folder / "other").write_text("other\n")
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
-    logs.context.unlink()
+    logs.path.unlink()
     begin_backfill(logs.home.context, "x", ArchiveFormat())
     files = list(logs.objects.glob("archives/x/g1/**/*.parquet"))
     for path in files:
         path.rename(path.with_suffix(".away"))  # so that nothing can be built from them
     promote(logs.home.context, "x", force=True)
-    logs.context.write_text(text(100, 130))
+    logs.path.write_text(text(100, 130))
     with pytest.raises(NotFoundError, match="last 11 rows"):
         logs.run()
     assert logs.held() == lines("other\n", text(100, 130))
@@ -191,15 +191,15 @@ def test_rollback_after_a_forced_promote_brings_lost_lines_back(logs: Logs) -> N
 
 def test_promote_carries_what_drivers_saw_of_a_file(logs: Logs) -> None:
     (logs.folder / "other").write_text("other\n")
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
-    with logs.context.open("a") as file:
+    with logs.path.open("a") as file:
         file.write(text(10, 15, ""))
     with pytest.raises(RuntimeError):  # it dies after it has looked
         logs.run(on_look=_die)
     logs.build()
-    logs.context.unlink()
+    logs.path.unlink()
     promote(logs.home.context, "x")
     with pytest.raises(NotFoundError, match="last 5 rows"):
         logs.run()
@@ -214,9 +214,9 @@ def test_promote_carries_what_drivers_saw_of_a_file(logs: Logs) -> None:
 
 
 def test_promote_carries_the_ends_that_creation_saw(logs: Logs) -> None:
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
-    with logs.context.open("a") as file:
+    with logs.path.open("a") as file:
         file.write(text(10, 15, ""))
     logs.replace()
     archive = find_archive(logs.home.context, "x")
@@ -235,12 +235,12 @@ def _die(_: int) -> None:
 @pytest.mark.parametrize("runs_first", [True, False])
 @pytest.mark.parametrize("header", [HEADER, ""])
 def test_latest_skips_no_line_of_a_new_file(logs: Logs, runs_first: bool, header: str) -> None:
-    logs.context.write_text(text(0, 10, header))
+    logs.path.write_text(text(0, 10, header))
     logs.create()
     if runs_first:
         logs.run(start="latest")
     logs.rotate(100, 130, header)
-    with Path(f"{logs.context}.1").open("a") as file:
+    with Path(f"{logs.path}.1").open("a") as file:
         file.write("late\n")
     logs.run(start="latest")
     assert logs.held() == lines("late\n", text(100, 130, header))
@@ -249,21 +249,21 @@ def test_latest_skips_no_line_of_a_new_file(logs: Logs, runs_first: bool, header
 
 def test_latest_follows_a_file_that_was_cut_off(logs: Logs) -> None:
     """A copy has all that creation saw; what is under the old name is new, and longer."""
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
-    Path(f"{logs.context}.1").write_bytes(logs.context.read_bytes())
-    logs.context.write_text(text(100, 130))
+    Path(f"{logs.path}.1").write_bytes(logs.path.read_bytes())
+    logs.path.write_text(text(100, 130))
     logs.run(start="latest")
     assert logs.held() == lines(text(100, 130))
 
 
 def test_latest_passes_over_a_last_line_without_its_end(logs: Logs) -> None:
-    logs.context.write_text("one\nhal")
-    logs.age(logs.context)
+    logs.path.write_text("one\nhal")
+    logs.age(logs.path)
     logs.create()
     logs.run(start="latest")
     assert logs.run() == 0
-    with logs.context.open("a") as file:
+    with logs.path.open("a") as file:
         file.write("f-two\nthree\n")
     with pytest.raises(InvalidError, match="now it has grown"):
         logs.run()
@@ -286,16 +286,16 @@ def test_latest_of_an_archives_folder_refuses_files_below_it(logs: Logs) -> None
 
 
 def test_name_that_a_file_was_found_by_is_kept(logs: Logs) -> None:
-    first = Path(f"{logs.context}.1")
+    first = Path(f"{logs.path}.1")
     first.write_text("one\n")
-    logs.context.write_text("two\n")
+    logs.path.write_text("two\n")
     logs.create()
     logs.run()
-    first.rename(f"{logs.context}.2")
+    first.rename(f"{logs.path}.2")
     logs.rotate(3, 4, "")
     logs.run()  # nothing more of `one` is read
     for number in (2, 1):
-        logs.compress(Path(f"{logs.context}.{number}"))
+        logs.compress(Path(f"{logs.path}.{number}"))
     logs.run()
     assert logs.held() == lines("one\ntwo\n", text(3, 4, ""))
 
@@ -331,23 +331,23 @@ def test_rollback_to_a_generation_from_a_copy_of_files(logs: Logs) -> None:
 
 def test_file_belongs_to_the_partition_of_which_most_was_read(logs: Logs) -> None:
     """A header is all that was read of another one, which had the name of the copy."""
-    rotated = Path(f"{logs.context}.1")
+    rotated = Path(f"{logs.path}.1")
     rotated.write_text(HEADER)
-    logs.context.write_text("")
+    logs.path.write_text("")
     logs.create()
     logs.run()
     rotated.unlink()
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.run()
-    rotated.write_bytes(logs.context.read_bytes())
-    logs.context.write_text(text(100, 105))
+    rotated.write_bytes(logs.path.read_bytes())
+    logs.path.write_text(text(100, 105))
     logs.run()
     assert logs.held() == lines(HEADER, text(0, 10), text(100, 105))
 
 
 def test_backfill_of_a_chain_from_rotated_files_doubles_nothing(logs: Logs) -> None:
     """The archive that reads the files knows which file is which."""
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
     for name, source in (("copy", "archive:x"), ("far", "archive:copy?generation=1")):

@@ -8,7 +8,7 @@ import msgspec
 
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context
-from tidelog.coordination.supervisors import (
+from tidelog.coordination.keepers import (
     BEAT_MS,
     Keeper,
     Keepers,

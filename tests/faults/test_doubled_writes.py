@@ -34,7 +34,7 @@ ALLOWED = {
     ("archive/delete.py", "finish_removal"): "in a write that expects the registry row",
     ("pipeline/failures.py", "_note"): "in a write that expects the row `failures`",
     (
-        "coordination/supervisors.py",
+        "coordination/keepers.py",
         "put_keeper",
     ): "a heartbeat that is shown; an old one counts as silent",
     (

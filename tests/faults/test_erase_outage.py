@@ -22,7 +22,7 @@ from tidelog.erasure.from_archives import (
 )
 from tidelog.errors import UnavailableError, UnknownOutcomeError
 from tidelog.home import open_home
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.trim import ToOffsets
 
 
@@ -194,7 +194,7 @@ def test_commit_whose_reply_is_lost_before_an_outage_is_not_called_unavailable()
     with open_home("memory:") as home:
         home.create_topic("t")
         home.append("t", [_event(0)])
-        member = Membership(home.context, home.topic("t"), "c", "earliest")
+        member = Leases(home.context, home.topic("t"), "c", "earliest")
         member.join()
         assert member.take_some(member.alive()) == [0]
         for loses_reply, expected in ((False, UnavailableError), (True, UnknownOutcomeError)):
@@ -211,16 +211,16 @@ def test_commit_of_several_partitions_of_which_one_fails_is_not_called_unavailab
         home.create_topic("t", 2)
         for partition in (0, 1):
             home.append("t", [_event(0)], partition=partition)
-        commit = Membership.commit
+        commit = Leases.commit
 
-        def fails(self: Membership, partition: int, *args: Any, **how: Any) -> None:
+        def fails(self: Leases, partition: int, *args: Any, **how: Any) -> None:
             if len(moved) == 1:
                 raise UnavailableError("catalog: no answer: try again")
             commit(self, partition, *args, **how)
             moved.append(partition)
 
         moved: list[int] = []
-        monkeypatch.setattr(Membership, "commit", fails)
+        monkeypatch.setattr(Leases, "commit", fails)
         with home.consumer("t", "c", start="earliest") as consumer:
             seen = 0
             while seen < 2:

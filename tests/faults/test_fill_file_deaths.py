@@ -33,12 +33,12 @@ RUN, FILL, PROMOTE, ROLLBACK = 90, 150, 150, 300
 
 def prepared(logs: Logs) -> None:
     """Three files: one was archived and deleted, one was rotated, and one is written to."""
-    logs.context.write_text(text(0, 10))
+    logs.path.write_text(text(0, 10))
     logs.create()
     logs.run()
     logs.rotate(100, 130)
     logs.run()
-    Path(f"{logs.context}.1").unlink()
+    Path(f"{logs.path}.1").unlink()
     logs.rotate(200, 205)
     logs.run()
 
@@ -65,13 +65,13 @@ def test_run_after_a_rotation_that_dies_after_any_call_is_finished_by_the_next(
     logs: Logs, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     prepared(logs)
-    logs.context.rename(f"{logs.context}.0")
-    Path(f"{logs.context}.1").rename(f"{logs.context}.2")
-    Path(f"{logs.context}.0").rename(f"{logs.context}.1")
-    logs.context.write_text(text(300, 305))
+    logs.path.rename(f"{logs.path}.0")
+    Path(f"{logs.path}.1").rename(f"{logs.path}.2")
+    Path(f"{logs.path}.0").rename(f"{logs.path}.1")
+    logs.path.write_text(text(300, 305))
     dies(logs.home, monkeypatch, call, logs.run)
     logs.run(take_over=True)
-    logs.compress(Path(f"{logs.context}.2"))
+    logs.compress(Path(f"{logs.path}.2"))
     logs.run()
     assert logs.held() == lines(*ALL, text(300, 305))
 

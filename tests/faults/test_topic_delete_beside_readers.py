@@ -145,11 +145,11 @@ def test_closed_head_is_a_deleted_topic() -> None:
 
 
 def test_consumer_of_a_deleted_topic_leaves_no_name_behind() -> None:
-    from tidelog.log.consumer.leases import Membership
+    from tidelog.log.consumer.leases import Leases
 
     house, topic = filled()
     replace(house)
-    member = Membership(house.context, topic, "c", "earliest")
+    member = Leases(house.context, topic, "c", "earliest")
     with pytest.raises(NotFoundError, match="another one has its name now"):
         member.join()
     assert list(house.catalog.scan(f"consumer/{topic.incarnation}", "consumer/")) == []
@@ -162,7 +162,7 @@ def test_consumer_that_stalls_before_it_is_listed_leaves_no_name_behind(
     from tidelog.log.consumer import leases
 
     house, topic = filled()
-    member = leases.Membership(house.context, topic, "c", "earliest")
+    member = leases.Leases(house.context, topic, "c", "earliest")
     real = leases.check_exists
 
     def stall(*given: Any) -> Any:

@@ -17,7 +17,7 @@ from tidelog.context import Context, LogSettings
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe, ScribeOptions
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance import trim as trimming
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, check_clock, trim_topic
@@ -67,8 +67,8 @@ def on_host(house: House, ahead_s: float, seed: int = 1) -> Context:
     )
 
 
-def member(context: Context, topic: Topic) -> Membership:
-    return Membership(context, topic, "c", "earliest")
+def member(context: Context, topic: Topic) -> Leases:
+    return Leases(context, topic, "c", "earliest")
 
 
 @pytest.mark.parametrize("ahead_s", [-3_600, 0, 3_600, YEAR_S])

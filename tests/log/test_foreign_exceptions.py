@@ -11,7 +11,7 @@ from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.context import LogSettings
 from tidelog.coordination.ownership import beating
-from tidelog.log.consumer.leases import Intake
+from tidelog.log.consumer.leases import LeaseReader
 
 
 @pytest.fixture
@@ -26,18 +26,18 @@ def home() -> Iterator[Home]:
 def test_poll_returns_what_it_read_before_a_foreign_exception(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refresh = Intake.refresh
+    refresh = LeaseReader.refresh
     calls = 0
 
-    def failing(intake: Intake) -> object:
+    def failing(reader: LeaseReader) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise MemoryError("out of memory")
-        return refresh(intake)
+        return refresh(reader)
 
     with home.consumer("t", "c") as consumer:
-        monkeypatch.setattr(Intake, "refresh", failing)
+        monkeypatch.setattr(LeaseReader, "refresh", failing)
         first = consumer.poll()
         assert len(first) == 1
         with pytest.raises(MemoryError):

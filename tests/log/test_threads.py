@@ -19,7 +19,7 @@ from tidelog.context import LogSettings
 from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.log.producer.append import Appender
 from tidelog.model.partition_rows import SentBatch
 from tidelog.testing.scheduler import FakeClock
@@ -201,7 +201,7 @@ def test_headers_that_change_after_send_are_stored_as_they_were(home: Home) -> N
 
 
 def test_a_release_that_failed_does_not_orphan_the_partition(home: Home) -> None:
-    member = Membership(home.context, home.topic("t"), "c", "earliest")
+    member = Leases(home.context, home.topic("t"), "c", "earliest")
     member.join()
     assert member.take(0, member.alive())
     catalog = broken(home, "catalog", "write")
@@ -215,7 +215,7 @@ def test_a_release_that_failed_does_not_orphan_the_partition(home: Home) -> None
 
 def test_a_member_that_slept_notices_what_it_lost(home: Home) -> None:
     topic = home.topic("t")
-    sleeper, other = (Membership(home.context, topic, "c", "earliest") for _ in range(2))
+    sleeper, other = (Leases(home.context, topic, "c", "earliest") for _ in range(2))
     sleeper.join()
     sleeper.take_some(sleeper.alive())
     assert sorted(sleeper.held) == [0, 1]

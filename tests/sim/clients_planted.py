@@ -11,7 +11,7 @@ from tidelog.catalog.base import Put
 from tidelog.errors import UnknownOutcomeError
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Intake, Lease, Member, Membership
+from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, Member
 from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
 from tidelog.model.event import Position
@@ -57,52 +57,52 @@ def due_to_one_thread(self: FlushFailures) -> BaseException | None:
     return due[0].error if due and not due[0]._is_told() else None
 
 
-def commit_unless_remembered(self: Consumer, partition: int, intake: Intake) -> bool:
+def commit_unless_remembered(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Writes nothing where the cursor that the member remembers is the same."""
     held = self._membership.held.get(partition)
-    is_same = held is not None and held.lease.epoch == intake.epoch
-    if is_same and held is not None and held.lease.cursor == intake.position:
-        intake.committed()
+    is_same = held is not None and held.lease.epoch == reader.epoch
+    if is_same and held is not None and held.lease.cursor == reader.position:
+        reader.committed()
         return False
-    return _commit(self, partition, intake)
+    return _commit(self, partition, reader)
 
 
 _commit = Consumer._commit
 
 
-def commit_polled_ahead(self: Consumer, partition: int, intake: Intake) -> bool:
+def commit_polled_ahead(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Commits under the present lease what was read under an earlier one."""
-    self._membership.commit(partition, intake.position, None, back=True)
-    intake.committed()
+    self._membership.commit(partition, reader.position, None, back=True)
+    reader.committed()
     return True
 
 
-def commit_position(self: Consumer, partition: int, intake: Intake) -> bool:
+def commit_position(self: Consumer, partition: int, reader: LeaseReader) -> bool:
     """Moves the cursor to wherever reading is, forward or back."""
     held = self._membership.held.get(partition)
-    is_same = held is not None and held.lease.epoch == intake.epoch
-    if not is_same or held is None or held.lease.cursor != intake.position:
-        self._membership.commit(partition, intake.position, intake.epoch, back=True)
-    intake.committed()
+    is_same = held is not None and held.lease.epoch == reader.epoch
+    if not is_same or held is None or held.lease.cursor != reader.position:
+        self._membership.commit(partition, reader.position, reader.epoch, back=True)
+    reader.committed()
     return True
 
 
 @contextlib.contextmanager
 def back_to_positions(self: Consumer) -> Iterator[None]:
     """After a failed poll, goes back to where it was, under whatever lease."""
-    before = {partition: each.position for partition, each in self._intakes.items()}
+    before = {partition: each.position for partition, each in self._readers.items()}
     try:
         yield
     except BaseException:
-        for partition, intake in list(self._intakes.items()):
+        for partition, reader in list(self._readers.items()):
             if partition in before:
-                intake.rewind(before[partition])
+                reader.rewind(before[partition])
             else:
-                del self._intakes[partition]
+                del self._readers[partition]
         raise
 
 
-def release_without_version(self: Membership, partition: int) -> None:
+def release_without_version(self: Leases, partition: int) -> None:
     """Releases a lease without expecting it, so that a doubled packet brings an old cursor back."""
     held = self.held.pop(partition, None)
     if held is not None:
@@ -126,7 +126,7 @@ def never_overtaken(self: Any, version: str) -> None:
     """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
 
 
-def beat_whatever(self: Membership) -> bool:
+def beat_whatever(self: Leases) -> bool:
     """Writes a heartbeat without regard to a delete of the consumer."""
     self._beats += 1
     member = Member(self._beats, self._context.processes.mark(), self._context.clock.now_ms())

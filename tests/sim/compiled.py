@@ -22,7 +22,7 @@ from tidelog.journal.amendment_writer import AmendmentChange, Marker
 from tidelog.journal.compile import PartitionCompile, _swaps
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import MovedError
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import find_topic, read_head
@@ -124,7 +124,7 @@ class CompiledWorld(World):
         )
         return bool(list(marker.put([mark])))
 
-    def _consume_some(self, context: Context, member: Membership, partition: int) -> None:
+    def _consume_some(self, context: Context, member: Leases, partition: int) -> None:
         reader = Reader(context, self.topic, partition)
         at = member.held[partition].lease.cursor
         sure = dict(self.sure)

@@ -36,7 +36,7 @@ from tidelog.log import partition_reader as read
 from tidelog.log import status, topics
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Lease, Membership, read_lease
+from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
 from tidelog.log.maintenance import leftovers, losses, sweep, verify
 from tidelog.log.maintenance import references as silent
@@ -121,7 +121,7 @@ class CounterBeforeData(Appender):
         return done
 
 
-class NoFence(Membership):
+class NoFence(Leases):
     """Commits whatever has become of the lease."""
 
     def commit(
@@ -135,7 +135,7 @@ class NoFence(Membership):
         held.lease, held.version = lease, write_id
 
 
-class CursorWithoutEpoch(Membership):
+class CursorWithoutEpoch(Leases):
     """Expects the version that it finds, not the one that it wrote."""
 
     def commit(
@@ -237,7 +237,7 @@ def number_then_wait(
 ) -> SendFuture:
     """Gives an event its number and then waits for room, without the lock."""
     size = len(value) + 100
-    with self._carrier.lock:
+    with self._uploader.lock:
         partition, number = self._place(key, sequence)
         known = self._repeated(partition, number) if self._named else None
         if known is not None:
@@ -256,14 +256,14 @@ def two_turns(self: KeylessTurns, events: int) -> int:
     return _next_turn(self, events)
 
 
-def take_until(self: Membership, partition: int) -> bool:
+def take_until(self: Leases, partition: int) -> bool:
     """Writes into a one-shot lease when it is over, by the writer's wall clock."""
     until_ms = self._context.clock.now_ms() + self._context.settings.lease_ttl_ms
     return self._take(partition, Lease(self.id, 1, 0, once=True, mark=str(until_ms)), [])
 
 
 def is_over_by_wall_clock(
-    self: Membership, partition: int, lease: Lease, version: str, began_s: float
+    self: Leases, partition: int, lease: Lease, version: str, began_s: float
 ) -> bool:
     """Compares that with another host's wall clock."""
     allowance_ms = self._context.settings.lease_ttl_ms // 2
@@ -497,8 +497,8 @@ BUGS: dict[str, Bug] = {
     ),
     "one-shot lease by a foreign clock": _clients(
         "P3",
-        (Membership, "take_once", take_until),
-        (Membership, "_once_is_over", is_over_by_wall_clock),
+        (Leases, "take_once", take_until),
+        (Leases, "_once_is_over", is_over_by_wall_clock),
     ),
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
@@ -511,7 +511,7 @@ BUGS: dict[str, Bug] = {
         (Consumer, "_commit", wrong.commit_position),
     ),
     "doubled release of a lease": _members(
-        "P3", (Membership, "release", wrong.release_without_version)
+        "P3", (Leases, "release", wrong.release_without_version)
     ),
     "consumer deleted by a call that was overtaken": _members(
         "P3", (consumers._Deletion, "_check_ours", wrong.never_overtaken)
@@ -519,7 +519,7 @@ BUGS: dict[str, Bug] = {
     "delete of a consumer that began meanwhile": _members(
         "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
     ),
-    "heartbeat passes a delete": _members("P3", (Membership, "_beat", wrong.beat_whatever)),
+    "heartbeat passes a delete": _members("P3", (Leases, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),

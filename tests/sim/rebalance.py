@@ -21,7 +21,7 @@ from tidelog.coordination.outcome import Sent, _NotingCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
-from tidelog.log.consumer.leases import Membership, RegisteredConsumer, decode_registered
+from tidelog.log.consumer.leases import Leases, RegisteredConsumer, decode_registered
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
@@ -121,7 +121,7 @@ class RebalanceWorld(ClientsWorld):
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
                 delete_consumer(context, topic, "c", force=self.chance(0.7))
                 if self.asks:  # a job uses the name again, for a moment
-                    again = Membership(context, topic, "c", "earliest")
+                    again = Leases(context, topic, "c", "earliest")
                     again.join()
                     again.leave()
 

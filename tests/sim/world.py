@@ -30,7 +30,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.consumer.leases import Lease, Membership
+from tidelog.log.consumer.leases import Lease, Leases
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
@@ -52,7 +52,7 @@ class Parts:
     appender: type[Appender] = Appender
     catalog: type[AuditedCatalog] = AuditedCatalog
     faulty: type[FaultyCatalog] = FaultyCatalog
-    membership: type[Membership] = Membership
+    membership: type[Leases] = Leases
     sweep: Callable[[Context, int], SweepReport] = sweep_home
     acknowledge_early: bool = False
 
@@ -169,7 +169,7 @@ class World(SimWorld):
             context.clock.sleep(self.scheduler.random.uniform(0.1, 1.5))
         member.leave()
 
-    def _consume_some(self, context: Context, member: Membership, partition: int) -> None:
+    def _consume_some(self, context: Context, member: Leases, partition: int) -> None:
         reader = Reader(context, self.topic, partition)
         at = member.held[partition].lease.cursor
         try:

@@ -67,9 +67,9 @@ class _Life:
         return f"line {self.count}"
 
     def put(self, text: str) -> None:
-        context = self.logs.context
-        is_new = not context.exists() or not context.stat().st_size
-        with context.open("a") as file:
+        path = self.logs.path
+        is_new = not path.exists() or not path.stat().st_size
+        with path.open("a") as file:
             file.write((self.header if is_new else "") + text)
 
     def finish(self) -> None:
@@ -81,7 +81,7 @@ class _Life:
 
     def rotated(self) -> list[Path]:
         """Rotated files, the oldest first."""
-        found = [path for path in self.logs.folder.iterdir() if path != self.logs.context]
+        found = [path for path in self.logs.folder.iterdir() if path != self.logs.path]
         return sorted(found, key=lambda path: -int(path.name.split(".")[2]))
 
     def shift(self) -> None:
@@ -109,14 +109,14 @@ class _Life:
     def rename(self) -> None:
         self.finish()
         self.shift()
-        self.logs.context.rename(f"{self.logs.context}.1")
-        self.logs.context.write_text(self.header)
+        self.logs.path.rename(f"{self.logs.path}.1")
+        self.logs.path.write_text(self.header)
 
     def copy_and_truncate(self) -> None:
         self.finish()
         self.shift()
-        shutil.copyfile(self.logs.context, f"{self.logs.context}.1")
-        os.truncate(self.logs.context, 0)
+        shutil.copyfile(self.logs.path, f"{self.logs.path}.1")
+        os.truncate(self.logs.path, 0)
 
     def compress(self) -> None:
         plain = [path for path in self.rotated() if path.suffix != ".gz"]

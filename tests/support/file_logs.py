@@ -37,7 +37,7 @@ class Logs:
     objects: Path
 
     @property
-    def context(self) -> Path:
+    def path(self) -> Path:
         return self.folder / "app.log"
 
     def create(self, name: str = "x") -> None:
@@ -61,8 +61,8 @@ class Logs:
 
     def rotate(self, first: int, end: int, header: str = HEADER) -> None:
         """Rename the log, and begin another one."""
-        self.context.rename(f"{self.context}.1")
-        self.context.write_text(text(first, end, header))
+        self.path.rename(f"{self.path}.1")
+        self.path.write_text(text(first, end, header))
 
     def compress(self, path: Path) -> None:
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))

@@ -16,7 +16,7 @@ import pytest
 
 from tidelog.context import Context
 from tidelog.coordination.ownership import Ownership
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.model import layout
 
 SECONDS_MAX = 60
@@ -54,11 +54,11 @@ def beaten_between_takes() -> Iterator[Refused]:
 
 
 @contextlib.contextmanager
-def beaten_between_looks(member: Membership) -> Iterator[None]:
+def beaten_between_looks(member: Leases) -> Iterator[None]:
     """While the body runs, others find out who is alive only after a beat of this member."""
-    real, row = Membership.alive, layout.member_row(member.id)
+    real, row = Leases.alive, layout.member_row(member.id)
 
-    def alive(watcher: Membership) -> list[str]:
+    def alive(watcher: Leases) -> list[str]:
         if watcher is not member:
             await_beat(
                 watcher._context, watcher._members, row, watcher._seen.get(row, ("", 0.0))[0]
@@ -66,5 +66,5 @@ def beaten_between_looks(member: Membership) -> Iterator[None]:
         return real(watcher)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Membership, "alive", alive)
+        patch.setattr(Leases, "alive", alive)
         yield

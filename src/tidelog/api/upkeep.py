@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
+from tidelog.coordination.keepers import SupervisedPart
 from tidelog.coordination.registry import check_shown
-from tidelog.coordination.supervisors import SupervisedPart
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why

@@ -41,7 +41,7 @@ from rich.text import Text
 
 from tidelog.cli.output import FailedError, Output, echo_aside
 from tidelog.clock import Clock
-from tidelog.coordination.supervisors import (
+from tidelog.coordination.keepers import (
     BEAT_MS,
     Keeper,
     SupervisedPart,

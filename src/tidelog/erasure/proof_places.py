@@ -40,6 +40,7 @@ from tidelog.archive.derived_archives import archives_of
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.context import Context
+from tidelog.coordination.keepers import Keeper
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     generation_pipeline,
@@ -47,7 +48,6 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     replay_pipeline,
 )
-from tidelog.coordination.supervisors import Keeper
 from tidelog.erasure.known_objects import ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.errors import CorruptError, NotFoundError

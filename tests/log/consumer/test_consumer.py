@@ -18,7 +18,7 @@ from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log import partition_reader as pace_module
 from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Membership
+from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.testing.scheduler import FakeClock
 
@@ -189,7 +189,7 @@ def test_a_silent_member_is_taken_over_and_cannot_commit(home: Home) -> None:
 def test_heartbeats_keep_a_lease_and_silence_loses_it(home: Home) -> None:
     clock = FakeClock()
     object.__setattr__(home.context, "clock", clock)
-    slow, other = (Membership(home.context, home.topic("t"), "c", "earliest") for _ in range(2))
+    slow, other = (Leases(home.context, home.topic("t"), "c", "earliest") for _ in range(2))
     slow.join()
     other.join()
     assert slow.take(0, slow.alive())

@@ -18,8 +18,8 @@ from tidelog.context import Context, LogSettings
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.delete import _Deletion, consumer_version, delete_consumer
 from tidelog.log.consumer.leases import (
+    Leases,
     Member,
-    Membership,
     decode_registered,
     read_lease,
     read_lease_row,
@@ -59,8 +59,8 @@ def a_log(catalog: MemoryCatalog | FaultyCatalog, clock: FakeClock, seed: int = 
     return Context(MemoryStore(clock), catalog, clock, seeded_ids(seed), faults.random)
 
 
-def a_member(context: Context, topic: Topic, *partitions: int) -> Membership:
-    member = Membership(context, topic, "c", "earliest")
+def a_member(context: Context, topic: Topic, *partitions: int) -> Leases:
+    member = Leases(context, topic, "c", "earliest")
     member.join()
     for partition in partitions:
         assert member.take(partition, [member.id])
@@ -194,7 +194,7 @@ def test_member_that_is_silent_is_waited_for_and_then_passed() -> None:
     context = a_log(catalog, clock)
     topic = create_topic(context, Topic("t", "first", 2, 0))
     a_member(context, topic, 0)
-    once = Membership(context, topic, "c", "earliest")
+    once = Leases(context, topic, "c", "earliest")
     assert once.take_once(1)
     began_s = clock.monotonic_s()
     delete_consumer(context, topic, "c")
@@ -208,7 +208,7 @@ def test_sign_of_life_while_it_waits_refuses_the_delete(sign: str) -> None:
     context = a_log(catalog, clock)
     topic = create_topic(context, Topic("t", "first", 2, 0))
     member = a_member(context, topic, 0)
-    once = Membership(context, topic, "c", "earliest")
+    once = Leases(context, topic, "c", "earliest")
     signs = {
         "beat": member.beat,
         "join": lambda: a_member(context, topic),
@@ -226,7 +226,7 @@ def test_member_that_joins_after_the_look_is_not_deleted(monkeypatch: pytest.Mon
     context = a_log(MemoryCatalog(), FakeClock())
     topic = create_topic(context, Topic("t", "first", 2, 0))
     a_member(context, topic, 0).leave()
-    joined: list[Membership] = []
+    joined: list[Leases] = []
     real = context.catalog.write
 
     def write(partition: str, *changes: Change, write_id: str) -> None:
@@ -247,7 +247,7 @@ def test_take_that_stalls_over_a_delete_takes_nothing(monkeypatch: pytest.Monkey
     context = a_log(MemoryCatalog(), FakeClock())
     topic = create_topic(context, Topic("t", "first", 2, 0))
     a_member(context, topic, 0).leave()
-    member = Membership(context, topic, "c", "earliest")
+    member = Leases(context, topic, "c", "earliest")
     real = member._put
 
     def stalled(*given: Any) -> bool:
@@ -359,7 +359,7 @@ def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) 
     home.delete_consumer("t", "c")
     with pytest.raises(NotFoundError):
         check_consumer(home.context, topic, "c")
-    member = Membership(home.context, topic, "c", "earliest")
+    member = Leases(home.context, topic, "c", "earliest")
     member.join()
     move = plan_move(home.context, topic, "c", 0, "7")
     assert move.cursor is None
@@ -372,7 +372,7 @@ def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) 
 def test_error_says_where_the_member_runs(home: Home) -> None:
     object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=600_000))
     topic = home.topic("t")
-    member = Membership(home.context, topic, "c", "earliest")
+    member = Leases(home.context, topic, "c", "earliest")
     member.join()
     row = next(iter(home.catalog.scan(layout.consumer_members(topic.incarnation, "c"))))
     mark = decode_row(row.value, Member, "member").mark
@@ -419,7 +419,7 @@ def test_delete_that_stalls_changes_nothing_of_a_new_consumer_of_the_name(call: 
     context = a_log(catalog, clock)
     topic = create_topic(context, Topic("t", "first", 2, 0))
     a_member(context, topic, 0, 1).leave()
-    fresh: list[Membership] = []
+    fresh: list[Leases] = []
 
     def meanwhile() -> None:
         delete_consumer(a_log(catalog, clock, 3), topic, "c")
@@ -450,7 +450,7 @@ def test_delete_that_stalls_wipes_no_cursor_after_another_has_refused(call: int)
     before.commit(0, 7)
     before.commit(1, 5)
     before.leave()
-    joined = Membership(context, topic, "c", "earliest")
+    joined = Leases(context, topic, "c", "earliest")
     joined._register()  # and then it stalls
     has_begun, may_go_on = threading.Event(), threading.Event()
 
@@ -497,7 +497,7 @@ def test_member_that_stalls_over_a_delete_leaves_no_row_behind(sign: str, call: 
         sent.append(lambda: real(partition, *changes, write_id=write_id))
 
     if sign == "join":
-        late = Membership(context, topic, "c", "earliest")
+        late = Leases(context, topic, "c", "earliest")
     catalog.write = hold_back  # type: ignore[method-assign]
     late.join() if sign == "join" else late.beat()
     catalog.write = real  # type: ignore[method-assign]
@@ -529,7 +529,7 @@ def test_next_call_ends_a_delete_that_died_after_any_call(is_forced: bool, call:
     member = a_member(context, topic, 0, 1)
     if not is_forced:
         member.leave()
-    stalled = Membership(context, topic, "c", "earliest")
+    stalled = Leases(context, topic, "c", "earliest")
     stalled._register()
     faults = Faults(crash_after_call=call)
     with contextlib.suppress(Crash):
@@ -554,7 +554,7 @@ def test_two_deletes_at_once_leave_the_consumer_deleted_or_ready(call: int) -> N
     before = a_member(context, topic, 0, 1)
     before.commit(0, 7)
     before.leave()
-    joined = Membership(context, topic, "c", "earliest")
+    joined = Leases(context, topic, "c", "earliest")
     joined._register()
 
     def second() -> None:

@@ -24,7 +24,7 @@ from tidelog.errors import (
 )
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.drain import accept_loss
-from tidelog.log.consumer.leases import Membership, read_lease
+from tidelog.log.consumer.leases import Leases, read_lease
 from tidelog.log.topics import create_topic
 from tidelog.model.topic import Topic
 
@@ -42,7 +42,7 @@ def home() -> Iterator[Home]:
 
 def move_lease(home: Home, consumer: Consumer, to: int) -> None:
     """The consumer loses its lease; another member moves the cursor; the consumer has it again."""
-    other = Membership(home.context, home.topic("t"), "c", "earliest")
+    other = Leases(home.context, home.topic("t"), "c", "earliest")
     with consumer._lock:
         member = consumer._membership
         member.release(0)
@@ -184,7 +184,7 @@ def test_rewind_below_the_cursor_does_not_move_it_back(home: Home) -> None:
 
 
 def test_membership_refuses_a_cursor_that_moves_back_unasked(home: Home) -> None:
-    member = Membership(home.context, home.topic("t"), "c", "earliest")
+    member = Leases(home.context, home.topic("t"), "c", "earliest")
     assert member.take(0, [member.id])
     member.commit(0, 9)
     with pytest.raises(InvalidError, match="would move back to 3"):
@@ -195,12 +195,12 @@ def test_membership_refuses_a_cursor_that_moves_back_unasked(home: Home) -> None
 
 
 @pytest.fixture
-def uncertain(home: Home) -> tuple[Membership, Context, Topic]:
+def uncertain(home: Home) -> tuple[Leases, Context, Topic]:
     """A member whose commit at 5 landed, which it does not know."""
     catalog = ReplyLosingCatalog()
     context = replace(home.context, catalog=catalog)
     topic = create_topic(context, msgspec.structs.replace(home.topic("t"), state="creating"))
-    member = Membership(context, topic, "c", "earliest")
+    member = Leases(context, topic, "c", "earliest")
     assert member.take(0, [member.id])
     catalog.marked = True
     with pytest.raises(UnknownOutcomeError):
@@ -210,7 +210,7 @@ def uncertain(home: Home) -> tuple[Membership, Context, Topic]:
 
 
 def test_commit_after_one_of_unknown_outcome_works(
-    uncertain: tuple[Membership, Context, Topic],
+    uncertain: tuple[Leases, Context, Topic],
 ) -> None:
     member, context, topic = uncertain
     member.commit(0, 7)
@@ -220,7 +220,7 @@ def test_commit_after_one_of_unknown_outcome_works(
 
 
 def test_commit_after_one_of_unknown_outcome_does_not_move_the_cursor_back(
-    uncertain: tuple[Membership, Context, Topic],
+    uncertain: tuple[Leases, Context, Topic],
 ) -> None:
     member, context, topic = uncertain
     member.commit(0, 3)  # delivered again after a rewind
@@ -233,10 +233,10 @@ def test_commit_after_one_of_unknown_outcome_does_not_move_the_cursor_back(
 
 
 def test_lease_that_another_member_has_taken_is_not_committed_to(
-    uncertain: tuple[Membership, Context, Topic],
+    uncertain: tuple[Leases, Context, Topic],
 ) -> None:
     member, context, topic = uncertain
-    other = Membership(context, topic, "c", "earliest")
+    other = Leases(context, topic, "c", "earliest")
     assert other.take(0, [other.id])
     with pytest.raises(FencedError):
         member.commit(0, 7)
@@ -282,8 +282,8 @@ def test_error_met_under_a_lost_lease_is_not_raised_for_the_next_one(home: Home)
     with home.consumer("wide", "c") as consumer:
         consumer.poll(1)
         consumer.commit()
-        (partition,) = consumer._intakes
-        lost = consumer._intakes[partition]
+        (partition,) = consumer._readers
+        lost = consumer._readers[partition]
         consumer._trouble = (RuntimeError("of the old lease"), lost)
         with consumer._lock:
             member = consumer._membership
@@ -322,7 +322,7 @@ def test_seek_to_the_known_cursor_of_a_lost_lease_is_fenced(home: Home) -> None:
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(10)) == 10
         consumer.commit()
-        other = Membership(home.context, home.topic("t"), "c", "earliest")
+        other = Leases(home.context, home.topic("t"), "c", "earliest")
         with consumer._lock:
             held = consumer._membership.held[0]
             consumer._membership.release(0)

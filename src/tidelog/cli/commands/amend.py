@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from tidelog import Erasure
 from tidelog.api.upkeep import EraseOptions
 from tidelog.cli.output import (
     FAILED,
@@ -31,7 +32,6 @@ from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.journal.audit import AuditRecord
-from tidelog.maintenance.turn import Erasure
 from tidelog.model.event import to_iso
 
 __all__ = [

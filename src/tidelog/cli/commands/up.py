@@ -22,7 +22,7 @@ from tidelog.cli.output import FailedError, Output, counted, echo_aside, json_op
 from tidelog.cli.pipeline_options import spark_conf
 from tidelog.cli.terminal import Interruption
 from tidelog.cli.up_supervisor import UpSupervisor, View
-from tidelog.coordination.supervisors import SupervisedPart
+from tidelog.coordination.keepers import SupervisedPart
 from tidelog.errors import InvalidError
 from tidelog.home import open_home
 from tidelog.model.event import to_iso

@@ -31,7 +31,7 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
-from tidelog.log.consumer.leases import Intake, Membership, Start, check_consumer_name, check_start
+from tidelog.log.consumer.leases import LeaseReader, Leases, Start, check_consumer_name, check_start
 from tidelog.log.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
@@ -65,18 +65,18 @@ class Consumer:
         self._topic = topic
         self._pool = pool
         self._append = append
-        self._membership = Membership(context, topic, name, start)
-        self._intakes: dict[int, Intake] = {}
+        self._membership = Leases(context, topic, name, start)
+        self._readers: dict[int, LeaseReader] = {}
         self._next = 0  # the partition to read first in the next poll
         self._excess = 0  # how many leases to release
-        # Guards the membership; only the polling thread uses intakes.
+        # Guards the membership; only the polling thread uses lease readers.
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
         # The error, and where it occurred.
-        self._trouble: tuple[BaseException, Intake | None] | None = None
+        self._trouble: tuple[BaseException, LeaseReader | None] | None = None
         self._living: list[str] = []  # the members at the last look
         self._is_settled = False  # they were the same at the look before
         self._guard = ProcessGuard(f"consumer `{name}`", self._leave_to_parent)
@@ -116,12 +116,12 @@ class Consumer:
         lost: FencedError | None = None
         sent = Sent()
         with sent.told(f"commit of consumer `{self.name}`", "commit again"):
-            for partition, intake in list(self._intakes.items()):
+            for partition, reader in list(self._readers.items()):
                 try:
                     with self._lock:
-                        sent.something |= self._commit(partition, intake)
+                        sent.something |= self._commit(partition, reader)
                 except FencedError as exc:
-                    self._intakes.pop(partition, None)
+                    self._readers.pop(partition, None)
                     lost = exc
         if lost is not None:
             raise lost
@@ -145,10 +145,10 @@ class Consumer:
             )
         self._ensure_joined()
         self._trouble = None  # it belongs to the old position; a poll raises any other
-        before = self._intakes.get(partition)
+        before = self._readers.get(partition)
         if before is not None and not self._is_current(partition, before):
-            del self._intakes[partition]
-        self._intake_of(partition).seek(to)
+            del self._readers[partition]
+        self._reader_of(partition).seek(to)
 
     def skip_to_end(self) -> None:
         """Skips everything that is there now, in the partitions of this member, and commits.
@@ -158,7 +158,7 @@ class Consumer:
         self._ensure_joined()
         for partition in self.partitions():
             head, _ = read_head(self.context, self._topic, partition)
-            self._intake_of(partition).seek(head.next)
+            self._reader_of(partition).seek(head.next)
         self.commit()
 
     def lag(self) -> list[Lag]:
@@ -169,9 +169,9 @@ class Consumer:
         """
         lags = consumer_lag(self.context, self._topic, self.name)
         for lag in lags:
-            intake = self._intakes.get(lag.partition)
-            if intake is not None and lag.end > intake.position:
-                intake.pace.hurry()  # the next poll reads this partition at once
+            reader = self._readers.get(lag.partition)
+            if reader is not None and lag.end > reader.position:
+                reader.pace.hurry()  # the next poll reads this partition at once
         return lags
 
     def partitions(self) -> list[int]:
@@ -191,7 +191,7 @@ class Consumer:
         >>> consumer.uncommitted()
         True
         """
-        return any(self._is_ahead(partition) for partition in self._intakes)
+        return any(self._is_ahead(partition) for partition in self._readers)
 
     def rewind(self, partition: int, offset: int) -> None:
         """Delivers again from ``offset`` on, without moving the cursor. For a handler that failed.
@@ -203,9 +203,9 @@ class Consumer:
         >>> [event.offset for event in consumer.poll()]
         [2]
         """
-        intake = self._intakes.get(partition)
-        if intake is not None and self._is_current(partition, intake):
-            intake.rewind(offset)
+        reader = self._readers.get(partition)
+        if reader is not None and self._is_current(partition, reader):
+            reader.rewind(offset)
 
     def caught_up(self) -> bool:
         """Returns whether everything in the topic now was delivered here or handled by other
@@ -217,10 +217,10 @@ class Consumer:
         """
         self._ensure_joined()
         for lag in self.lag():
-            intake = self._intakes.get(lag.partition)
+            reader = self._readers.get(lag.partition)
             done = lag.start if lag.cursor is None else lag.cursor
-            if intake is not None and self._is_current(lag.partition, intake):
-                done = max(done, intake.position)
+            if reader is not None and self._is_current(lag.partition, reader):
+                done = max(done, reader.position)
             if done < lag.end:
                 return False
         return True
@@ -281,7 +281,7 @@ class Consumer:
         self._topic.check_partition(partition)
         if not self._take_once(partition, wait_s):
             return {"events_read": 0, "done": False, "busy": True}
-        intake = self._intake_of(partition)
+        reader = self._reader_of(partition)
         read = 0
         sent = Sent()  # the handler's own errors pass unchanged
         told = functools.partial(
@@ -290,22 +290,22 @@ class Consumer:
         try:
             while read < max_events:
                 with told():
-                    stretch = intake.take(max_events - read)
+                    stretch = reader.take(max_events - read)
                 if stretch is None:
                     break
                 for event in stretch.events():
                     if handler is not None:
                         handler(event)
                     with told():
-                        self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
+                        self._membership.commit(partition, (event.offset or 0) + 1, reader.epoch)
                     sent.something = True
                     read += 1
             held = self._membership.held.get(partition)
-            if held and held.lease.cursor != intake.position:
+            if held and held.lease.cursor != reader.position:
                 with told():  # over erased events
-                    self._membership.commit(partition, intake.position, intake.epoch)
+                    self._membership.commit(partition, reader.position, reader.epoch)
         finally:
-            self._intakes.pop(partition, None)
+            self._readers.pop(partition, None)
             held = self._membership.held.get(partition)
             cursor = held.lease.cursor if held else -1
             if held:
@@ -326,7 +326,7 @@ class Consumer:
             self._keeper = None
             with self._lock, contextlib.suppress(UnavailableError):
                 self._membership.leave()
-                self._intakes.clear()
+                self._readers.clear()
         self.context.wakeups.forget(self._topic.incarnation, self._wake)
 
     def __enter__(self) -> Consumer:
@@ -374,28 +374,28 @@ class Consumer:
         """Returns how long until a partition is read again, or a lease may become ours."""
         waits = [LAST_S]
         for partition in self.partitions():
-            intake = self._intakes.get(partition)
-            waits.append(0.0 if intake is None else intake.pace.wait_s(now_s))
+            reader = self._readers.get(partition)
+            waits.append(0.0 if reader is None else reader.pace.wait_s(now_s))
         return min(waits)
 
     def _collect(self, max_events: int) -> list[OffsetEvents]:
         """Returns what the partitions of this member have; each takes its turn to be first."""
         held = self.partitions()
         found: list[OffsetEvents] = []
-        trouble: tuple[Exception, Intake | None] | None = None
+        trouble: tuple[Exception, LeaseReader | None] | None = None
         room = max_events
         self._next += 1
         for step in range(len(held)):
             partition = held[(self._next + step) % len(held)]
-            intake: Intake | None = None
+            reader: LeaseReader | None = None
             try:
-                intake = self._current(partition)
-                if intake is not None:
-                    for stretch in self._take(partition, intake, room):
+                reader = self._current(partition)
+                if reader is not None:
+                    for stretch in self._take(partition, reader, room):
                         found.append(stretch)
                         room -= stretch.batch.num_rows
             except Exception as exc:  # noqa: BLE001 - what was found must be returned first
-                trouble = exc, intake
+                trouble = exc, reader
             if room == 0:
                 break
         if trouble is not None and not found:
@@ -404,17 +404,17 @@ class Consumer:
             self._trouble = self._trouble or trouble  # it will not go away: the next poll raises it
         return found
 
-    def _take(self, partition: int, intake: Intake, room: int) -> Iterator[OffsetEvents]:
+    def _take(self, partition: int, reader: LeaseReader, room: int) -> Iterator[OffsetEvents]:
         """Yields what one partition has, up to ``room`` events, if a poll of it is due."""
         told = self.context.wakeups.newest(self._topic.incarnation, partition)
-        clock, pace = self.context.clock, intake.pace
-        if not intake.is_reading() and not pace.is_due(clock.monotonic_s(), told):
+        clock, pace = self.context.clock, reader.pace
+        if not reader.is_reading() and not pace.is_due(clock.monotonic_s(), told):
             return
         pace.looked(told)
         taken = False
         try:
-            intake.refresh()
-            while room > 0 and (stretch := intake.take(room)) is not None:
+            reader.refresh()
+            while room > 0 and (stretch := reader.take(room)) is not None:
                 taken = True
                 room -= stretch.batch.num_rows
                 yield stretch
@@ -424,10 +424,10 @@ class Consumer:
             start = exc.context["start"]
             raise NotFoundError(
                 f"consumer `{self.name}` on `{self._topic.name}/{partition}`: its cursor is at "
-                f"{intake.position}, but what is below {start} was trimmed: "
+                f"{reader.position}, but what is below {start} was trimmed: "
                 f"seek to {start} to accept the loss, or give `tidelog consume` --accept-loss",
                 partition=partition,
-                cursor=intake.position,
+                cursor=reader.position,
                 start=start,
             ) from exc
         if taken:
@@ -440,72 +440,73 @@ class Consumer:
         trouble, self._trouble = self._trouble, None
         if trouble is None:
             return
-        error, intake = trouble
-        if intake is None or any(
-            each is intake and self._is_current(partition, each)
-            for partition, each in self._intakes.items()
+        error, reader = trouble
+        if reader is None or any(
+            each is reader and self._is_current(partition, each)
+            for partition, each in self._readers.items()
         ):
             raise error
 
-    def _current(self, partition: int) -> Intake | None:
-        """Returns the intake of the lease that we hold now; None if we hold none.
+    def _current(self, partition: int) -> LeaseReader | None:
+        """Returns the reader of the lease that we hold now; None if we hold none.
 
-        Drops an intake of an earlier epoch: reading resumes at the lease's cursor. Raises
+        Drops a lease reader of an earlier epoch: reading resumes at the lease's cursor. Raises
         ``FencedError`` if a seek is dropped with it.
         """
         held = self._membership.held.get(partition)
         if held is None:
             return None
-        intake = self._intakes.get(partition)
-        if intake is not None and intake.epoch == held.lease.epoch:
-            return intake
-        reader = Reader(self.context, self._topic, partition, self._pool)
-        self._intakes[partition] = Intake(reader, held.lease.cursor, held.lease.epoch)
-        if intake is not None and intake.moved:
+        reader = self._readers.get(partition)
+        if reader is not None and reader.epoch == held.lease.epoch:
+            return reader
+        rows = Reader(self.context, self._topic, partition, self._pool)
+        self._readers[partition] = LeaseReader(rows, held.lease.cursor, held.lease.epoch)
+        if reader is not None and reader.moved:
             raise FencedError(
                 f"lease on `{self._topic.name}/{partition}`: was lost before the seek to "
-                f"{intake.delivered} was committed, and is at {held.lease.cursor} now: seek again",
+                f"{reader.delivered} was committed, and is at {held.lease.cursor} now: "
+                "seek again",
                 partition=partition,
             )
-        return self._intakes[partition]
+        return self._readers[partition]
 
-    def _intake_of(self, partition: int) -> Intake:
-        intake = self._current(partition)
-        if intake is None:
+    def _reader_of(self, partition: int) -> LeaseReader:
+        reader = self._current(partition)
+        if reader is None:
             raise InvalidError(
                 f"consumer `{self.name}`: does not hold partition {partition} of "
                 f"`{self._topic.name}` now: poll first, or close the other members"
             )
-        return intake
+        return reader
 
-    def _is_current(self, partition: int, intake: Intake) -> bool:
-        """Returns whether we still hold the lease under which an intake reads."""
+    def _is_current(self, partition: int, reader: LeaseReader) -> bool:
+        """Returns whether we still hold the lease under which a lease reader reads."""
         held = self._membership.held.get(partition)
-        return held is not None and held.lease.epoch == intake.epoch
+        return held is not None and held.lease.epoch == reader.epoch
 
     def _is_ahead(self, partition: int) -> bool:
         """Returns whether events that were read under our current lease wait for a commit."""
         held = self._membership.held.get(partition)
-        intake = self._intakes.get(partition)
-        if held is None or intake is None or held.lease.epoch != intake.epoch:
+        reader = self._readers.get(partition)
+        if held is None or reader is None or held.lease.epoch != reader.epoch:
             return False
-        return intake.moved or intake.delivered > held.lease.cursor
+        return reader.moved or reader.delivered > held.lease.cursor
 
-    def _commit(self, partition: int, intake: Intake) -> bool:
+    def _commit(self, partition: int, reader: LeaseReader) -> bool:
         """Moves one cursor to what was delivered; returns whether it had to move.
 
         Raises ``FencedError`` if the lease is another one.
         """
         held = self._membership.held.get(partition)
-        if held is not None and held.lease.epoch == intake.epoch:
+        if held is not None and held.lease.epoch == reader.epoch:
             cursor = held.lease.cursor
-            if intake.position < cursor and not intake.moved:
+            if reader.position < cursor and not reader.moved:
                 return False  # events before the cursor are delivered again: it stays
-            if intake.position == cursor and held.is_known and not intake.moved:
-                intake.committed()  # a seek is stored anyway: the lease may be another's by now
+            if reader.position == cursor and held.is_known and not reader.moved:
+                reader.committed()  # a seek is stored anyway: the lease may be another's by now
                 return False
-        self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
-        intake.committed()
+        self._membership.commit(partition, reader.position, reader.epoch, back=reader.moved)
+        reader.committed()
         return True
 
     def _take_once(self, partition: int, wait_s: float) -> bool:
@@ -528,23 +529,23 @@ class Consumer:
                 if self._excess <= 0:
                     return
                 if partition in self._membership.held and not self._is_ahead(partition):
-                    self._intakes.pop(partition, None)
+                    self._readers.pop(partition, None)
                     self._membership.release(partition)
                     self._excess -= 1
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Delivers again what a poll has read but could not return, for whatever reason."""
-        before = {partition: (each, each.mark()) for partition, each in self._intakes.items()}
+        before = {partition: (each, each.mark()) for partition, each in self._readers.items()}
         try:
             yield
         except BaseException:
-            for partition, intake in list(self._intakes.items()):
+            for partition, reader in list(self._readers.items()):
                 known, mark = before.get(partition, (None, (0, 0, False)))
-                if known is intake:
-                    intake.restore(mark)
+                if known is reader:
+                    reader.restore(mark)
                 else:  # of another epoch, or new: it starts at its lease's cursor again
-                    del self._intakes[partition]
+                    del self._readers[partition]
             raise
 
     def _ensure_joined(self) -> None:

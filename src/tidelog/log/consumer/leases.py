@@ -28,9 +28,9 @@ row was read, a commit of the same cursor is not skipped.
 Clocks decide only when to try a takeover, and only one clock counts. An owner is considered dead
 when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
 its process is known to have ended. No wall time of another host is compared with ours. For a
-member, the watched row is its ``member`` row. A one-shot reader (:meth:`Membership.take_once`) has
-none, so its lease row is watched, which each of its commits changes. A member that holds more than
-its fair share releases leases by itself; no lease is taken from a living owner.
+member, the watched row is its ``member`` row. A one-shot reader (:meth:`Leases.take_once`)
+has none, so its lease row is watched, which each of its commits changes. A member that holds more
+than its fair share releases leases by itself; no lease is taken from a living owner.
 
 ``start`` decides where a consumer begins the first time that a member takes a lease.
 
@@ -71,10 +71,10 @@ from tidelog.process import ProcessGuard
 __all__ = [
     "Fence",
     "HeldLease",
-    "Intake",
     "Lease",
+    "LeaseReader",
+    "Leases",
     "Member",
-    "Membership",
     "RegisteredConsumer",
     "Start",
     "check_consumer_name",
@@ -129,7 +129,7 @@ class HeldLease:
     is_known: bool = True  # no later write has an unknown outcome
 
 
-class Membership:
+class Leases:
     """One member's view of a consumer: which members are alive, and which leases it holds."""
 
     def __init__(self, context: Context, topic: Topic, name: str, start: Start) -> None:
@@ -497,14 +497,14 @@ def resolve_start(context: Context, topic: Topic, partition: int, start: Start) 
 
 
 Mark = tuple[int, int, bool]
-"""The state of an intake: position, delivered, moved."""
+"""The state of a lease reader: position, delivered, moved."""
 
 
-class Intake:
+class LeaseReader:
     """What a member reads from one partition under one lease, and how far it has delivered.
 
     It belongs to one epoch of the lease. If the member loses the lease and takes it again, it gets
-    a new intake that starts at the lease's cursor. No position carries over.
+    a new one that starts at the lease's cursor. No position carries over.
     """
 
     def __init__(self, reader: Reader, position: int, epoch: int) -> None:

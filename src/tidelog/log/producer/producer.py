@@ -24,7 +24,7 @@ from tidelog.log.partitioner import partitions_for
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.log.producer.flush import Flush, FlushPart, Rest, SendFuture
-from tidelog.log.producer.uploader import UPLOADS, Carrier
+from tidelog.log.producer.uploader import UPLOADS, Uploader
 from tidelog.model import limits
 from tidelog.model.event import Event, Positions, check_event, check_timestamp, headers_of
 from tidelog.model.partition_rows import ProducerState, check_producer_name, unnamed_producer
@@ -51,7 +51,7 @@ class Producer:
         self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before; read on demand
         self._sequence = -1  # the highest sequence used
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
-        self._carrier = Carrier(context, topic, self._appender, self._named)
+        self._uploader = Uploader(context, topic, self._appender, self._named)
         self._now_ms = context.clock.now_ms
         self._event_bytes_max = context.settings.event_bytes_max
         self._open = Flush(topic.name)
@@ -97,7 +97,7 @@ class Producer:
         >>> producer.room > 0
         True
         """
-        return self._context.settings.buffer_bytes - self._carrier.held_bytes - self._open.size
+        return self._context.settings.buffer_bytes - self._uploader.held_bytes - self._open.size
 
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
         """Returns whether an earlier process stored this sequence under this producer's name.
@@ -153,7 +153,7 @@ class Producer:
             and sequence is None
             and mark is None
         ):
-            with self._carrier.lock:
+            with self._uploader.lock:
                 flush = self._open
                 own = len(value)
                 size = flush.size + own + _OVERHEAD_BYTES
@@ -168,7 +168,7 @@ class Producer:
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
         if mark is not None:
             self._check_given(mark)
-        with self._carrier.lock:
+        with self._uploader.lock:
             if sequence is not None:
                 partition, number = self._place(key, sequence)
                 known = self._repeated(partition, number)
@@ -196,7 +196,7 @@ class Producer:
         >>> [each.offset for each in producer.append([tidelog.Event(b"a")])]
         [3]
         """
-        self._carrier.guard.check()
+        self._uploader.guard.check()
         if self._named:
             raise InvalidError("append: a named producer counts its events: use send")
         return self._append(self.checked(events), partition, expected_offset)
@@ -220,7 +220,7 @@ class Producer:
         >>> len(producer.append_own([tidelog.Event(b"a")]))
         1
         """
-        self._carrier.guard.check()
+        self._uploader.guard.check()
         table = self._table_of(events)
         check_events(table, limits.EVENT_BYTES_CEILING, own=True)
         return self._append(table, None, None)
@@ -257,9 +257,9 @@ class Producer:
         >>> _ = producer.send(b"one more")
         >>> producer.flush()
         """
-        with self._carrier.state:
+        with self._uploader.state:
             self._seal()
-            waiting = list(self._carrier.under_way.values())
+            waiting = list(self._uploader.under_way.values())
         now_s = self._context.clock.monotonic_s
         end_s = None if timeout_s is None else now_s() + timeout_s
         for flush in waiting:
@@ -268,23 +268,23 @@ class Producer:
                     f"flush of `{self._topic.name}`: not durable after {timeout_s} s, and still "
                     "under way: wait longer"
                 )
-        self._carrier.raise_unreported()
+        self._uploader.raise_unreported()
 
     def close(self) -> None:
         """Flushes and ends the threads; raises what :meth:`flush` would.
 
         >>> home.producer("orders").close()
         """
-        with self._carrier.state:
-            if self._carrier.closed:
+        with self._uploader.state:
+            if self._uploader.closed:
                 return
             self._seal()
-            self._carrier.closed = True
+            self._uploader.closed = True
         self._wake.set()
-        self._carrier.close()
+        self._uploader.close()
         if not self._named:
             self._appender.close()
-        self._carrier.raise_unreported()
+        self._uploader.raise_unreported()
 
     def __enter__(self) -> Producer:
         return self
@@ -295,7 +295,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._carrier.guard.is_foreign:  # a forked child leaves it to the parent
+        if not self._uploader.guard.is_foreign:  # a forked child leaves it to the parent
             self.close()
 
     # The buffer.
@@ -370,7 +370,7 @@ class Producer:
         elif index == 0:
             self._wake.set()
         if not self._named:
-            room = self._context.settings.buffer_bytes - self._carrier.held_bytes
+            room = self._context.settings.buffer_bytes - self._uploader.held_bytes
             flush.limit = min(self._context.settings.segment_bytes, _PLAIN_BYTES_MAX, room)
         return SendFuture(flush, index)
 
@@ -386,39 +386,39 @@ class Producer:
 
     def _make_room(self, size: int) -> None:
         """Waits until the buffer has room for this much more. The lock must be held."""
-        self._carrier.wait_for_room(0)
+        self._uploader.wait_for_room(0)
         while (
-            self._carrier.held_bytes + self._open.size + size > self._context.settings.buffer_bytes
+            self._uploader.held_bytes + self._open.size + size > self._context.settings.buffer_bytes
         ):
             self._seal()
-            self._carrier.wait_for_room(size)
-            if self._carrier.held_bytes + self._open.size == 0:
+            self._uploader.wait_for_room(size)
+            if self._uploader.held_bytes + self._open.size == 0:
                 return  # a single event may be larger than the buffer
 
     def _seal(self) -> None:
         """Starts the open flush on its way. The lock must be held."""
         if self._open.pending:
             flush, self._open = self._open, Flush(self._topic.name)
-            self._carrier.start(flush)
+            self._uploader.start(flush)
 
     def _seal_by_time(self) -> None:
         """Starts a flush that has lingered, unless all uploads are busy. For the timer thread."""
         while True:
             self._wake.wait()
             self._wake.clear()
-            if self._carrier.closed:
+            if self._uploader.closed:
                 return
             flush = self._open
             self._context.clock.sleep(self._context.settings.linger_ms / 1000)
-            with self._carrier.state:
-                self._carrier.state.wait_for(
+            with self._uploader.state:
+                self._uploader.state.wait_for(
                     lambda flush=flush: (  # type: ignore[misc]
-                        self._carrier.closed
+                        self._uploader.closed
                         or self._open is not flush
-                        or len(self._carrier.under_way) < UPLOADS
+                        or len(self._uploader.under_way) < UPLOADS
                     )
                 )
-                if self._open is flush and not self._carrier.closed:
+                if self._open is flush and not self._uploader.closed:
                     self._seal()
 
     # Tables.
@@ -447,18 +447,18 @@ class Producer:
     def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
         if partition is None:
             keys = table.column("key")
-            keyless = self._carrier.keyless.next(keys.null_count) if keys.null_count else 0
+            keyless = self._uploader.keyless.next(keys.null_count) if keys.null_count else 0
             places = partitions_for(keys, self._topic.partitions, keyless)
         else:
             places = np.full(table.num_rows, partition, np.int32)
         return Flush.of_table(self._topic.name, table, places, batch_bytes(table))
 
     def _submit(self, flush: Flush) -> None:
-        with self._carrier.state:
+        with self._uploader.state:
             self._seal()  # earlier events go first
             self._make_room(flush.size)
             self._seal()  # events that arrived in the meantime need the room that this one takes
-            self._carrier.start(flush)
+            self._uploader.start(flush)
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:
         error: BaseException | None = None

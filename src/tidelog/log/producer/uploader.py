@@ -29,13 +29,13 @@ from tidelog.model.topic import Topic
 from tidelog.pool import Pool
 from tidelog.process import ProcessGuard, RefusingLock
 
-__all__ = ["UPLOADS", "Carrier"]
+__all__ = ["UPLOADS", "Uploader"]
 
 UPLOADS = 4  # flushes on their way at a time
 _FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
 
 
-class Carrier:
+class Uploader:
     """Uploads one producer's flushes. Its lock also guards the producer's buffer."""
 
     def __init__(self, context: Context, topic: Topic, appender: Appender, named: bool) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
 from tidelog.context import Context
-from tidelog.coordination.supervisors import Keeper, Keepers
+from tidelog.coordination.keepers import Keeper, Keepers
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model import layout
