@@ -82,7 +82,7 @@ class _EventLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     value: _Text | None
     key: _Text | None = None
     id: str | None = None
-    timestamp: str | int | None = None
+    timestamp: str | int | float | None = None
     type: str | None = None
     headers: list[tuple[str, _Text | None]] | None = None
     topic: Any = None
@@ -139,6 +139,10 @@ def event_of_line(line: bytes) -> Event:
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidError(f"is not an event as JSON: {json_problem(line, exc)}") from exc
     time = given.timestamp
+    if isinstance(time, float):  # JSON has one kind of number: 5.0 is a whole one
+        if not time.is_integer():
+            raise InvalidError(f"timestamp {time}: give whole milliseconds, or ISO 8601")
+        time = int(time)
     return Event(
         value=_bytes_of(given.value),
         key=_bytes_of(given.key),

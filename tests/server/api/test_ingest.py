@@ -316,3 +316,10 @@ def test_half_a_surrogate_pair_in_an_array_is_named(served: Served, text: str) -
     assert answer.status_code == 400
     assert "body: is not JSON: a lone surrogate is not valid Unicode" in error(answer)["message"]
     assert served.values() == []
+
+
+def test_a_whole_number_may_be_written_with_a_point(served: Served) -> None:
+    assert served.post({"value": "x", "timestamp": 5.0}).status_code == 201
+    assert [event.timestamp for event in served.home.read("t")] == [5]
+    for wrong in (5.5, 1e300, -1.0):
+        assert served.post({"value": "x", "timestamp": wrong}).status_code == 400, wrong

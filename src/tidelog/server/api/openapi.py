@@ -27,14 +27,25 @@ TOPIC = {
 OFFSET = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
 PARTITION = {"type": "integer", "minimum": 0, "maximum": model_limits.PARTITIONS_MAX - 1}
 LIMIT = {"type": "integer", "minimum": 1, "maximum": limits.PAGE_EVENTS_MAX, "default": 100}
-TIME = {"type": "string", "format": "date-time"}
+TIME = {"type": "string", "format": "date-time", "description": "In the years 1970 to 9999."}
+MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": model_limits.TIMESTAMP_MS_END - 1}
+WHEN = {  # a bound of a range
+    "anyOf": [TIME, {"type": "string", "pattern": "^-[1-9][0-9]{0,5}(ms|s|m|h|d)$"}],
+}
+CURSOR = {"type": "string", "format": "cursor", "minLength": 1}
+DURATION = {"type": "string", "pattern": "^[1-9][0-9]{0,2}s$|^[1-9]m$|^1h$"}
+_BASE64 = {
+    "type": "string",
+    "contentEncoding": "base64",
+    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/][AQgw]==)?$",
+}
 BYTES = {
     "description": "Text, or bytes as base64 where they are no UTF-8.",
     "anyOf": [
         {"type": "string"},
         {
             "type": "object",
-            "properties": {"base64": {"type": "string", "contentEncoding": "base64"}},
+            "properties": {"base64": _BASE64},
             "required": ["base64"],
             "additionalProperties": False,
         },
@@ -146,11 +157,11 @@ def _journals() -> Json:
     when = "ISO 8601, or back from now (-15m)"
     parameters = [
         path_topic(),
-        parameter("start", {"type": "string"}, "query", f"{when}; default: the first event"),
-        parameter("end", {"type": "string"}, "query", f"Exclusive; {when}; default: the last"),
+        parameter("start", WHEN, "query", f"{when}; default: the first event"),
+        parameter("end", WHEN, "query", f"Exclusive; {when}; default: the last"),
         parameter("limit", LIMIT, "query", "How many entries at most"),
-        parameter("cursor", {"type": "string"}, "query", "Of the page before, instead of both"),
-        parameter("presign", {"type": "string"}, "query", "How long URLs shall be good: 1h"),
+        parameter("cursor", CURSOR, "query", "Of the page before, instead of both"),
+        parameter("presign", DURATION, "query", "How long URLs shall be good: 1h"),
     ]
     entry = _object(
         topic=TOPIC,
@@ -284,7 +295,7 @@ def _append(options: ServeOptions) -> Json:
         },
         "required": ["topic", "positions"],
     }
-    one_or_many = {"anyOf": [ref("Event"), {"type": "array", "items": ref("Event")}]}
+    one_or_many = {"anyOf": [ref("Event"), {"type": "array", "items": ref("Event"), "minItems": 1}]}
     body = {
         "required": True,
         "description": f"At most {options.body_bytes_max} bytes.",
@@ -345,10 +356,10 @@ def _range() -> Json:
     when = "ISO 8601, or back from now (-15m)"
     parameters = [
         path_topic(),
-        parameter("start", {"type": "string"}, "query", f"{when}; default 15 minutes before end"),
-        parameter("end", {"type": "string"}, "query", f"Exclusive; {when}; default now"),
+        parameter("start", WHEN, "query", f"{when}; default 15 minutes before end"),
+        parameter("end", WHEN, "query", f"Exclusive; {when}; default now"),
         parameter("limit", LIMIT, "query", "How many events at most"),
-        parameter("cursor", {"type": "string"}, "query", "Of the page before, instead of both"),
+        parameter("cursor", CURSOR, "query", "Of the page before, instead of both"),
     ]
     page = {
         "type": "object",
@@ -396,7 +407,7 @@ def _track(in_path: bool, options: ServeOptions) -> Json:
         topic,
         parameter("id", {"type": "string", "minLength": 1}, "query", "The event's id"),
         parameter("key", {"type": "string"}, "query", "Its key"),
-        parameter("t", {"anyOf": [TIME, OFFSET]}, "query", "Its time"),
+        parameter("t", {"anyOf": [TIME, MILLISECONDS]}, "query", "Its time"),
         parameter("ack", {"enum": ["0", "1"]}, "query", "0: answer before it is durable"),
         token(),
     ]
@@ -459,7 +470,7 @@ def _schemas() -> Json:
         "value": nullable_bytes,
         "key": nullable_bytes,
         "id": {"type": ["string", "null"], "minLength": 1, "maxLength": ID_BYTES_MAX},
-        "timestamp": {"anyOf": [TIME, OFFSET, {"type": "null"}]},
+        "timestamp": {"anyOf": [TIME, MILLISECONDS, {"type": "null"}]},
         "type": nullable_text,
         "headers": {"type": ["array", "null"], "items": pair | {"maxItems": 2}},
     }
