@@ -330,7 +330,7 @@ def _older_half(
     half = "catalog" if is_catalog else "store"
     return InvalidError(
         f"{what}: is from before the adoption of home `{newest.id}`, which had another id then: "
-        f"restore a newer {half}, or run `tidelog home adopt` to go on with this one, and then "
+        f"restore a newer {half}, or run `tidelog home adopt` to continue with this one, and then "
         "`tidelog verify`"
     )
 

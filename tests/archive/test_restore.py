@@ -249,7 +249,7 @@ def test_another_way_to_place_events_is_refused_once_it_has_begun(home: Home) ->
     fill(home, 10)
     drive(home, an_archive(home, "raw"))
     bring(home, "raw", "topic:back")
-    with pytest.raises(InvalidError, match="was begun with partition same: go on so"):
+    with pytest.raises(InvalidError, match="was begun with partition same: continue so"):
         bring(home, "raw", "topic:back", partition="key")
     assert bring(home, "raw", "topic:back?partition=same") == 0
 

@@ -95,7 +95,7 @@ def test_an_archive_that_was_never_run(home: Home) -> None:
     home.append("t", recent(5), partition=1)
     status = read_status(home.context, archive)
     assert (status.lag, of(status, "t/1").lag) == (5, 5)
-    assert "events wait in 1 source partitions, and nobody drives it" in said(status)
+    assert "events wait in 1 source partitions, and no driver is running" in said(status)
     assert troubles(status, Limits(driver=False)) == []
 
 
@@ -151,7 +151,7 @@ def test_drivers_that_live_and_that_died(tmp_path: Path) -> None:
         status = read_status(home.context, archive)
         assert (status.drivers, status.silent) == (0, 1)
         assert "1 of its drivers died" in said(status)
-        assert "nobody drives it" in said(status)
+        assert "no driver is running" in said(status)
         shard.release()
         assert (
             read_status(home.context, archive).drivers,

@@ -143,7 +143,7 @@ def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) ->
     assert bad.code == 1
     lines = bad.out.decode().splitlines()
     assert len(lines) == 2
-    assert "nobody drives it" in lines[0]
+    assert "no driver is running" in lines[0]
     assert "2 events wait, at most 1 may" in lines[1]
     relaxed = tidelog("archive", "status", "daily", "--check", "--no-driver")
     assert relaxed.code == 0

@@ -314,7 +314,7 @@ def test_a_new_consumer_begins_where_it_is_told(tidelog: Run) -> None:
         assert consumed(tidelog, "t", f"from {start}", "--from", start) == expected
     told = tidelog("consume", "t", "--name", "from 1", "--from", "earliest")
     assert (told.code, told.out) == (0, b"")
-    assert "goes on at its cursor" in told.err
+    assert "resumes there" in told.err
     wrong = tidelog("consume", "t", "--name", "x", "--from", "yesterday")
     assert (wrong.code, "ISO 8601" in wrong.err) == (2, True)
 

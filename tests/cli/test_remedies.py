@@ -194,7 +194,7 @@ class Case:
 
 
 CASES = {
-    "nobody drives it": Case(not_driven, "nobody drives it", "archive run daily --follow"),
+    "no driver is running": Case(not_driven, "no driver is running", "archive run daily --follow"),
     "many wait": Case(
         not_driven,
         "10 events wait, at most 5 may",

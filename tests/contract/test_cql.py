@@ -300,9 +300,9 @@ def test_rows_that_somebody_else_wrote_are_corrupt(cql_catalog: CqlCatalog) -> N
         ("cql:///keyspace", "names no hosts"),
         ("cql://one,,two/keyspace", "names no hosts"),
         ("cql://one:9042,two:9042/keyspace", "with one port for all"),
-        ("cql://host", "`` is no keyspace's name"),
-        ("cql://host/a/b", "`a/b` is no keyspace's name"),
-        ("cql://host/keyspace?table=a-b", "`a-b` is no table's name"),
+        ("cql://host", "`` is not a valid keyspace name"),
+        ("cql://host/a/b", "`a/b` is not a valid keyspace name"),
+        ("cql://host/keyspace?table=a-b", "`a-b` is not a valid table name"),
     ],
 )
 def test_addresses_that_are_refused(url: str, complaint: str) -> None:

@@ -65,7 +65,7 @@ def test_missing_credentials_are_told_before_anything_is_sent(
 def test_a_missing_bucket_is_told_from_a_missing_object(s3_server: S3) -> None:
     store = a_store(f"s3://no-such-bucket-here?endpoint={s3_server.endpoint}")
     for call in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: list(store.list())):
-        with pytest.raises(NotFoundError, match="no such bucket"):
+        with pytest.raises(NotFoundError, match="the bucket does not exist"):
             call()
 
 

@@ -184,7 +184,7 @@ def test_ctrl_c_ends_it_well_and_says_how_to_go_on(tidelog: Run) -> None:
         playing.send_signal(signal.SIGINT)
         done = finish(playing)
     assert done.code == 130
-    assert "it goes on with: tidelog playback t --to stdout: --resume slow" in done.err
+    assert "resume it with: tidelog playback t --to stdout: --resume slow" in done.err
     rest = tidelog("playback", "t", "--to", "stdout:", "--resume", "slow")
     assert rest.code == 0
     all_of_it = tidelog("playback", "t", *span, "--to", "stdout:").out
@@ -200,4 +200,4 @@ def test_ctrl_c_without_a_name_says_how_far_it_came(tidelog: Run) -> None:
         playing.send_signal(signal.SIGTERM)
         done = finish(playing)
     assert done.code == 143
-    assert "with --resume NAME it could go on from there" in done.err
+    assert "with --resume NAME it could resume there" in done.err

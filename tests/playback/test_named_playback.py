@@ -242,7 +242,7 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
     theatre.resume(quick)  # waits until the old one is seen to be silent
     with pytest.raises(FencedError, match="opened elsewhere"):
         sink.put(lot)
-    with pytest.raises(FencedError, match="another process has taken it"):
+    with pytest.raises(FencedError, match="another process has claimed it"):
         old.intend(lot.last, lot.end)
     old.release(lot_is_out=True)
     theatre.check()
@@ -394,7 +394,7 @@ def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
         pass
     playing.join(60)
     assert not playing.is_alive()
-    assert "another process has taken it" in str(raised[0])
+    assert "another process has claimed it" in str(raised[0])
 
 
 # What a name stands for.

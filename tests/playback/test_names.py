@@ -129,7 +129,7 @@ def test_one_that_is_played_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) ->
             forget_playback(other, "p")
     assert names(context) == ["p"]
     forget_playback(other, "p")  # as the owner is silent now
-    with pytest.raises(FencedError, match="another process has taken it"):
+    with pytest.raises(FencedError, match="another process has claimed it"):
         owner.beat()
     assert names(context) == []
     with pytest.raises(InvalidError, match="was forgotten meanwhile"):

@@ -373,7 +373,7 @@ def test_a_slot_row_that_is_none_is_damage() -> None:
     stage = Stage()
     stage.run([T0])
     stage.put(stage.main, layout.slot_row(0, T0, 7, "x"), b"not a number")
-    with pytest.raises(CorruptError, match="is no slot row"):
+    with pytest.raises(CorruptError, match="is not a valid slot row"):
         stage.play(T0, T0 + DAY)
 
 

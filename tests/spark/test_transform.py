@@ -43,7 +43,7 @@ BAD = {
     "nulls": "has nulls",
     "before_1970": "outside of the years 1970 to 9999",
     "nothing": "return the DataFrame",
-    "NOT_A_FUNCTION": "no function",
+    "NOT_A_FUNCTION": "is not a function",
     "absent": "absent",
 }
 

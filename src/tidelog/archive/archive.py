@@ -156,7 +156,7 @@ def check_active(archive: Archive) -> None:
     if archive.ended is not None:
         raise InvalidError(
             f"archive `{archive.name}`: was ended at {to_iso(archive.ended.at_ms)}: create another "
-            "archive to go on"
+            "archive to continue"
         )
 
 

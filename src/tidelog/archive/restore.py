@@ -114,7 +114,7 @@ def open_restore(
     if _partition_choice(named.sink) != _partition_choice(sink.url):
         raise InvalidError(
             f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
-            f"{_partition_choice(named.sink)}: go on so, or restore into another target"
+            f"{_partition_choice(named.sink)}: continue so, or restore into another target"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
 

@@ -436,7 +436,7 @@ def _of_copied(status: ArchiveStatus) -> str:
     return (
         f"{what}: takes no events here, its folder belongs to home `{archive.home}`, which this "
         f"one was copied from: end it here with `tidelog archive delete {archive.name}`, and "
-        "create another archive, in a folder of its own, to go on"
+        "create another archive, in a folder of its own, to continue"
     )
 
 
@@ -462,8 +462,8 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     waiting = sum(each.waits for each in status.partitions)
     if limits.driver and waiting and not status.drivers:
         yield (
-            f"{name}: events wait in {waiting} source partitions, and nobody drives it: "
-            f"start `tidelog archive run {status.archive.name} --follow`"
+            f"{name}: events wait in {waiting} source partitions, and no driver is "
+            f"running: start `tidelog archive run {status.archive.name} --follow`"
         )
 
 
@@ -485,7 +485,7 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     if each.lost_to:
         yield (
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
-            f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
+            f"run `tidelog archive run {archive.name} --accept-loss` to record that and continue"
         )
     if each.remade:
         yield (

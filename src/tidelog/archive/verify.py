@@ -301,7 +301,7 @@ class _VerifyLook:
         if found:
             size = sum(info.size for info in found)
             what = f"{len(found)} staged files, {size} bytes: of a range under way, or of a crash"
-            do = "nothing: `tidelog sweep` removes what nobody needs"
+            do = "nothing: `tidelog sweep` removes what nothing needs"
             self.tally.note("staging", layout.staging_of(pipeline), what, do)
 
     # Rows and manifests.

@@ -160,7 +160,7 @@ def _check_entry(file: FileEntry) -> Iterator[Problem]:
         )
         yield Problem("counts", file.target, what, _KEEP)
     if f"_{file.first_offset:020}" not in file.target.rpartition("/")[2]:
-        what = f"its name does not tell its first offset {file.first_offset}"
+        what = f"its name does not show its first offset {file.first_offset}"
         yield Problem("name", file.target, what, _KEEP)
 
 
@@ -287,6 +287,6 @@ class SourceCheck:
             what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
             do = (
                 f"`tidelog archive run {self._archive} --accept-loss` records that the old one "
-                "ended and goes on with this one; or make a new archive of what the source is now"
+                "ended and continues with this one; or create a new archive of the present source"
             )
             yield Problem("source", partition, what, do)

@@ -209,7 +209,7 @@ def _row(partition: str, name: bytes, version: str | None, value: bytes | None) 
             return Row(name.decode(), value, version)
         fault = "has no version or no value"
     except UnicodeDecodeError:
-        fault = "its key is no UTF-8"
+        fault = "its key is not valid UTF-8"
     raise CorruptError(
         f"row {name!r} of `{partition}`: {fault}: find out who else writes to this table",
         partition=partition,

@@ -84,7 +84,7 @@ def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
     for what, name in (("keyspace", keyspace), ("table", table)):
         if not re.fullmatch(r"[A-Za-z0-9_]{1,48}", name):
             raise InvalidError(
-                f"address `{address.text}`: `{name}` is no {what}'s name: "
+                f"address `{address.text}`: `{name}` is not a valid {what} name: "
                 "give 1 to 48 letters, digits and underscores"
             )
     username, password = (environ.get(f"TIDELOG_CQL_{name}") for name in ("USERNAME", "PASSWORD"))

@@ -410,8 +410,8 @@ def _table_name(address: Address) -> str:
         )
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", address.host):
         raise InvalidError(
-            f"address `{address.text}`: `{address.host}` is no table's name: "
-            "give 3 to 255 letters, digits, dots, dashes and underscores"
+            f"address `{address.text}`: `{address.host}` is not a valid table "
+            "name: give 3 to 255 letters, digits, dots, dashes and underscores"
         )
     return address.host
 

@@ -163,7 +163,7 @@ class DriverWatch:
     ) -> None:
         self._bar.stop()
         if error is None and self._interruption.is_unfinished:
-            self.tell(f"{self._what}: interrupted: give the command again to go on")
+            self.tell(f"{self._what}: interrupted: run the command again to resume")
         self._interruption.__exit__(kind, error, trace)
 
     def look(self, waiting: int) -> None:

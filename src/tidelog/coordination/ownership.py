@@ -235,7 +235,7 @@ class Ownership:
                 return
             if not (self.is_ours() or (self.retakes and self.try_take())):
                 raise FencedError(
-                    f"{self._what}: another process has taken it, ours was epoch {self.epoch}: "
+                    f"{self._what}: another process has claimed it, ours was epoch {self.epoch}: "
                     "stop this one"
                 )
 

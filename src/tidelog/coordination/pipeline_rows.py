@@ -161,7 +161,7 @@ def check_ours(context: Context, archive: Archive) -> str:
         what,
         archive.home,
         f"its files are changed and deleted there; here, end it with `tidelog archive delete "
-        f"{archive.name}`, and create another archive, in a folder of its own, to go on",
+        f"{archive.name}`, and create another archive, in a folder of its own, to continue",
     )
     return what
 

@@ -300,7 +300,7 @@ class Marker:
         if is_settled:
             return MovedError(f"{where}: was compiled meanwhile: try again")
         return UnknownOutcomeError(
-            f"{where}: a reply was lost, and compile has removed the rows that tell whether the "
+            f"{where}: a reply was lost, and compile has removed the rows that show whether the "
             "update landed: read the events, then decide"
         )
 

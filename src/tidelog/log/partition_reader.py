@@ -286,7 +286,7 @@ class Reader:
     def _trimmed_error(self, offset: int, start: int) -> NotFoundError:
         return NotFoundError(
             f"partition `{self._topic.name}/{self._partition}`: offset {offset} was trimmed, the "
-            f"first is {start}: go on from {start}",
+            f"first is {start}: continue from {start}",
             offset=offset,
             start=start,
         )

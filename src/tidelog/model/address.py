@@ -91,7 +91,9 @@ def _port(text: str, netloc: str) -> int | None:
     if not colon or netloc.endswith("]"):
         return None
     if not tail.isdecimal() or not 0 < int(tail) < 65_536:
-        raise InvalidError(f"address `{text}`: `{tail}` is no port: give a number up to 65535")
+        raise InvalidError(
+            f"address `{text}`: `{tail}` is not a valid port: give a number up to 65535"
+        )
     return int(tail)
 
 

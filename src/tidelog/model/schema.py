@@ -192,7 +192,7 @@ ROWS = (
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start; deleted or not"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
     Kind("pipeline/<name> · shard/<shards>/<m>", "the shard's driver, its epoch and heartbeat"),
-    Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
+    Kind("pipeline/<name> · flush", "changes when a flush is requested"),
     Kind(
         "pipeline/<name> · failure/<source partition>",
         "why its driver fails there now, since when; without a name: in the source as a whole",

@@ -325,7 +325,7 @@ class Cycle:
                 raise LostError(
                     f"source partition `{track.partition.text}`: holds nothing before "
                     f"{bounds.first}, committed is {start}: what is between is lost; "
-                    "run with --accept-loss to record that and go on",
+                    "run with --accept-loss to record that and continue",
                     partition=track.partition.text,
                     start=start,
                     first=bounds.first,

@@ -151,8 +151,8 @@ class Driver:
                 with contextlib.suppress(UnavailableError):
                     self._pipeline.gate()  # raises if its archive was ended
                 raise FencedError(
-                    f"pipeline `{self._pipeline.name}`: another driver has taken shard "
-                    f"{self._how.shard}: this one stops"
+                    f"pipeline `{self._pipeline.name}`: another driver has claimed "
+                    f"shard {self._how.shard}: this one stops"
                 )
             return events
 

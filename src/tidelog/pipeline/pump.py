@@ -87,12 +87,12 @@ def open_pump(
         if before != now:
             raise InvalidError(
                 f"pump `{named.name}`: was begun with {setting} {before or 'none'}, not "
-                f"{now or 'none'}: go on so, or give it another --name"
+                f"{now or 'none'}: continue so, or give it another --name"
             )
     if named.target != sink.incarnation:
         raise InvalidError(
             f"pump `{named.name}`: its topic `{wanted.topic}` was deleted and made again since it "
-            "began: give it another --name to pump everything anew"
+            "began: give it another --name to pump everything again"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform, rate)
 

@@ -188,7 +188,7 @@ def open_named(context: Context, named: NamedPipeline, workers: Workers) -> Pipe
     if sink.incarnation != named.target:
         raise InvalidError(
             f"pipeline `{named.name}`: its target `{named.sink}` was deleted and made again since "
-            "it began: delete the pipeline, and make it anew"
+            "it began: delete the pipeline, and create it again"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers)
 

@@ -260,8 +260,8 @@ class Lineage:
             return True
         raise LostError(
             f"source partition `{partition.text}`: follows `{parent.partition.text}`, which is "
-            f"gone from the source, and was read up to {position} only: what came behind it is "
-            "lost; run with --accept-loss to go on",
+            f"gone from the source, and was read up to {position} only: what came after it is "
+            "lost; run with --accept-loss to continue",
             partition=partition.text,
             parent=parent.partition.text,
             start=position,

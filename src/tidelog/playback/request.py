@@ -144,8 +144,8 @@ class PartitionSlots:
                 end = int(row.value.removesuffix(b"j"))
             except ValueError as exc:
                 raise CorruptError(
-                    f"row `{row.row}` of {self._what}: is no slot row ({exc}): keep it, and run "
-                    "`tidelog verify`"
+                    f"row `{row.row}` of {self._what}: is not a valid slot row ({exc}): keep it, "
+                    "and run `tidelog verify`"
                 ) from exc
             if is_journal or base >= self._journaled:
                 yield SlotEntry(start_ms, start_ms + width, base, end, is_journal)
@@ -290,7 +290,7 @@ def _check_same(context: Context, name: str, asked: PlaybackRequest, found: Play
 def _other(name: str, what: str, wanted: str, was: str) -> InvalidError:
     return InvalidError(
         f"playback `{name}`: began with {what} `{was}`, and is asked for `{wanted}`: leave it out "
-        "to go on with that one, or choose another name"
+        "to resume that one, or choose another name"
     )
 
 

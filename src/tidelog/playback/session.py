@@ -101,7 +101,7 @@ class NamedPlayback:
             raise InvalidError(f"playback `{self.name}`: was never started: start it first")
         found = decode_row(row.value, PlaybackState, f"playback `{self.name}`")
         if found.generation != self._generation:
-            raise InvalidError(f"playback `{self.name}`: was forgotten meanwhile: begin it anew")
+            raise InvalidError(f"playback `{self.name}`: was forgotten meanwhile: start it again")
         if found.finished_ms:
             self.state, self._version = found, row.version
             return True
@@ -198,7 +198,7 @@ class NamedPlayback:
 
     def _fenced_error(self) -> FencedError:
         return FencedError(
-            f"playback `{self.name}`: another process has taken it, ours was epoch "
+            f"playback `{self.name}`: another process has claimed it, ours was epoch "
             f"{self.state.epoch}: stop this one"
         )
 

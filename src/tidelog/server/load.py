@@ -220,7 +220,7 @@ def _path(plan: LoadPlan, path: str) -> tuple[str, bool]:
             raise InvalidError(f"load: path `{path[:80]}`: give it as URLs have it")
         pixel = path.endswith(".gif")
         if plan.pixel and not pixel:
-            raise InvalidError(f"load: path `{path[:80]}`: is no pixel: leave out --pixel")
+            raise InvalidError(f"load: path `{path[:80]}`: is not a pixel: leave out --pixel")
         topic = f"topic={quote(plan.topic, safe='')}&" if plan.topic and pixel else ""
         return (f"{path}?{topic}" if pixel else path), pixel
     if plan.topic is None:

@@ -282,9 +282,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_loss:
                 raise NotFoundError(
                     f"topic `{name}`: was deleted, and the stream may not have read all of it: set "
-                    "option failOnDataLoss to false to go on without it"
+                    "option failOnDataLoss to false to continue without it"
                 )
-            _logger.warning("topic `%s`: was deleted: the stream goes on without it", name)
+            _logger.warning("topic `%s`: was deleted: the stream continues without it", name)
         return found
 
     def _without_lost(self, before: Positions, look: _Look) -> Positions:
@@ -312,12 +312,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         what = f"partition `{name}/{partition}`: offset {start} was trimmed, the first is {first}"
         if self._options.fail_on_loss:
             raise NotFoundError(
-                f"{what}: set option failOnDataLoss to false to go on from there, or start a new "
-                "query with a new checkpoint",
+                f"{what}: set option failOnDataLoss to false to continue from there, or start a "
+                "new query with a new checkpoint",
                 offset=start,
                 start=first,
             )
-        _logger.warning("%s: the stream goes on from there", what)
+        _logger.warning("%s: the stream continues from there", what)
         self._gaps.append((name, gap))
 
     def _limited(

@@ -76,7 +76,7 @@ def load_transform(name: str) -> Transform:
     except AttributeError as exc:
         raise InvalidError(f"transform `{name}`: {exc}: name a function of the module") from exc
     if not callable(found):
-        raise InvalidError(f"transform `{name}`: is no function: name one")
+        raise InvalidError(f"transform `{name}`: is not a function: name one")
     made: Transform = found
     return made
 

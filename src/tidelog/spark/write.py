@@ -181,7 +181,7 @@ class SparkSink:
                 raise InvalidError(
                     f"{self._what}: batch {number} comes after batch {state.batch}, which is "
                     "stored: another driver runs the same query, or its checkpoint was set back: "
-                    "stop this one, or choose another sink name if all is to be stored anew"
+                    "stop this one, or choose another sink name to store everything again"
                 )
             if state is None and batch.query and not self._note_target(batch.query):
                 continue
@@ -253,7 +253,7 @@ class SparkSink:
             raise InvalidError(
                 f"{self._what}: belongs to {_query_name(state.query)}, which wrote up to batch "
                 f"{state.batch}; this is {_query_name(query)}: bring its checkpoint back, or "
-                "choose another sink name if everything is to be stored anew",
+                "choose another sink name to store everything again",
             )
 
     def _check_repeat(self, state: SinkState, batch: Batch) -> None:
@@ -404,7 +404,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
-            raise InternalError(f"streaming write: Spark tells query {query} and batch {batch}")
+            raise InternalError(f"streaming write: Spark reports query {query} and batch {batch}")
         staged = stage(self._prepare_staging, int(batch), task.partitionId(), iterator)
         return StagedMessage(self._prepare_staging.topic.incarnation, query, *staged)
 

@@ -131,7 +131,7 @@ def store_error(url: str, key: str, exc: Exception, writes: bool = False) -> Tid
     """Returns our error for a library's; ``writes`` if the call may have changed something."""
     if code_of(exc) == "NoSuchBucket" or "NoSuchBucket" in str(exc):
         return NotFoundError(
-            f"store `{url}`: there is no such bucket: create it, or fix the URL", store=url
+            f"store `{url}`: the bucket does not exist: create it, or fix the URL", store=url
         )
     if isinstance(exc, FileNotFoundError) and not _is_foreign_404(exc):
         return not_found(key)

@@ -158,7 +158,7 @@ class S3Bucket:
             if not page["IsTruncated"]:
                 return
             if not page.get("NextContinuationToken"):
-                raise broken_reply(self._url, folder or "/", "it does not say where to go on")
+                raise broken_reply(self._url, folder or "/", "it does not say where to continue")
             request = {
                 "Bucket": self._bucket,
                 "Prefix": self._prefix + folder,

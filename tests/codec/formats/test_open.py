@@ -97,7 +97,7 @@ WRONG: list[tuple[str, str | None, dict[str, Any], str]] = [
         "avro",
         None,
         {"schema": "`user-id` int"},
-        "field `user-id` is no name that Avro takes: use letters, digits and underscores",
+        "field `user-id` is not a valid name in Avro: use letters, digits and underscores",
     ),
 ]
 

@@ -52,7 +52,7 @@ REFUSED = {
     "thrift:1?protocol=json": "protocol `json` is not known: give binary or compact",
     "thrift:1?protokol=compact": "unknown option `protokol` (did you mean `protocol`?)",
     "thrift:1?protocol=": "option `protocol` is empty or given twice",
-    "timestamp:x": "it takes no argument",
+    "timestamp:x": "it has no argument",
     "offset:": "`` is no number of offsets",
     "offset:0": "`0` is no number of offsets",
     "offset:-5": "`-5` is no number of offsets",

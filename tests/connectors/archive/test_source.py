@@ -253,7 +253,7 @@ def test_an_archive_that_began_late_or_lost_events(home: Home) -> None:
     drive(home, archive)
     source = at(home)
     assert source.bounds([T0])[T0].first == "20"
-    with pytest.raises(NotFoundError, match="go on from 20") as caught:
+    with pytest.raises(NotFoundError, match="continue from 20") as caught:
         source.reader(SourceRange(T0, "10", "50"))
     assert caught.value.context == {"lost_from": 10, "first": 20}
     fill(home, 50, 50)
@@ -425,11 +425,11 @@ def test_commits_that_do_not_follow_one_another_are_told(home: Home) -> None:
     where = layout.pipeline_partition(archive.pipeline(), T0.text)
     middle = Delete(layout.commit_row(100, "100"))
     home.context.catalog.write(where, middle, write_id=home.context.ids.new())
-    with pytest.raises(CorruptError, match="end at 100 and go on at 200"):
+    with pytest.raises(CorruptError, match="end at 100 and continue at 200"):
         at(home).bounds([T0])
     last = Delete(layout.commit_row(200, "200"))
     home.context.catalog.write(where, last, write_id=home.context.ids.new())
-    with pytest.raises(CorruptError, match="end at 100 and go on at 300"):
+    with pytest.raises(CorruptError, match="end at 100 and continue at 300"):
         at(home).bounds([T0])
 
 

@@ -107,7 +107,7 @@ def test_a_clash_that_comes_later_loses_nothing(tmp_path: Path, tidelog: Run) ->
         (f"x/1_y%2F0_{ZEROS}.parquet", "has a `/`"),
         ("x/1_0_99999999999999999999.parquet", "above the greatest one"),
         (f"x/1_0_{(1 << 63) - 1:020}.parquet", "above the greatest one"),
-        (f"x/{1 << 63}_0_{ZEROS}.parquet", "is no number of 64 bits"),
+        (f"x/{1 << 63}_0_{ZEROS}.parquet", "is not a 64-bit number"),
     ],
 )
 def test_a_name_that_stands_for_no_source_partition_stops_only_its_file(

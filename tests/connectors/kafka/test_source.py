@@ -367,7 +367,7 @@ def test_what_was_deleted_is_told(broker: Broker) -> None:
     done(broker.admin.delete_records([TopicPartition(topic, 0, 40)]))
     source = broker.source(topic)
     assert bounds(source) == [(40, 100)]
-    with pytest.raises(NotFoundError, match="go on from 40") as caught:
+    with pytest.raises(NotFoundError, match="continue from 40") as caught:
         read(source, 10, 100)
     assert caught.value.context == {"lost_from": 10, "first": 40}
     assert read(source, 40, 100) == numbered(*range(40, 100))

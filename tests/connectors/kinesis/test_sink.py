@@ -154,7 +154,7 @@ def test_records_that_fail_are_sent_again_in_the_order_of_their_key(
 def test_a_throttled_key_does_not_hold_up_the_others(fake: FakeKinesis) -> None:
     stream, clock = Stream(fake.endpoint), FakeClock()
     fake.put_fault = lambda record: record["PartitionKey"] == "key-3"
-    with pytest.raises(UnavailableError, match="takes no more") as told:
+    with pytest.raises(UnavailableError, match="accepts no more") as told:
         writer(stream, clock).put(batch(numbered(700)))
     assert told.value.context["put"] == 600
     assert set(by_key(fake, stream)) == {f"key-{n}" for n in (0, 1, 2, 4, 5, 6)}

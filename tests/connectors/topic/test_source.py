@@ -125,7 +125,7 @@ def test_a_trimmed_start_is_told(home: Home, source: TopicSource) -> None:
         ORDERS: Bounds("20", "40", made, is_dense=True, begins="retention")
     }
     for call in (source.reader, lambda wanted: list(source.read(wanted))):
-        with pytest.raises(NotFoundError, match="go on from 20") as caught:
+        with pytest.raises(NotFoundError, match="continue from 20") as caught:
             call(SourceRange(ORDERS, "5", "40"))
         assert caught.value.context == {"lost_from": 5, "first": 20}
     assert read(source, 20, 40) == expected(20, 40)

@@ -122,8 +122,8 @@ def _tell_cursors(consumer: Consumer) -> None:
     """Say so where a start was given to a consumer that has one already."""
     if any(each.cursor is not None for each in consumer.lag()):
         click.echo(
-            f"consumer `{consumer.name}` has read before and goes on at its cursor: "
-            "--from is for a new one",
+            f"consumer `{consumer.name}` has a cursor and resumes there: --from is "
+            "for a new consumer",
             err=True,
         )
 
@@ -164,7 +164,7 @@ def _run_command(command: str, events: list[Event]) -> None:
     ranges = ", ".join(_range(list(each)) for _, each in groupby(events, lambda e: e.partition))
     raise FailedError(
         f"command `{command}`: ended with {ended} on {counted(len(events), 'event')}, {ranges}: "
-        "they are not committed, and come again: mend it, and consume again",
+        "they are not committed, and come again: fix it, and consume again",
         exit_code=done.returncode,
         events=len(events),
     )

@@ -397,7 +397,7 @@ class _Log:
         if turn.swept is not None:
             text += f", {turn.swept.objects_deleted} objects swept"
         if not turn.finished:
-            text += "; to be gone on with"
+            text += "; can be resumed"
         self._output.say(text)
         for each in turn.troubles:
             where = f"{each.topic}: " if each.topic else ""

@@ -318,10 +318,10 @@ def _how_to_go_on(topic: str, options: _PlaybackOptions, played: PlaybackResult)
     """Returns what to say when it was stopped."""
     if options.name is not None:
         command = f"tidelog playback {topic} --to {options.sink} --resume"
-        return f"stopped; it goes on with: {command} {options.name}"
+        return f"stopped; resume it with: {command} {options.name}"
     if played.last is None:
         return "stopped before the first event"
     return (
         f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
-        f"offset {played.last.offset}; with --resume NAME it could go on from there"
+        f"offset {played.last.offset}; with --resume NAME it could resume there"
     )

@@ -245,7 +245,7 @@ def _record(name: str, fields: Iterable[pa.Field]) -> dict[str, Any]:
     for field in fields:
         if not _NAME.fullmatch(field.name):
             raise InvalidError(
-                f"format `avro`: field `{field.name}` is no name that Avro takes: use letters, "
+                f"format `avro`: field `{field.name}` is not a valid name in Avro: use letters, "
                 "digits and underscores"
             )
         kind = _type(f"{name}_{field.name}", field)

@@ -159,7 +159,7 @@ class _Ddl:
             kind = pa.list_(self._type(name, depth + 1))
         else:
             if self._type(name, depth + 1) != pa.string():
-                raise _wrong(f"map `{name}` has keys that are no strings", "JSON has no others")
+                raise _wrong(f"map `{name}` has keys that are not strings", "JSON has no others")
             self._expect(",", f"the key of map `{name}`")
             kind = pa.map_(pa.string(), self._type(name, depth + 1))
         self._expect(">", f"`{word}` of `{name}`")
@@ -189,7 +189,7 @@ class _Ddl:
             raise _wrong(f"ends before {what}", "write `name type, name type`")
         word, quoted = self._tokens[self._next]
         if not quoted and word in "<>(),:":
-            raise _wrong(f"`{word}` stands in the place of {what}", "write `name type, name type`")
+            raise _wrong(f"`{word}` is in the place of {what}", "write `name type, name type`")
         self._next += 1
         return word
 
@@ -211,7 +211,7 @@ def _json_fields(text: str) -> list[pa.Field]:
     try:
         document = _parse_json(text)
     except msgspec.DecodeError as exc:
-        raise _wrong(f"is no JSON ({exc})", "give JSON Schema, or DDL") from exc
+        raise _wrong(f"is not valid JSON ({exc})", "give JSON Schema, or DDL") from exc
     kind = _JsonSchema(document).type_of(document, "$", 0)[0]
     if not pa.types.is_struct(kind):
         raise _wrong("describes no object", "give `type: object` with `properties`")
@@ -229,7 +229,7 @@ class _JsonSchema:
         if depth > DEPTH_MAX:
             raise _wrong(f"{path} is nested too deeply", f"{DEPTH_MAX} levels at most")
         if not isinstance(part, dict):
-            raise _wrong(f"{path} is no object", "describe it by its type")
+            raise _wrong(f"{path} is not an object", "describe it by its type")
         if "$ref" in part:
             return self.type_of(self._referred(part["$ref"], path), path, depth + 1)
         choices = part.get("anyOf", part.get("oneOf"))

@@ -137,7 +137,7 @@ class Sidecar:
     def check_end(self, rest: Any) -> None:
         """Raises unless all records have been joined, and the checksum is right."""
         if rest:
-            raise CorruptError(f"{self._what}: goes on after the end of its sidecar: keep both")
+            raise CorruptError(f"{self._what}: continues after the end of its sidecar: keep both")
         expected = self._reader.metadata.get(_CHECKSUM.encode(), b"").decode()
         if expected != f"{self._found:08x}":
             raise CorruptError(

@@ -273,7 +273,7 @@ class LayoutSettings:
         if twice:
             raise InvalidError(
                 f"folders `{self.path_format}`: two of them are called `{twice[0]}=`, and readers "
-                "would take them for one column: give each format a name of its own"
+                "would mistake them for one column: give each format its own name"
             )
 
     @property

@@ -59,7 +59,7 @@ class OffsetParser:
 def open_timestamp(spec: Spec) -> TimeParser:
     """Opens ``timestamp``, which takes no argument."""
     if spec.argument:
-        raise spec.refused("it takes no argument: give timestamp alone")
+        raise spec.refused("it has no argument: give timestamp alone")
     return TimestampTimes()
 
 

@@ -48,7 +48,7 @@ def _message(file: str, name: str) -> Any:
         raise InvalidError(f"descriptor file `{file}` cannot be read ({exc})") from exc
     except message.DecodeError as exc:
         raise InvalidError(
-            f"descriptor file `{file}` is no descriptor set: make it by protoc"
+            f"descriptor file `{file}` is not a valid descriptor set: create it with protoc"
         ) from exc
     files = {each.name: each for each in described.file}
     if _TIMESTAMP_FILE not in files:
@@ -132,7 +132,9 @@ def _steps(descriptor: Any, path: tuple[str, ...]) -> list[Any]:
     last = steps[-1]
     is_stamp = last.message_type is not None and last.message_type.full_name == _TIMESTAMP
     if not (is_stamp or last.type in _timely(last)):
-        raise InvalidError(f"field `{last.name}` is no time: give a number, text or {_TIMESTAMP}")
+        raise InvalidError(
+            f"field `{last.name}` is not a valid time: give a number, text or {_TIMESTAMP}"
+        )
     return steps
 
 

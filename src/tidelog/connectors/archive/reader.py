@@ -135,7 +135,7 @@ def _plan_commit(
     if start > first or end < last:
         raise InvalidError(
             f"source partition `{range.partition.text}`: [{range.start}, {range.limit}) cuts the "
-            f"commit [{manifest.start}, {manifest.end}), whose positions are no offsets: ask the "
+            f"commit [{manifest.start}, {manifest.end}), whose positions are not offsets: ask the "
             "source to cut a range"
         )
     return _PlannedCommit(manifest.start, tuple(files), None)

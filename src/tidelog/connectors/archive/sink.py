@@ -452,8 +452,8 @@ class DeadLetters:
         if self.count >= _LEAST and self.count > share_max * read:
             raise InvalidError(
                 f"source partition `{what}`: {self.count} of {read} events are dead letters, the "
-                f"allowed share is {share_max}; the first: {self._first_error}: mend the parser, "
-                "or allow a greater share of them"
+                f"allowed share is {share_max}; the first: {self._first_error}: fix the parser, "
+                "or allow a larger share of them"
             )
         if self._waiting:
             self._stage()

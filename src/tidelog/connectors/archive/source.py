@@ -75,7 +75,7 @@ def open_archive(address: Address, open_context: OpenContext) -> ArchiveSource:
         raise InvalidError(f"source `{address.text}`: give archive:NAME, without slashes")
     if given is not None and not (given.isascii() and given.isdecimal()):
         raise InvalidError(
-            f"source `{address.text}`: `{given}` is no generation: give a whole number"
+            f"source `{address.text}`: `{given}` is not a valid generation: give a whole number"
         )
     return ArchiveSource(open_context, address.path, None if given is None else int(given))
 
@@ -371,7 +371,7 @@ def _commits_in(history: _History, range: SourceRange) -> Sequence[Commit]:
     if not all(map(is_number, (start, limit, *history.borders))):
         raise InvalidError(
             f"source partition `{range.partition.text}`: a commit of the archive neither begins "
-            f"nor ends at both `{start}` and `{limit}`, which are no offsets: ask the source to "
+            f"nor ends at both `{start}` and `{limit}`, which are not offsets: ask the source to "
             "cut a range"
         )
     if int(start) > int(limit):
@@ -390,7 +390,7 @@ def _check_held(history: _History, range: SourceRange) -> None:
     if start < first:
         raise NotFoundError(
             f"source partition `{what}`: the archive begins at offset {first}, asked was {start}: "
-            f"go on from {first} if that loss is acceptable",
+            f"continue from {first} if that loss is acceptable",
             lost_from=start,
             first=first,
         )
@@ -413,7 +413,7 @@ def _backwards(range: SourceRange) -> InvalidError:
 
 def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
     return CorruptError(
-        f"source partition `{partition.text}`: its commits end at {end} and go on at {start}: "
+        f"source partition `{partition.text}`: its commits end at {end} and continue at {start}: "
         "restore the catalog from a copy",
         partition=partition.text,
     )

@@ -178,7 +178,7 @@ def archived_error(key: str, named: ArchivedName) -> InvalidError | None:
     if not problem and named.first >= OFFSET_END_MAX:
         problem = f"offset {named.first} is above the greatest one, {OFFSET_END_MAX - 1}"
     if not problem and named.generation >= OFFSET_END_MAX:
-        problem = f"generation {named.generation} is no number of 64 bits"
+        problem = f"generation {named.generation} is not a 64-bit number"
     return InvalidError(f"{_shown(key)}: its name: {problem}: rename it") if problem else None
 
 
@@ -277,6 +277,6 @@ def _generation(address: Address, given: str | None) -> int | None:
         return None
     if not (given.isascii() and given.isdecimal()):
         raise InvalidError(
-            f"source `{address.text}`: `{given}` is no generation: give a whole number"
+            f"source `{address.text}`: `{given}` is not a valid generation: give a whole number"
         )
     return int(given)

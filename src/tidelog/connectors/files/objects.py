@@ -114,7 +114,7 @@ class _Ranges(io.RawIOBase):
             data = self._store.get(self._key, self._at, end)
         except NotFoundError as exc:
             raise NotFoundError(
-                f"file `{self._key}`: has vanished: put it back, or go on without it",
+                f"file `{self._key}`: has vanished: put it back, or continue without it",
                 file=self._key,
             ) from exc
         if len(data) < end - self._at:

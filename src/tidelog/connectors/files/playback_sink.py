@@ -70,7 +70,7 @@ class LinesPlaybackSink:
                 os.fsync(self._file.fileno())
         except OSError as exc:
             raise UnavailableError(
-                f"file `{self._path}`: {exc.strerror}: make room or mend it, and resume"
+                f"file `{self._path}`: {exc.strerror}: make room or fix it, and resume"
             ) from exc
 
     def reached(self) -> int:
@@ -92,7 +92,7 @@ class LinesPlaybackSink:
         if size < setting.reached:
             raise CorruptError(
                 f"file `{self._path}`: has {size} bytes, but the playback had written "
-                f"{setting.reached}: bring it back, or play anew under another name"
+                f"{setting.reached}: restore it, or play again under another name"
             )
         os.truncate(self._file.fileno(), setting.reached)
 
@@ -172,7 +172,7 @@ class WholeFile:
 
     def _write_error(self, error: OSError) -> UnavailableError:
         return UnavailableError(
-            f"file `{self._path}`: {error.strerror}: make room or mend it, and play again"
+            f"file `{self._path}`: {error.strerror}: make room or fix it, and play again"
         )
 
 

@@ -233,12 +233,12 @@ def _check_topic(url: str, topic: str, role: str) -> None:
             re.compile(topic)
         except re.error as exc:
             raise InvalidError(
-                f"{role} `{url}`: `{topic}` is no regular expression: {exc}: mend it"
+                f"{role} `{url}`: `{topic}` is not a valid regular expression: {exc}: mend it"
             ) from exc
     elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
         pattern = ", or a regular expression that begins with ^" if role == "source" else ""
         raise InvalidError(
-            f"{role} `{url}`: `{topic}` is no topic: give one after the brokers, "
+            f"{role} `{url}`: `{topic}` is not a valid topic: give one after the brokers, "
             f"kafka://host:9092/TOPIC{pattern}"
         )
 
@@ -255,13 +255,13 @@ _OURS = {
     "allow.auto.create.topics": "a reader creates nothing",
     "auto.offset.reset": "a start that is gone must be told, never moved",
     "bootstrap.servers": "the brokers stand in front of the topic: kafka://host1,host2:9092/TOPIC",
-    "enable.auto.commit": "positions are kept by whoever reads, not by Kafka",
-    "enable.auto.offset.store": "positions are kept by whoever reads, not by Kafka",
-    "enable.partition.eof": "it tells where a range without events ends",
+    "enable.auto.commit": "the reader keeps positions, not Kafka",
+    "enable.auto.offset.store": "the reader keeps positions, not Kafka",
+    "enable.partition.eof": "it shows where a range without events ends",
     "group.id": "partitions are read by range, and no group is joined",
     "group.instance.id": "partitions are read by range, and no group is joined",
     "metadata.broker.list": "the brokers stand in front of the topic",
-    "statistics.interval.ms": "statistics tell whether reading goes on",
+    "statistics.interval.ms": "statistics show whether reading continues",
 }
 _OWN = {
     "group.id": "tidelog",  # a consumer must have one; it never joins it or commits to it

@@ -145,14 +145,14 @@ class PartitionRead:
         if start < first:
             raise NotFoundError(
                 f"{self._what}: offsets {start} to {first} are gone, the first is {first}: "
-                f"go on from {first} if that loss is acceptable",
+                f"continue from {first} if that loss is acceptable",
                 lost_from=start,
                 first=first,
             )
         if limit > end:
             raise NotFoundError(
-                f"{self._what}: ends at offset {end}, but was seen to reach {limit}: it was made "
-                "anew, or its brokers lost events: decide where to go on",
+                f"{self._what}: ends at offset {end}, but was seen to reach {limit}: it was "
+                "created again, or its brokers lost events: decide where to continue",
                 lost_from=min(start, end),
                 first=first,
                 end=end,

@@ -142,8 +142,8 @@ class Transactions:
         except KafkaException as exc:
             if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers responded before
                 raise UnavailableError(
-                    f"kafka topic `{self._place.topic}`: its brokers do not tell the offset of "
-                    f"group `{self._name}`: try again; if that lasts, a transaction hangs: see "
+                    f"kafka topic `{self._place.topic}`: its brokers do not return the offset "
+                    f"of group `{self._name}`: try again; if that lasts, a transaction hangs: see "
                     "`kafka-transactions.sh find-hanging`"
                 ) from exc
             raise self._abort_and_explain(exc) from exc
@@ -265,7 +265,7 @@ class Transactions:
             )
         if error.code() == KafkaError.INVALID_TIMESTAMP:
             return InvalidError(
-                f"{what}: does not take the time of an event ({reason}): raise its "
+                f"{what}: does not accept the time of an event ({reason}): raise its "
                 "message.timestamp.before.max.ms or message.timestamp.after.max.ms"
             )
         if error.code() in _REFUSED:

@@ -283,8 +283,8 @@ class ShardRead:
         if not self._checked and seen_ms is not None and seen_ms < held_ms:
             raise NotFoundError(
                 f"kinesis shard `{self._plan.range.partition.text}`: was read up to {seen_ms} ms, "
-                f"and holds nothing that came in before {held_ms} ms: go on from the oldest record "
-                "if that loss is acceptable",
+                f"and holds nothing that came in before {held_ms} ms: continue from the oldest "
+                "record if that loss is acceptable",
                 lost_from=self._start.text,
                 first=ShardPosition("oldest", held_ms=held_ms).text,
             )

@@ -133,7 +133,7 @@ class KinesisWriter:
             delay_s = next(delays, None)
             if delay_s is None:
                 raise UnavailableError(
-                    f"kinesis stream `{self._stream}`: takes no more, {code}: {total - left} of "
+                    f"kinesis stream `{self._stream}`: accepts no more, {code}: {total - left} of "
                     f"{total} events are there: try again in a while, or give it more shards",
                     put=total - left,
                 )
@@ -308,7 +308,7 @@ class KinesisSink:
             raise CorruptError(
                 f"{self._place.what}: a part of source partition `{manifest.partition}`, "
                 f"{manifest.start} to {manifest.end}, is gone before it was put ({exc}): another "
-                "driver has put it there and goes on, or somebody deleted it"
+                "driver has put it there and continues, or it was deleted"
             ) from exc
 
 

@@ -153,8 +153,8 @@ def read_schema(session: ScyllaSession) -> Schema:
     missing = [name for name in FIXED if name not in names]
     if missing:
         raise InvalidError(
-            f"table `{place.keyspace}.{place.log_table}`: has no column `{missing[0]}`: it is no "
-            "change log of Scylla's"
+            f"table `{place.keyspace}.{place.log_table}`: has no column `{missing[0]}`: it is not "
+            "a change log of Scylla"
         )
     keys = sorted(
         (kind != "partition_key", position, name)

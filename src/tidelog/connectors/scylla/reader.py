@@ -284,8 +284,8 @@ class ChangeRead:
             raise NotFoundError(
                 f"change log of `{self._session.place.label}`: was read up to "
                 f"{self._start.time_ms} ms, and what was changed before {held_ms} ms is gone, "
-                f"after the log's time to live of {self._plan.ttl_ms // 1000} s: go on from there "
-                "if that loss is acceptable",
+                f"after the log's time to live of {self._plan.ttl_ms // 1000} s: continue from "
+                "there if that loss is acceptable",
                 lost_from=self._start.text,
                 first=held_ms,
             )

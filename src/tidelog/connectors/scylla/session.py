@@ -243,7 +243,7 @@ def _start(address: Address, text: str, now_ms: int) -> Literal["oldest", "first
     try:
         cursor = decode_json(text, _EventId).cursor_time
     except msgspec.MsgspecError as exc:
-        raise _wrong(address, f"start is no id of an event: {exc}: give the whole id") from exc
+        raise _wrong(address, f"start is not a valid event id: {exc}: give the whole id") from exc
     return moment_ms(cursor, now_ms) // 1000 * 1000
 
 
@@ -259,7 +259,7 @@ def _table(address: Address) -> tuple[str, str]:
         if not re.fullmatch(r"[A-Za-z0-9_]{1,48}", name):
             raise _wrong(
                 address,
-                f"`{name}` is no {what}'s name: give scylla://host:9042/keyspace.table",
+                f"`{name}` is not a valid {what} name: give scylla://host:9042/keyspace.table",
             )
     if table.endswith("_scylla_cdc_log"):
         raise _wrong(address, "names the change log itself: give the table that it belongs to")

@@ -377,7 +377,7 @@ class ScyllaSource:
         if start.generation_ms not in self._times or table is None or generations is None:
             raise NotFoundError(
                 f"change log of `{self._place.label}`: the position {range.start} is in a "
-                "generation of streams that the cluster does not tell of: it is another cluster, "
+                "generation of streams that the cluster does not list: it is another cluster, "
                 "or too old: start a new pipeline",
                 lost_from=range.start,
                 first=self._times[0] if self._times else None,
@@ -543,8 +543,8 @@ class Swept:
         found = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if found.transform:
             raise InvalidError(
-                f"pipeline `{name}`: has a transform, behind which nobody can tell what it has "
-                "brought: sweep behind one without"
+                f"pipeline `{name}`: has a transform, which hides what it has written: sweep "
+                "behind a pipeline without one"
             )
         address = parse_address(found.source)
         if address.scheme == "scylla":

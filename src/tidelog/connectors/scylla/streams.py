@@ -241,7 +241,7 @@ def _shape_of(session: ScyllaSession) -> _Shape:
 
 def _no_generations(place: ScyllaPlace) -> NotFoundError:
     return NotFoundError(
-        f"change log of `{place.label}`: the cluster tells no generations of streams"
+        f"change log of `{place.label}`: the cluster lists no generations of streams"
         f"{f' in keyspace {place.generations}' if place.generations else ''}: is it Scylla, with "
         "change data capture on?"
     )

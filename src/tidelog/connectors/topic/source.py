@@ -251,14 +251,14 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
     if start < head.start:
         raise NotFoundError(
             f"partition `{partition.text}`: offsets {start} to {head.start} were trimmed, the "
-            f"first is {head.start}: go on from {head.start} if that loss is acceptable",
+            f"first is {head.start}: continue from {head.start} if that loss is acceptable",
             lost_from=start,
             first=head.start,
         )
     if limit > head.next:
         raise NotFoundError(
             f"partition `{partition.text}`: ends at offset {head.next}, but was seen to reach "
-            f"{limit}: its topic was made anew: decide where to go on",
+            f"{limit}: its topic was created again: decide where to continue",
             lost_from=min(start, head.next),
             first=head.start,
             end=head.next,

@@ -191,7 +191,7 @@ def read_references(context: Context, topic: Topic, partition: int, head: Head) 
         kind = row.row.partition("/")[0]
         if kind not in KNOWN or kind not in layout.TOPIC_ROW_KINDS:
             raise UnknownRowError(
-                f"{what}: is of a kind that this version does not know, so it cannot tell what is "
+                f"{what}: is of a kind that this version does not know, so it cannot know what is "
                 "referred to: a newer version of tidelog wrote it: update tidelog"
             )
         if kind == "amend":

@@ -229,7 +229,7 @@ class Appender:
             if sequences is not None and (sequences[0] <= last or (self._once and last >= 0)):
                 raise AlreadyExistsError(
                     f"producer `{self._producer}` on `{self._topic.name}/{piece.partition}`: "
-                    f"sequence {sequences[0]} is stored already: go on after {last}"
+                    f"sequence {sequences[0]} is stored already: continue after {last}"
                 )
             self.check_head(piece.partition, head)
             if expected_offset not in (None, head.next):

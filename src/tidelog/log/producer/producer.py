@@ -326,8 +326,8 @@ class Producer:
             flush.finish(
                 AlreadyExistsError(
                     f"producer: sequence {sequence} was stored before in "
-                    f"`{self._topic.name}/{partition}`, so long ago that its offset is not kept: "
-                    f"go on after {before.last}"
+                    f"`{self._topic.name}/{partition}`, too long ago to know its offset: continue "
+                    f"after {before.last}"
                 )
             )
         else:

@@ -51,7 +51,7 @@ class _After(msgspec.Struct, frozen=True, array_like=True):
     def of_text(cls, text: str) -> _After:
         parts = text.split(".")
         if len(text) > _CURSOR_MAX or len(parts) != 4 or not all(map(_is_number, parts)):
-            raise InvalidError("cursor: is none that a page has given: begin anew")
+            raise InvalidError("cursor: is not a valid cursor: start again without it")
         after = cls(*map(int, parts))
         check_timestamp(after.start_ms)
         check_timestamp(min(after.end_ms, TIMESTAMP_MS_END - 1))

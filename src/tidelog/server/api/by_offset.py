@@ -245,7 +245,7 @@ def read_page(context: Context, topic: Topic, partition: int, offset: From, limi
     if offset > head.next:
         raise NotFoundError(
             f"partition `{topic.name}/{partition}`: offset {offset} is beyond its end, "
-            f"{head.next}: go on from there",
+            f"{head.next}: continue from there",
             offset=offset,
             end=head.next,
         )

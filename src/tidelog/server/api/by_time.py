@@ -133,7 +133,7 @@ class ByTimeHandlers:
 def read_range(context: Context, topic: Topic, cursor: RangeCursor, limit: int) -> RangePage:
     """The next events of a range. ``NotFoundError`` when something was trimmed since it began."""
     if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
-        raise NotFoundError(f"topic `{topic.name}`: was made again since: begin anew")
+        raise NotFoundError(f"topic `{topic.name}`: was created again since: start again")
     check_heads(context, topic, cursor)
     times = TimeRange(cursor.start_ms, cursor.end_ms)
     none_needed = (Floors(),) * topic.partitions  # whether one was trimmed, heads tell
@@ -162,7 +162,7 @@ def read_range(context: Context, topic: Topic, cursor: RangeCursor, limit: int) 
 
 
 def _forged() -> InvalidError:
-    return InvalidError("cursor: is none that a page has given: begin anew")
+    return InvalidError("cursor: is not a valid cursor: start again without it")
 
 
 def begin_range(context: Context, topic: Topic, times: TimeRange) -> RangeCursor:
@@ -192,7 +192,7 @@ def check_heads(context: Context, topic: Topic, cursor: RangeCursor) -> None:
         if head.start > start:
             raise NotFoundError(
                 f"partition `{topic.name}/{partition}`: offsets {start} to {head.start} were "
-                "trimmed since the first page, and may be part of the range: begin anew",
+                "trimmed since the first page, and may be part of the range: start again",
                 partition=partition,
                 start=head.start,
             )

@@ -40,7 +40,7 @@ _BASE64 = {
     "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/][AQgw]==)?$",
 }
 BYTES = {
-    "description": "Text, or bytes as base64 where they are no UTF-8.",
+    "description": "Text, or base64 for bytes that are not valid UTF-8.",
     "anyOf": [
         {"type": "string"},
         {
@@ -390,7 +390,7 @@ def _tail() -> Json:
             "Where to begin, in each partition",
         ),
         token(),
-        header("Last-Event-ID", "The id of the last event that was seen: go on after it"),
+        header("Last-Event-ID", "The id of the last event seen; the tail continues after it"),
     ]
     content = {"text/event-stream": {"schema": {"type": "string"}}}
     stream = {"description": "Each event as JSON, as it comes", "content": content}

@@ -130,5 +130,5 @@ def _text(move: CursorMove) -> str:
 def _parse(text: str) -> tuple[int, int, str]:
     parts = text.split(":", 2)
     if len(parts) != 3 or not all(re.fullmatch("[0-9]{1,19}", each) for each in parts[:2]):
-        raise InvalidError("move: is none that a page has given: begin anew")
+        raise InvalidError("move: is not a valid move: start again")
     return int(parts[0]), int(parts[1]), parts[2]

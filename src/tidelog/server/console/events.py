@@ -187,7 +187,7 @@ class EventPages:
     def _by_time(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         text = visit.query.get("cursor", "")
         if len(text) > _CURSOR_MAX:
-            raise InvalidError("cursor: is none that a page has given: begin anew")
+            raise InvalidError("cursor: is not a valid cursor: start again without it")
         if text:
             cursor = RangeCursor.of_text(text)
         else:

@@ -164,7 +164,7 @@ class JournalPages:
                 if keys
                 else home.erase(topic.name, ids=asked.ids, why=why, prove=False, **how)
             )
-            job.says = "compiling, writing archives anew, sweeping"
+            job.says = "compiling, rewriting archives, sweeping"
             done = home.purge(topic.name)
             job.says = "searching every object for what is left"
             proof = home.prove_erased(topic.name, ids=asked.ids, keys=keys)

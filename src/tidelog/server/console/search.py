@@ -141,7 +141,7 @@ def in_range(
     limit, seconds = most
     patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
-        raise NotFoundError(f"topic `{topic.name}`: was made again since: begin anew")
+        raise NotFoundError(f"topic `{topic.name}`: was created again since: start again")
     check_heads(context, topic, cursor)
     times = TimeRange(cursor.start_ms, cursor.end_ms)
     floors = (Floors(),) * topic.partitions

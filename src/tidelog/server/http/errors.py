@@ -132,7 +132,7 @@ STATUSES: tuple[tuple[type[TidelogError], int], ...] = (
 )
 _TOLD = {  # what clients are told where the message is about the inside of the home
     503: "the store or the catalog of this home is out of reach, or too slow: try again",
-    504: "nobody can tell whether this was stored: read back, or repeat it with an Idempotency-Key",
+    504: "it is unknown whether this was stored: read back, or repeat it with an Idempotency-Key",
     500: "something is wrong on the server: its operator finds the reason on its standard error",
 }
 _PARTIAL = (
