@@ -139,7 +139,7 @@ def test_the_commands_of_the_journals_guide_run_and_print_what_is_shown(
 
 def test_every_command_named_in_a_document_exists() -> None:
     for document in DOCUMENTS:
-        for name in re.findall(r"`tidelog ([a-z]+)", document.read_text()):
+        for name in re.findall(r"`tidelog ([a-z-]+)", document.read_text()):
             assert name in cli.commands, f"{document.name} names `tidelog {name}`"
 
 

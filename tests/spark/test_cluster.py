@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,31 @@ import pytest
 
 from tests.servers.spark import SparkCluster
 from tidelog import Event, Home
+from tidelog.api.spark_environment import FOLDER, pack_environment
 
 SECONDS_MAX = 400
+
+# Executors with a Python that has nothing installed, and the archive of `tidelog spark-env`.
+BARE = """
+import json, os, sys
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+from tidelog.spark import register
+
+settings, home = json.loads(sys.argv[1]), sys.argv[2]
+spark = SparkSession.builder.config(conf=SparkConf().setAll(list(settings.items()))).getOrCreate()
+register(spark)
+
+def places(_):
+    import pyarrow, tidelog
+    return [(sys.executable, pyarrow.__file__, tidelog.__file__)]
+
+table = spark.read.format("tidelog").options(home=home, topic="orders", bytesPerTask=1).load()
+rows = len(table.collect())
+found = spark.sparkContext.parallelize(range(2), 2).mapPartitions(places).collect()
+print(json.dumps({"rows": rows, "places": found}))
+spark.stop()
+"""
 
 # A process of its own: there can be one Spark context in a process, and it may be another's.
 SCRIPT = """
@@ -67,3 +91,37 @@ def test_executors_read_and_write_a_home_on_sqlite(
     events = [event for partition in range(3) for event in home.read("copy", partition)]
     expected = [f"{run} {n}".encode() for run in range(4) for n in range(50)]
     assert sorted(event.value or b"" for event in events) == sorted(expected)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_executors_with_a_bare_python_use_the_packed_environment(
+    spark_cluster: SparkCluster, home: Home, tmp_path: Path
+) -> None:
+    home.create_topic("orders", 2)
+    for run in range(4):
+        home.append("orders", [Event(f"{run} {n}".encode(), b"%d" % n) for n in range(50)])
+    bare = str(Path(sys.base_prefix) / "bin" / "python3")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [bare, "-c", "import pyarrow"]
+    missing = subprocess.run(command, capture_output=True, env=clean, check=False)
+    assert missing.returncode != 0, "the executors' Python has nothing"
+    packed = pack_environment(tmp_path / "env.tar.gz")
+    settings = {**spark_cluster.settings(), **packed.settings, "spark.pyspark.python": bare}
+    settings["spark.pyspark.driver.python"] = sys.executable
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, json.dumps(settings), str(tmp_path / "home")],
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": packed.driver_path},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rows"] == 200
+    for python, *modules in found["places"]:
+        assert python == bare
+        assert all(FOLDER in module for module in modules), modules

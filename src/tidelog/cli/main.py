@@ -60,6 +60,7 @@ _COMMANDS = {
     "sample-traffic": ("demo:sample_traffic", ""),
     "scribe": ("journals", "Compile, apply amendments and sweep in the background."),
     "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
+    "spark-env": ("pipeline:spark_env", "Pack Tidelog for Spark executors that do not have it."),
     "sweep": ("upkeep", "Delete objects that nothing refers to."),
     "token": ("token", "Create, list, rotate and revoke the server's tokens."),
     "topic": ("topic", "Create, list, show, notify and delete topics."),

@@ -1,15 +1,19 @@
 """``tidelog pipeline``: pumps and restores by their names, how far they are, and their removal.
 
 ``tidelog pump``: any source into a topic, each event once.
+
+``tidelog spark-env``: Tidelog as an archive for Spark's executors.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tidelog.api.pipelines import PumpHandle
+from tidelog.api.spark_environment import pack_environment
 from tidelog.cli.output import CommandGroup, Output, json_option, write_out
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -24,7 +28,7 @@ from tidelog.home import open_home
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 
-__all__ = ["pipeline"]
+__all__ = ["pipeline", "pump", "spark_env"]
 
 
 @click.group(cls=CommandGroup)
@@ -214,3 +218,31 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
         )
         told = {"events": done.events, "left_out": done.left_out}
         output.record({"pump": made.name, "topic": topic, **told})
+
+
+@click.command("spark-env")
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+@click.pass_obj
+def spark_env(_: str | None, output: Output, /, file: Path) -> None:
+    """Pack Tidelog for Spark executors that do not have it.
+
+    FILE is the archive to write; its name ends with .tar.gz. Executors need the same version of
+    Python. Pass the printed settings to Spark, or to commands that take --conf, and set the
+    printed variable for the driver.
+
+    \b
+    Examples:
+      tidelog spark-env tidelog-env.tar.gz
+    """
+    packed = pack_environment(file)
+    output.record(
+        {
+            "file": str(packed.file),
+            "bytes": packed.bytes,
+            "packages": len(packed.packages),
+            "python": packed.python,
+            "conf": " ".join(f"--conf {name}={value}" for name, value in packed.settings.items()),
+            "driver": f"PYTHONPATH={packed.driver_path}",
+        }
+    )
