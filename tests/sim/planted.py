@@ -481,7 +481,7 @@ BUGS: dict[str, Bug] = {
         "P1", (Appender, "_settled", conflict_means_not_stored)
     ),
     "one failure kept at a time": _clients("P1", (FlushFailures, "add", wrong.keep_one_failure)),
-    "future of one event tells for its flush": _clients(
+    "future of one event answers for its flush": _clients(
         "P1", (SendFuture, "result", wrong.result_tells_the_flush)
     ),
     "failure raised in one thread only": _clients(
