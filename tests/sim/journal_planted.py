@@ -335,7 +335,7 @@ def _events_counted_inside_a_lot(patch: Patch) -> None:
     patch.setattr(KafkaPlaybackSink, "put", put)
 
 
-def _playback_continues_in_another_topic(patch: Patch) -> None:
+def _playback_in_another_topic(patch: Patch) -> None:
     """A playback opens whichever topic has the name of its target when its turn comes."""
     of_named = SinkContext.of_named
 
@@ -370,5 +370,5 @@ BUGS: Mapping[str, Bug] = {
     "events counted inside of a lot": Bug(PlaybackWorld, _events_counted_inside_a_lot),
     "the cursor moves before the lot": Bug(PlaybackWorld, _cursor_before_lot),
     "a playback passes over swaps": Bug(PlaybackWorld, _playback_passes_over_swaps),
-    "a playback continues in another topic": Bug(PlaybackWorld, _playback_continues_in_another_topic),
+    "a playback continues in another topic": Bug(PlaybackWorld, _playback_in_another_topic),
 }
