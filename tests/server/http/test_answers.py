@@ -14,7 +14,7 @@ import pytest
 from tests.support.serving import Served, ask, error, read_answer, serving, status
 from tidelog import InvalidError
 from tidelog.cli.commands.serve import serve
-from tidelog.cli.commands.up import _of_server, up
+from tidelog.cli.commands.up import _FLAGS, _PASSED, _REPEATED, _of_server, up
 from tidelog.coordination.tokens import create_token
 
 PATHS = (
@@ -192,33 +192,19 @@ def test_unknown_paths_are_404_with_any_method(served: Served) -> None:
 
 def test_up_passes_the_options_of_the_server_on() -> None:
     given = {
-        "behind_proxy": True,
-        "public_pixel": ("a", "b"),
+        **dict.fromkeys(_FLAGS, True),
+        **dict.fromkeys(_REPEATED, ("a", "b")),
+        **dict.fromkeys(_PASSED, "x"),
         "rate": 5.0,
-        "body_max": 100,
-        "access_log": "-",
-        "socket": "s.sock",
-        "topic_default": "c",
-        "tls_cert": "c.pem",
         "tls_key": None,
     }
     passed = _of_server(given)
-    assert passed == [
-        *("--behind-proxy", "--public-pixel", "a", "--public-pixel", "b"),
-        *(
-            "--socket",
-            "s.sock",
-            "--topic-default",
-            "c",
-            "--rate",
-            "5.0",
-            "--body-max",
-            "100",
-            "--access-log",
-            "-",
-            "--tls-cert",
-            "c.pem",
-        ),
-    ]
+    assert passed[:2] == ["--behind-proxy", "--audit-reads"]
+    pixels = passed.index("--public-pixel")
+    assert passed[pixels : pixels + 4] == ["--public-pixel", "a", "--public-pixel", "b"]
+    assert passed[passed.index("--rate") + 1] == "5.0"
+    assert "--tls-key" not in passed
+    named = {f"--{name.replace('_', '-')}" for name in (*_FLAGS, *_REPEATED, *_PASSED)}
     of_server = {option for each in serve.params for option in each.opts}
-    assert of_server <= {option for each in up.params for option in each.opts}
+    assert of_server - {"--host", "--port", "--json"} <= named, "`up` does not pass it on"
+    assert named <= {option for each in up.params for option in each.opts}
