@@ -15,7 +15,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tidelog.adoption import adopt_home
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -29,11 +28,12 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.home import Home, create_home
-from tidelog.home import open_home as open  # noqa: A004 - read as tidelog.open(...)
-from tidelog.model.event import Event, Position
 
 if TYPE_CHECKING:
+    from tidelog.adoption import adopt_home
+    from tidelog.home import Home, create_home
+    from tidelog.home import open_home as open  # noqa: A004 - read as tidelog.open(...)
+    from tidelog.model.event import Event, Position
     from tidelog.public import *
 
 __version__ = "0.1.0"
@@ -147,8 +147,21 @@ __all__ = [
 ]
 
 
+# Names that most programs use, with the modules that they load; ``tidelog.public`` has the others.
+_FIRST = {
+    "Event": ("tidelog.model.event", "Event"),
+    "Home": ("tidelog.home", "Home"),
+    "Position": ("tidelog.model.event", "Position"),
+    "adopt_home": ("tidelog.adoption", "adopt_home"),
+    "create_home": ("tidelog.home", "create_home"),
+    "open": ("tidelog.home", "open_home"),
+}
+
+
 def __getattr__(name: str) -> object:
-    """Imports the rest of the surface when it is asked for: that takes longer than all above."""
-    if name in __all__:
-        return getattr(import_module("tidelog.public"), name)
-    raise AttributeError(f"module `tidelog` has no attribute `{name}`")
+    """Imports a public name when it is first used, so that ``import tidelog`` takes no time."""
+    if name not in __all__:
+        raise AttributeError(f"module `tidelog` has no attribute `{name}`")
+    module, attribute = _FIRST.get(name, ("tidelog.public", name))
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
