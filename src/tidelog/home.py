@@ -50,7 +50,7 @@ from tidelog.log.status import (
 )
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model.event import Event, Positions
-from tidelog.model.playback import Time, whole_range
+from tidelog.model.playback import Time
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.opening import World, create_context, open_context, real_world
@@ -433,12 +433,13 @@ class Home(JournalCalls, NotifyCalls, UpkeepCalls):
     ) -> Iterator[Event] | PlaybackResult:
         """Return the events of ``[start, end)`` by time, or play them to another place.
 
-        By default the last 15 minutes, up to the ends of now. ``to`` is ``topic:NAME``,
-        ``file:PATH``, ``http(s)://…``, ``kafka://host/TOPIC`` or ``kinesis://STREAM``; then it
-        returns what was played. Under a ``name`` it can be stopped, or die, and the same call
-        resumes it: nothing is skipped, and nothing comes twice into a topic.
+        By default the last 15 minutes; ``earliest`` to ``latest`` are all events. ``to`` is
+        ``topic:NAME``, ``file:PATH``, ``http(s)://…``, ``kafka://host/TOPIC`` or
+        ``kinesis://STREAM``; then it returns what was played. Under a ``name`` it can be stopped,
+        or die, and the same call resumes it: nothing is skipped, and nothing comes twice into a
+        topic.
 
-        >>> [event.id for event in home.playback("orders", "2026-11-01", "2026-12-01")]
+        >>> [event.id for event in home.playback("orders", "earliest", "latest")]
         ['order-1', 'order-2', 'order-3']
         >>> _ = home.create_topic("copies")
         >>> home.playback("orders", "2026-11-01", to="topic:copies", name="drill").events
@@ -478,15 +479,6 @@ class Home(JournalCalls, NotifyCalls, UpkeepCalls):
         """
         self._check_open()
         return play_arrow(self.context, topic, start, end)
-
-    def replay(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
-        """Yield the events of ``[start, end)`` by time; by default all there are.
-
-        >>> [event.id for event in home.replay("orders")]
-        ['order-1', 'order-2', 'order-3']
-        """
-        times = whole_range(start, end, self.context.clock.now_ms())
-        return self.playback(topic, times.start_ms, times.end_ms)
 
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         from tidelog.maintenance import turn

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.all_times import ALL_TIMES
 from tidelog import (
     AlreadyExistsError,
     BeforeTime,
@@ -124,7 +125,9 @@ def test_playback_resumes_by_its_name(home: Home) -> None:
     assert first.events + second.events == 10
     third = home.playback("orders", **times, to="topic:copies", name="drill")
     assert (third.events, third.before is not None) == (0, True)
-    assert sorted(event.id or "" for event in home.replay("copies")) == [f"o{n}" for n in range(10)]
+    assert sorted(event.id or "" for event in home.playback("copies", *ALL_TIMES)) == [
+        f"o{n}" for n in range(10)
+    ]
     home.playbacks.forget("drill")
     with pytest.raises(InvalidError, match="give to"):
         home.playback("orders", name="drill")  # type: ignore[call-overload]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tidelog.codec.event_json import id_line, ids_of_lines
 from tidelog.journal.audit import id_mark
@@ -59,7 +60,7 @@ def test_delete_by_ids_by_a_file_and_by_a_key(filled: Run, tmp_path: Path) -> No
     (tmp_path / "ids").write_bytes(b"id-2\n\n")
     assert filled("delete", "t", "--ids-file", str(tmp_path / "ids"), "--yes").code == 0
     assert filled("delete", "t", "--key", "k1", "--yes", "--json").rows()[0]["deleted"] == 2
-    assert filled("replay", "t").out == b"v4\n"
+    assert filled("playback", "t", *ALL_TIMES_OPTIONS).out == b"v4\n"
     (tmp_path / "bad").write_bytes(b"\xff")
     assert filled("delete", "t", "--ids-file", str(tmp_path / "bad")).code == 2
     assert "give one of ids" in filled("delete", "t").err
@@ -76,7 +77,7 @@ def test_without_a_terminal_a_key_or_a_file_of_ids_needs_a_yes(filled: Run, tmp_
         assert "needs --yes without a terminal" in refused.err
         unknown = filled("delete", "tt", *which, stdin=b"id-3\n")
         assert (unknown.code, "did you mean `t`" in unknown.err) == (1, True), "told before it asks"
-    assert len(filled("replay", "t").out.splitlines()) == 6
+    assert len(filled("playback", "t", *ALL_TIMES_OPTIONS).out.splitlines()) == 6
 
 
 def test_a_list_without_ids_deletes_nothing(filled: Run) -> None:
@@ -95,7 +96,7 @@ def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) ->
     file = tmp_path / "ids"
 
     def left() -> list[str]:
-        replayed = filled("replay", "t", "--json").rows()
+        replayed = filled("playback", "t", *ALL_TIMES_OPTIONS, "--json").rows()
         return [row["id"] for row in replayed if row["id"] in ids]
 
     assert sorted(left()) == sorted(ids)
@@ -161,11 +162,11 @@ def test_audit_tells_who_what_when_and_why(filled: Run) -> None:
 
 def test_replay_gives_a_range_by_time(filled: Run) -> None:
     start, end = "1970-01-01T00:00:01.002Z", "1970-01-01T00:00:01.004Z"
-    assert filled("replay", "t", "--start", start, "--end", end).out == b"v2\nv3\n"
-    rows = filled("replay", "t", "--json").rows()
+    assert filled("playback", "t", "--start", start, "--end", end).out == b"v2\nv3\n"
+    rows = filled("playback", "t", *ALL_TIMES_OPTIONS, "--json").rows()
     assert [row["id"] for row in rows] == [f"id-{n}" for n in range(6)]
-    assert filled("replay", "t", "--from", start, "--end", end).out == b"v2\nv3\n"
-    backwards = filled("replay", "t", "--start", end, "--end", start)
+    assert filled("playback", "t", "--from", start, "--end", end).out == b"v2\nv3\n"
+    backwards = filled("playback", "t", "--start", end, "--end", start)
     assert backwards.code == 2
     assert f"range from `{end}` to `{start}`: runs backwards" in backwards.err
 

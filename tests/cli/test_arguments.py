@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tidelog.cli.main import cli
 
@@ -63,7 +64,7 @@ def test_file_with_a_name_that_is_not_utf8_is_read(tidelog: Run, tmp_path: Path)
     (tmp_path / BAD).write_bytes(b"1\n2\n")
     assert tidelog("topic", "create", "t").code == 0
     assert tidelog("produce", "t", str(tmp_path / BAD)).code == 0
-    assert tidelog("replay", "t").out == b"1\n2\n"
+    assert tidelog("playback", "t", *ALL_TIMES_OPTIONS).out == b"1\n2\n"
     (tmp_path / f"{BAD}.ids").write_bytes(b"a\n")
     done = tidelog("delete", "t", "--ids-file", str(tmp_path / f"{BAD}.ids"), "--reason", "x")
     assert len(done.err.splitlines()) <= 1

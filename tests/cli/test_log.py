@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import tidelog as library
+from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tests.support.heartbeats import beaten_between_looks
 from tidelog import Event
@@ -237,9 +238,9 @@ def test_a_last_line_without_an_end_waits_under_a_name(tidelog: Run) -> None:
     assert "line 3: has no newline yet" in first.err
     again = tidelog("produce", "t", "--name", "app.log", "--json", stdin=b"one\ntwo\nthree\nfour\n")
     assert (again.code, again.rows()[0]["events"], again.rows()[0]["repeated"]) == (0, 2, 2)
-    assert tidelog("replay", "t").out == b"one\ntwo\nthree\nfour\n"
+    assert tidelog("playback", "t", *ALL_TIMES_OPTIONS).out == b"one\ntwo\nthree\nfour\n"
     assert tidelog("produce", "t", stdin=b"five\nsix").code == 0
-    assert tidelog("replay", "t").out.endswith(b"five\nsix\n")
+    assert tidelog("playback", "t", *ALL_TIMES_OPTIONS).out.endswith(b"five\nsix\n")
 
 
 def test_an_input_with_fewer_lines_than_its_name_has_stored_is_refused(tidelog: Run) -> None:
@@ -251,7 +252,7 @@ def test_an_input_with_fewer_lines_than_its_name_has_stored_is_refused(tidelog: 
         assert "3 lines were stored under this name" in refused.err
         assert "--name of its own" in refused.err
     assert tidelog("produce", "t", "--name", "app.log.2", stdin=b"n1\nn2\n").code == 0
-    assert tidelog("replay", "t").out == b"1\n2\n3\nn1\nn2\n"
+    assert tidelog("playback", "t", *ALL_TIMES_OPTIONS).out == b"1\n2\n3\nn1\nn2\n"
 
 
 def test_a_store_that_fails_midway_is_told_with_what_is_stored(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tidelog.log.producer.producer import Producer
 from tidelog.model.topic import partition_for
@@ -14,7 +15,7 @@ REFUSED = "are not those that were stored under this name"
 
 
 def replayed(tidelog: Run) -> list[bytes]:
-    return sorted(tidelog("replay", "t").out.splitlines())
+    return sorted(tidelog("playback", "t", *ALL_TIMES_OPTIONS).out.splitlines())
 
 
 @pytest.mark.parametrize("partitions", ["1", "3"])

@@ -7,6 +7,7 @@ import shlex
 import click
 import pytest
 
+from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 
 NEW = b'{"k": "k", "is": "new"}\n'
@@ -91,4 +92,4 @@ def test_events_of_a_topic_that_was_made_again_are_not_deleted_by_an_old_answer(
         patch.setattr(click, "confirm", made_again)
         refused = tidelog("delete", "t", "--key", "k", terminal=True)
     assert "since you were asked" in refused.err
-    assert b"new" in tidelog("replay", "t").out
+    assert b"new" in tidelog("playback", "t", *ALL_TIMES_OPTIONS).out

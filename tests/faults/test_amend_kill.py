@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tests.journal.test_amend import compile_all
+from tests.support.all_times import ALL_TIMES
 from tidelog import Event
 from tidelog.home import Home, World, create_home
 from tidelog.settings import Settings
@@ -53,7 +54,7 @@ def test_what_was_acknowledged_holds_wherever_an_amender_is_killed(tmp_path: Pat
                     updated |= dict.fromkeys(words[1:], words[0])
                 elif verb == "deleted":
                     deleted.add(words[0])
-            found = {event.id: event.value or b"" for event in home.replay("t")}
+            found = {event.id: event.value or b"" for event in home.playback("t", *ALL_TIMES)}
             assert not deleted & set(found)
             for each, value in updated.items():
                 if each in found:  # else a delete was under way
@@ -62,7 +63,7 @@ def test_what_was_acknowledged_holds_wherever_an_amender_is_killed(tmp_path: Pat
             assert report.errors == 0, report.findings
             compile_all(home)
             home.sweep(0)
-            assert {event.id: event.value for event in home.replay("t")} == found
+            assert {event.id: event.value for event in home.playback("t", *ALL_TIMES)} == found
         assert deleted
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.archive.test_archive import an_archive, drive, fill
+from tests.support.all_times import ALL_TIMES
 from tests.support.cli_run import run_here
 from tests.support.mounts import read_only
 from tidelog import Event, Home
@@ -54,7 +55,7 @@ def check_reads(folder: Path) -> None:
         assert [each.name for each in home.topics()] == ["t"]
         assert home.verify("t").errors == 0
         assert home.inspect() == []
-        assert len(list(home.replay("t"))) == 50
+        assert len(list(home.playback("t", *ALL_TIMES))) == 50
         assert sum(each.num_rows for each in home.playback_arrow("t")) == 50
         archive = find_archive(home.context, "daily")
         assert verify_archive(home.context, archive, ArchiveVerifyOptions(deep=True)).problems == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.all_times import ALL_TIMES
 from tidelog import Event
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
@@ -123,7 +124,7 @@ def test_updates_and_deletes_are_seen_by_every_way_of_reading(home: Home, when: 
     expected |= {"id-3": b"newer", "id-4": None, "id-5": b"", "id-6": b"x" * 100_000}
     del expected["id-7"], expected["id-8"]
     assert everything(home) == expected
-    replayed = list(home.replay("t"))
+    replayed = list(home.playback("t", *ALL_TIMES))
     assert {event.id: event.value for event in replayed} == expected
     assert [event.timestamp for event in replayed] == sorted(e.timestamp for e in replayed)  # type: ignore[type-var]
     with home.consumer("t", "c") as consumer:
@@ -159,9 +160,9 @@ def test_of_several_events_with_an_id_all_are_amended_and_the_newest_is_got(home
     compile_all(home)
     assert home.get("t", "twice").value == b"elsewhere"
     home.update("t", "twice", b"same")
-    assert [event.value for event in home.replay("t")] == [b"same"] * 3
+    assert [event.value for event in home.playback("t", *ALL_TIMES)] == [b"same"] * 3
     assert home.delete("t", "twice").events == 3
-    assert list(home.replay("t")) == []
+    assert list(home.playback("t", *ALL_TIMES)) == []
 
 
 def test_a_deleted_id_that_is_appended_anew_is_a_new_event(home: Home) -> None:

@@ -34,9 +34,9 @@ def put(home: Home, value: bytes, event_id: str, at_ms: int) -> None:
 
 
 def replayed(
-    home: Home, start: int | None = None, end: int | None = None
+    home: Home, start: int | str = "earliest", end: int | str = "latest"
 ) -> list[tuple[str | None, bytes | None]]:
-    return [(event.id, event.value) for event in home.replay("t", start, end)]
+    return [(event.id, event.value) for event in home.playback("t", start, end)]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

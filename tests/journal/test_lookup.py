@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.support.all_times import ALL_TIMES
 from tests.support.compiled_journals import Press
 from tidelog import Event
 from tidelog.codec.event_batch import table_of
@@ -245,7 +246,7 @@ def test_of_many_who_append_the_same_ids_each_id_is_stored_once(tmp_path: Path) 
             thread.join()
         assert failed == []
         assert sorted(stored) == sorted(f"id-{number}" for number in range(15))
-        assert sorted(e.id or "" for e in home.replay("t")) == sorted(stored)
+        assert sorted(e.id or "" for e in home.playback("t", *ALL_TIMES)) == sorted(stored)
 
 
 def test_gets_beside_compiles_sweeps_and_updates_always_find_something_right(

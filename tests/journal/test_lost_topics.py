@@ -112,7 +112,7 @@ def test_topic_that_lost_only_its_registry_row_is_as_it_was(tmp_path: Path) -> N
         assert values(home, "late") == [[b"0", b"2"], [b"1", b"3", b"5"]], "deletes are kept"
         assert [each.cursor for each in home.lag("late")] == [3, 3]
         assert home.verify("late").errors == 0
-        assert [event.value for event in home.replay("late", 60_000, 180_000)] == [b"1", b"2"]
+        assert [event.value for event in home.playback("late", 60_000, 180_000)] == [b"1", b"2"]
         assert home.sweep(0).refused == ()
 
 

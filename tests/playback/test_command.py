@@ -153,7 +153,8 @@ def test_as_of(tidelog: Run) -> None:
         (("--to", "null:", "--parallel", "--resume", "x"), "leave out"),
         (("--to", "null:", "--parallel", "--speed", "2"), "leave out"),
         (("--to", "file:x.parquet", "--resume", "x"), "cannot be continued"),
-        ((), "Missing option '--to'"),
+        (("--resume", "x"), "Missing option '--to'"),
+        (("--speed", "2"), "Missing option '--to'"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_done(

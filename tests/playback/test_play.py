@@ -19,7 +19,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import BeforeTime, ToOffsets, trim_topic
 from tidelog.log.topics import delete_topic
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.playback import Cursor, TimeRange, time_range
 from tidelog.playback.merge import BufferBounds, play, play_arrow, play_events
 from tidelog.playback.request import PartitionSlots, pin_topic
@@ -120,6 +120,7 @@ def test_an_event_keeps_all_it_has() -> None:
 def test_by_default_it_is_the_last_quarter_of_an_hour() -> None:
     now = T0 + DAY
     assert time_range(None, None, now) == TimeRange(now - 900_000, now)
+    assert time_range("earliest", "latest", now) == TimeRange(0, limits.TIMESTAMP_MS_END)
     assert time_range("-1h", None, now) == TimeRange(now - 3_600_000, now)
     assert time_range(None, "-1h", now) == TimeRange(now - 4_500_000, now - 3_600_000)
     assert time_range("2023-11-14T22:13:20Z", T0 + 5, now) == TimeRange(T0, T0 + 5)

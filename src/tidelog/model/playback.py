@@ -26,7 +26,10 @@ __all__ = [
 ]
 
 Time = str | int | datetime | None
-"""ISO 8601 or relative text, milliseconds, an aware datetime, or None for the default."""
+"""ISO 8601 or relative text, milliseconds, an aware datetime, or None for the default.
+
+The start can be ``earliest`` and the end ``latest``: the first and the newest event.
+"""
 
 _DEFAULT_MS = 15 * 60 * 1000
 _LAST_END = re.compile(r"10000-01-01(T00:00(:00(\.0+)?)?(Z|\+00:00)?)?")  # see `to_iso`
@@ -101,11 +104,14 @@ class PlaybackState(Persisted, frozen=True):
 
 def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
     """Returns ``[start, end)``; by default the last 15 minutes. Raises ``InvalidError``."""
-    if end == limits.TIMESTAMP_MS_END or (isinstance(end, str) and _LAST_END.fullmatch(end)):
+    is_last = isinstance(end, str) and (end == "latest" or _LAST_END.fullmatch(end))
+    if end == limits.TIMESTAMP_MS_END or is_last:
         # No event has that time, but it is a valid end: the only one after the last millisecond.
         end_ms = limits.TIMESTAMP_MS_END
     else:
         end_ms = now_ms if end is None else _time_ms(end, now_ms)
+    if start == "earliest":
+        start = 0
     start_ms = max(0, end_ms - _DEFAULT_MS) if start is None else _time_ms(start, now_ms)
     if start_ms > end_ms:
         raise InvalidError(

@@ -1,4 +1,4 @@
-"""``tidelog replay`` and ``tidelog journals``: a range of times, as events or as objects.
+"""``tidelog journals``: the objects that hold the events of a time range.
 
 ``tidelog compile``: many runs become one journal, with amendments applied.
 
@@ -25,21 +25,18 @@ from tidelog.cli.output import (
     json_option,
     progress_bar,
     to_seconds,
-    write_out,
 )
 from tidelog.cli.pipeline_options import check_metrics_file, spark_conf, write_metrics_file
 from tidelog.cli.terminal import Interruption
-from tidelog.codec.event_json import batch_lines
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home, open_home
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry
 from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn
 from tidelog.model.event import to_iso
-from tidelog.model.playback import whole_range
 from tidelog.model.times import duration_ms
 
-__all__ = ["journals", "policy_of", "policy_options", "replay"]
+__all__ = ["journals", "policy_of", "policy_options"]
 
 _COLUMNS = ("partition", "base", "end", "events", "first", "last", "format", "amended", "object")
 
@@ -49,37 +46,6 @@ start_option = click.option(
 end_option = click.option(
     "--end", metavar="T", help="The time to stop before. [default: the newest event]"
 )
-
-
-@click.command()
-@click.argument("topic")
-@start_option
-@end_option
-@json_option
-@click.pass_obj
-def replay(
-    home_text: str | None, output: Output, topic: str, start: str | None, end: str | None
-) -> None:
-    """Print the events of a time range, in order of time.
-
-    Prints their values, or with --json the whole events.
-
-    Late events are printed in their place. Use `tidelog playback` for other targets, for other
-    speeds, and to stop and resume.
-
-    \b
-    Examples:
-      tidelog replay orders --start 2026-11-01 --end 2026-11-02
-      tidelog replay orders --start -2h --json | tidelog produce copies --format events
-    """
-    with open_home(home_text) as home:
-        times = whole_range(start, end, home.context.clock.now_ms())
-        for batch in home.playback_arrow(topic, times.start_ms, times.end_ms):
-            if output.as_json:
-                write_out(batch_lines(batch))
-            else:
-                values = batch.column("value").to_pylist()
-                write_out(b"".join([(value or b"") + b"\n" for value in values]))
 
 
 @click.command()

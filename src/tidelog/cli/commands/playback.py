@@ -12,9 +12,10 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from tidelog.cli.output import Output, counted, echo_aside, json_option
+from tidelog.cli.output import Output, counted, echo_aside, json_option, write_out
 from tidelog.cli.pipeline_options import traced_world
 from tidelog.cli.terminal import Interruption
+from tidelog.codec.event_json import batch_lines
 from tidelog.connectors.sink import check_playback_sink
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -32,13 +33,20 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 
 @click.command()
 @click.argument("topic", required=False)
-@click.option("--start", metavar="T", help="The first time: ISO 8601, or -2h.")
-@click.option("--end", metavar="T", help="The time to stop before. [default: now]")
+@click.option(
+    "--start",
+    "--from",
+    "start",
+    metavar="T",
+    help="The first time: ISO 8601, -2h or earliest. [default: 15 minutes before the end]",
+)
+@click.option("--end", metavar="T", help="The time to stop before, or latest. [default: now]")
 @click.option(
     "--to",
     "sink",
     metavar="SINK",
-    help="The target: topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
+    help="The target. Without one the events are printed: their values, or with --json all of "
+    "them. topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
     "kafka://host/TOPIC, kinesis://STREAM or null:.",
 )
 @click.option(
@@ -75,7 +83,7 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 @json_option
 @click.pass_obj
 def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
-    """Play the events of a time range to another place, in order.
+    """Print the events of a time range, or play them elsewhere.
 
     Plays the last 15 minutes by default, without events that are appended after it began. Prints a
     line for each slot with the time of its first event and the number of events. A playback with a
@@ -84,6 +92,8 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
 
     \b
     Examples:
+      tidelog playback orders --start 2026-11-01 --end 2026-11-02
+      tidelog playback orders --start earliest --json | tidelog produce copies --format events
       tidelog playback orders --to topic:orders-again
       tidelog playback orders --start -2h --end -1h --to stdout: --speed 10
       tidelog playback --params test.json
@@ -101,9 +111,11 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
         return
     if params is not None:
         topic = _add_params(topic, given, params)
-    for name, value in (("argument 'TOPIC'", topic), ("option '--to'", given["sink"])):
-        if value is None:
-            raise click.UsageError(f"Missing {name}.")
+    if topic is None:
+        raise click.UsageError("Missing argument 'TOPIC'.")
+    if given["sink"] is None:
+        _print(home_text, output, topic, given)
+        return
     options = _PlaybackOptions(**given)
     how = _Messages(output, options)
     stop = threading.Event()
@@ -134,6 +146,21 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
             interrupt.finished()
         else:
             how.say(_how_to_go_on(topic, options, played))
+
+
+def _print(home_text: str | None, output: Output, topic: str, given: dict[str, Any]) -> None:
+    """Prints the events of a time range: their values, or with ``--json`` the whole events."""
+    context = click.get_current_context()
+    for name in ("speed", "name", "as_of", "parallel", "empty_slots"):
+        if given[name] and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError("Missing option '--to'.")
+    with open_home(home_text) as home:
+        for batch in home.playback_arrow(topic, given["start"], given["end"]):
+            if output.as_json:
+                write_out(batch_lines(batch))
+            else:
+                values = batch.column("value").to_pylist()
+                write_out(b"".join([(value or b"") + b"\n" for value in values]))
 
 
 class _Params(msgspec.Struct, forbid_unknown_fields=True):
