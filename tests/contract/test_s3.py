@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 
+import boto3
 import pytest
 
+from tests.servers.moto import Moto
 from tests.servers.s3 import S3
 from tests.support.homes import a_store
 from tests.support.waiting import until
@@ -87,6 +90,7 @@ def test_a_server_that_is_down_is_unavailable() -> None:
         ("s3://", "names no bucket"),
         ("s3://bucket?regoin=x", "did you mean `region`"),
         ("s3://bucket?path_style=maybe", "give true or false"),
+        ("s3://bucket?kms_key=a b", "no key of KMS"),
         ("s3://bucket?endpoint=ftp://x", "is not an http or https address"),
         ("s3://key:secret@bucket", "credentials come from the environment"),
         ("s3://bucket?secret_access_key=x", "looks like a secret"),
@@ -99,6 +103,24 @@ def test_malformed_addresses_are_refused(url: str, message: str) -> None:
         a_store(url)
 
 
+def test_objects_and_copies_are_encrypted_by_the_key_of_the_address(moto_server: Moto) -> None:
+    """On moto, since the other server takes no such header."""
+    bucket, key = f"kms-{uuid.uuid4().hex[:8]}", "arn:aws:kms:us-east-1:123456789012:key/1234"
+    client = boto3.client("s3", endpoint_url=moto_server.endpoint, region_name=moto_server.region)
+    client.create_bucket(Bucket=bucket)
+    where = f"endpoint={moto_server.endpoint}&region={moto_server.region}"
+    for given, wanted in (("", None), (f"&kms_key={key}", key)):
+        store = a_store(f"s3://{bucket}/{len(given)}?{where}{given}")
+        store.put("one", b"1")
+        store.copy("one", "two")
+        for name in ("one", "two"):
+            head = client.head_object(Bucket=bucket, Key=f"{len(given)}/{name}")
+            assert head.get("SSEKMSKeyId") == wanted
+            assert (head.get("ServerSideEncryption") == "aws:kms") == (wanted is not None)
+    client.close()
+
+
+@pytest.mark.server
 def test_broken_uploads_are_aborted_by_their_age(s3_server: S3, url: str) -> None:
     store = a_store(url)
     bucket = url.removeprefix("s3://").partition("/")[0]

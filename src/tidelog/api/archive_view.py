@@ -5,6 +5,7 @@ The Delta and Iceberg tables of an archive.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -26,8 +27,10 @@ from tidelog.archive.tables import (
     repair_tables,
 )
 from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import is_detached
+from tidelog.coordination.pipeline_rows import is_detached, read_partitions, read_progress
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import AuditRecord, read_audit
@@ -94,6 +97,36 @@ class ArchiveView:
         []
         """
         return troubles(self.status(generation), limits or Limits())
+
+    def publish_offsets(self, group: str) -> int:
+        """Publish the archive's positions as offsets of a Kafka consumer group; returns how many.
+
+        For tools that watch consumer groups: the archive itself never reads them. Raises
+        ``InvalidError`` for other sources, and for a group that consumers are in.
+
+        >>> home.archives.get("daily").publish_offsets("tidelog-daily")
+        Traceback (most recent call last):
+        tidelog.errors.InvalidError: archive `daily`: its source `topic:orders` has no consumer ...
+        """
+        info, context = self.reload(), self._context
+        source = open_source(
+            info.source,
+            environ=context.environ,
+            open_context=lambda: contextlib.nullcontext(context),
+        )
+        if not isinstance(source, GroupSource):
+            raise InvalidError(
+                f"archive `{info.name}`: its source `{info.source}` has no consumer groups: "
+                "leave the group out"
+            )
+        positions = {}
+        pipeline = info.pipeline(info.generation)
+        for text in read_partitions(context, pipeline):
+            progress = read_progress(context, pipeline, text)
+            if progress is not None:
+                positions[SourcePartition.named(text)] = progress.position
+        source.publish_offsets(group, positions)
+        return len(positions)
 
     def metrics(self, waiting: WaitingTimes | None = None) -> str:
         """Return the archive's Prometheus metrics; ``waiting`` as in :meth:`status`.

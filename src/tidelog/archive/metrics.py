@@ -7,6 +7,7 @@ omitted, never reported as 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ from tidelog.model.pipeline import DriverFailure, Progress
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import list_pipelines
 
-__all__ = ["metrics_text", "pipelines_text", "status_text"]
+__all__ = ["metrics_text", "pipelines_text", "statsd_lines", "status_text"]
+
+_SAMPLE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 Number = float | int | None
 
@@ -288,3 +292,20 @@ def _since_s(failure: DriverFailure | None, now_ms: int) -> float:
 
 def _seconds(time_ms: int | None) -> float | None:
     return None if time_ms is None else time_ms / 1000
+
+
+def statsd_lines(text: str) -> list[str]:
+    """Returns metrics as lines of StatsD: gauges, with the values of labels as parts of names.
+
+    ``tidelog_archive_lag_events{archive="daily"} 5`` is ``tidelog.archive_lag_events.daily:5|g``.
+    """
+    found = []
+    for line in text.splitlines():
+        sample = _SAMPLE.fullmatch(line)
+        if sample is None or line.startswith("#"):
+            continue
+        name, labels, value = sample.groups()
+        parts = [re.sub(r"[^A-Za-z0-9_-]+", "_", each) for _, each in _LABEL.findall(labels or "")]
+        dotted = ".".join(["tidelog", name.removeprefix("tidelog_"), *parts])
+        found.append(f"{dotted}:{value}|g")
+    return found

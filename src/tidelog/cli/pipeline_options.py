@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,11 +29,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tidelog.api.archives import ArchiveHandle
 from tidelog.api.pipelines import RunOptions
 from tidelog.archive.archive import FormatOptions
+from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
 from tidelog.cli.output import Output, counted
 from tidelog.cli.terminal import Interruption
 from tidelog.context import NoSpans
-from tidelog.errors import InvalidError, TidelogError, unexpected
+from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.home import Home, World
 from tidelog.opening import real_world
 from tidelog.pipeline.base import CycleReport
@@ -353,14 +355,46 @@ def write_metrics_file(file: Path, text: str) -> None:
     fresh.replace(file)
 
 
+def send_statsd(address: str, text: str) -> None:
+    """Send Prometheus metrics to a StatsD server, as gauges in datagrams. ``InvalidError``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise InvalidError(f"statsd `{address}`: give HOST:PORT")
+    packets: list[str] = []
+    for line in statsd_lines(text):
+        if packets and len(packets[-1]) + len(line) < _PACKET_BYTES:
+            packets[-1] += f"\n{line}"
+        else:
+            packets.append(line)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as sender:
+            for packet in packets:
+                sender.sendto(packet.encode(), place)
+    except OSError as exc:
+        raise UnavailableError(f"statsd `{address}`: cannot be sent to ({exc}): try again") from exc
+
+
+_PACKET_BYTES = 1_400  # of a datagram, so that networks do not cut it
 _METRICS_S = 15.0  # between two writes of the file
 
 
 class AfterCycles:
     """Registers tables and writes metrics after cycles; an error does not stop the archive."""
 
-    def __init__(self, home: Home, archive: ArchiveHandle, metrics: Path | None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        archive: ArchiveHandle,
+        metrics: Path | None,
+        *,
+        statsd: str | None = None,
+        kafka_group: str | None = None,
+    ) -> None:
         self._clock = home.context.clock
+        self._statsd = statsd
+        self._group = kafka_group
         self._archive = archive
         check_metrics_file(metrics)
         self._metrics = metrics
@@ -392,7 +426,16 @@ class AfterCycles:
 
     def _write_metrics(self, every_s: float) -> None:
         now_s = self._clock.monotonic_s()
-        if self._metrics is None or now_s - (self._written_s or -every_s) < every_s:
+        wanted = (self._metrics, self._statsd, self._group)
+        if wanted == (None, None, None) or now_s - (self._written_s or -every_s) < every_s:
             return
-        write_metrics_file(self._metrics, self._archive.metrics(self._waiting))
         self._written_s = now_s
+        if self._group is not None:
+            self._archive.publish_offsets(self._group)
+        if self._metrics is None and self._statsd is None:
+            return
+        text = self._archive.metrics(self._waiting)
+        if self._metrics is not None:
+            write_metrics_file(self._metrics, text)
+        if self._statsd is not None:
+            send_statsd(self._statsd, text)

@@ -36,6 +36,7 @@ __all__ = [
     "DividingReader",
     "DividingSource",
     "ExplainingSource",
+    "GroupSource",
     "KnownPartition",
     "KnowsEnds",
     "LeavingOut",
@@ -236,6 +237,15 @@ class KnowsEnds(Protocol):
 
     def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
         """Returns the end of a partition of an earlier incarnation; empty if unknown."""
+        ...
+
+
+@runtime_checkable
+class GroupSource(Protocol):
+    """A source whose own consumers have offsets, which others watch."""
+
+    def publish_offsets(self, group: str, positions: Mapping[SourcePartition, str]) -> None:
+        """Sets the offsets of a consumer group, in which no consumer may be."""
         ...
 
 

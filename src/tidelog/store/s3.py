@@ -9,6 +9,7 @@ is the last.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,11 +47,15 @@ except ImportError as exc:  # this module is imported only when such an address 
 __all__ = ["AwsCredentials", "S3Bucket", "open_s3"]
 
 _CONNECTIONS_MAX = 16
+_KMS_KEY = re.compile(r"[A-Za-z0-9:/_-]{1,2048}")
 
 
 def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
-    """Opens ``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false``."""
-    options = address.take_options(("endpoint", "path_style", "region"))
+    """Opens ``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false&kms_key=…``.
+
+    With ``kms_key``, the ARN or id of a key of KMS, every object is encrypted by that key.
+    """
+    options = address.take_options(("endpoint", "kms_key", "path_style", "region"))
     endpoint = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
     path_style = options.get("path_style", "true" if endpoint else "false")
@@ -60,6 +65,15 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
         )
     region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     config: Any = {"region": region or "us-east-1", "copy_if_not_exists": "multipart"}
+    if "kms_key" in options:
+        if not _KMS_KEY.fullmatch(options["kms_key"]):
+            raise InvalidError(
+                f"store `{address.text}`: kms_key is no key of KMS: give its ARN, its id, or "
+                "alias/NAME"
+            )
+        config["aws_server_side_encryption"] = "aws:kms"
+        config["aws_sse_kms_key_id"] = options["kms_key"]
+        config["aws_sse_bucket_key_enabled"] = "true"  # one request to KMS for many objects
     if endpoint:
         if not endpoint.startswith(("http://", "https://")):
             raise InvalidError(

@@ -326,6 +326,14 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     help="Keep Prometheus metrics in this file, for a textfile collector.",
 )
 @click.option(
+    "--statsd", metavar="HOST:PORT", help="Send the metrics to this StatsD server too, as gauges."
+)
+@click.option(
+    "--kafka-group",
+    metavar="NAME",
+    help="Publish the positions as offsets of this Kafka consumer group, for lag monitors.",
+)
+@click.option(
     "--shard", metavar="M/N", default="0/1", help="Run one of N shares of the partitions."
 )
 @json_option
@@ -346,7 +354,13 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     """
     with open_home(home_text) as home, DriverWatch(output, name, follows=given["follow"]) as watch:
         archive = home.archives.get(name)
-        after = AfterCycles(home, archive, given["metrics_file"])
+        after = AfterCycles(
+            home,
+            archive,
+            given["metrics_file"],
+            statsd=given["statsd"],
+            kafka_group=given["kafka_group"],
+        )
         options = run_options(given, watch)
         options["on_cycle"] = lambda report: after.cycle(watch, report)
         options["on_outage"] = lambda error, wait_s: after.outage(watch, error, wait_s)

@@ -15,6 +15,7 @@ import msgspec
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, troubles
 from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option, write_out
+from tidelog.cli.pipeline_options import send_statsd
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.archive import Account, Archive
@@ -145,6 +146,9 @@ _SECONDS = click.FloatRange(min=0)
     help="Report a missing driver while events wait. Use --no-driver if a schedule runs it.",
 )
 @click.option("--prometheus", is_flag=True, help="Print the metrics that docs/alerts.yml uses.")
+@click.option(
+    "--statsd", metavar="HOST:PORT", help="Send these metrics to a StatsD server, as gauges."
+)
 @json_option
 @click.pass_obj
 def status(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
@@ -157,12 +161,15 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
       tidelog archive status --all --check --max-lag-seconds 7200
       tidelog archive status --all --prometheus
     """
-    if given["check"] and given["prometheus"]:
-        raise InvalidError("status: --check and --prometheus: give one of them")
+    if sum(bool(given[each]) for each in ("check", "prometheus", "statsd")) > 1:
+        raise InvalidError("status: --check, --prometheus and --statsd: give one of them")
     with open_home(home_text) as home:
         archives = _chosen(home, name, given["every"])
         if given["prometheus"]:
             write_out(home.archives.metrics(each.name for each in archives).encode())
+            return
+        if given["statsd"]:
+            send_statsd(given["statsd"], home.archives.metrics(each.name for each in archives))
             return
         found = [each.status(given["generation"]) for each in archives]
     if given["check"]:

@@ -17,8 +17,9 @@ leads out of the archive's folder, and an event on which it raises is a dead let
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from tidelog.codec.parsers.base import (
     Spec,
     TimeParser,
     layout_settings,
+    makes_dates,
     parts_of_events,
     path_problem,
     paths_of,
@@ -188,6 +190,7 @@ PARSER_KINDS = (
     "timestamp",
     "offset",
     "split",
+    "topics",
 )
 
 
@@ -201,6 +204,8 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
     spec = Spec(text, kind, argument)
     if kind == "split":
         return _open_split(spec, settings)
+    if kind == "topics":
+        return _open_topics(spec, settings)
     if kind == "offset":
         from tidelog.codec.parsers.columns import open_offset
 
@@ -224,6 +229,56 @@ def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
     if not (field and inner):
         raise spec.refused("names no parser inside: give split:field|json:timestamp")
     return SplitParser(JsonField(spec, field, Engine()), open_parser(inner, settings))
+
+
+def _open_topics(spec: Spec, settings: LayoutSettings) -> Parser:
+    """Opens ``topics:PATTERN=PARSER;PATTERN=PARSER``: the parser of the first pattern that fits."""
+    parsers: list[tuple[str, Parser]] = []
+    kinds = set()
+    for part in spec.argument.split(";"):
+        pattern, _, inner = part.partition("=")
+        if not (pattern and inner) or inner.startswith("topics:"):
+            raise spec.refused(
+                "a part is not PATTERN=PARSER: give topics:clicks=json:at;orders-*=timestamp"
+            )
+        parsers.append((pattern, open_parser(inner, settings)))
+        kinds.add(makes_dates(inner))
+    if len(kinds) > 1:
+        raise spec.refused("some of its parsers make dates, others offsets: give those of one sort")
+    return TopicsParser(parsers)
+
+
+class TopicsParser:
+    """Lays out each topic's events by a parser of its own."""
+
+    def __init__(self, parsers: Sequence[tuple[str, Parser]]) -> None:
+        self._parsers = parsers
+
+    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+        encoded = batch.column("topic").dictionary_encode()
+        topics, codes = encoded.dictionary.to_pylist(), encoded.indices
+        if len(topics) == 1 and not codes.null_count:
+            return self._of_topic(topics[0], batch)
+        parts, rows = [], []
+        for code, topic in [*enumerate(topics), (-1, None)]:
+            chosen = pc.equal(codes.fill_null(-1), code)
+            found = pc.indices_nonzero(chosen)
+            if len(found):
+                parts.append(self._of_topic(topic, batch.filter(chosen)))
+                rows.append(found.cast(pa.int64()))
+        whole = _join(parts)
+        back = pc.sort_indices(pa.chunked_array(rows, pa.int64())) if rows else None
+        if back is None:
+            return whole
+        paths = whole.paths.cast(pa.string()).take(back).dictionary_encode()
+        return Layout(paths, whole.errors.take(back), whole.times.take(back))
+
+    def _of_topic(self, topic: str | None, batch: pa.RecordBatch) -> Layout:
+        for pattern, parser in self._parsers:
+            if fnmatch.fnmatchcase(topic or "", pattern):
+                return parser.lay_out(batch)
+        error = f"no parser is named for topic `{shown(topic or '')}`"
+        return _join([_nowhere(error)] * batch.num_rows)
 
 
 def _open_times(spec: Spec) -> TimeParser | None:

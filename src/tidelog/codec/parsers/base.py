@@ -44,6 +44,7 @@ __all__ = [
     "TimeParser",
     "escaped",
     "layout_settings",
+    "makes_dates",
     "parts_of_events",
     "path_problem",
     "paths_of",
@@ -304,7 +305,7 @@ def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: i
     if not path:
         return 0
     parts, name = path.split("/"), ""
-    if not _makes_dates(parser):
+    if not makes_dates(parser):
         name = parts[-1] if parts[-1].startswith("offset=") else ""
     elif time_ms >= 0:
         try:
@@ -324,7 +325,7 @@ def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
     unused = sorted(given.keys() - used_layout(parser, given).keys())
     if parser and unused:  # a sink refuses those of a backup
         why = f"granularity is {settings.granularity}"
-        if not _makes_dates(parser):
+        if not makes_dates(parser):
             why = f"parser `{parser}` makes no folders of dates"
         raise InvalidError(f"setting {unused[0]}: has no effect, as {why}: leave it out")
     return settings
@@ -332,15 +333,20 @@ def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
 
 def used_layout(parser: str, given: Mapping[str, str]) -> dict[str, str]:
     """Returns those of the given settings that have an effect."""
-    if not _makes_dates(parser):
+    if not makes_dates(parser):
         return {}
     finer = {"day": ("hour_format", "minute_format"), "hour": ("minute_format",)}
     unused = finer.get(given.get("granularity", "day"), ())
     return {name: value for name, value in given.items() if name not in unused}
 
 
-def _makes_dates(parser: str) -> bool:
-    """Returns whether a parser, or the innermost of a split, makes names of times."""
+def makes_dates(parser: str) -> bool:
+    """Returns whether a parser, or the innermost of a split, makes names of times.
+
+    Those of topics are all of one sort.
+    """
+    if parser.startswith("topics:"):
+        parser = parser.partition("=")[2].partition(";")[0]
     while parser.startswith("split:"):
         parser = parser.partition("|")[2]
     return bool(parser) and parser.partition(":")[0] != "offset"

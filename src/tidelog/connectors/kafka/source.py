@@ -21,7 +21,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
 from tidelog.clock import Clock, SystemClock
@@ -106,6 +112,32 @@ class KafkaSource:
         return [
             SourcePartition(name, str(n)) for name in sorted(topics) for n in sorted(topics[name])
         ]
+
+    def publish_offsets(self, group: str, positions: Mapping[SourcePartition, str]) -> None:
+        """Sets the offsets of a consumer group, for tools that watch those.
+
+        Nothing here reads them. Raises ``InvalidError`` for a group that consumers are in.
+        """
+        if not positions:
+            return
+        watch = ClientWatch()
+        admin = open_admin(self._place, self._timeout_s, watch)
+        offsets = [
+            TopicPartition(each.topic, int(each.name), int(position))
+            for each, position in positions.items()
+        ]
+        what = f"consumer group `{group}` of `{self._place.url}`"
+        try:
+            wanted = [ConsumerGroupTopicPartitions(group, offsets)]
+            done = admin.alter_consumer_group_offsets(wanted, request_timeout=self._timeout_s)
+            failed = [each.error for each in done[group].result().topic_partitions if each.error]
+        except KafkaException as exc:
+            error = exc.args[0]
+            if error.code() in (KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID):
+                raise InvalidError(f"{what}: has consumers: give a name of its own") from exc
+            raise translated(what, error, watch) from exc
+        if failed:
+            raise translated(what, failed[0], watch)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """Sends three requests for all.
