@@ -102,3 +102,14 @@ NOT_A_FUNCTION = 5
 def fails_in_partition_1(events: DataFrame) -> DataFrame:
     odd = "if(partition = 1, cast(raise_error('a record that is not expected') as binary), value)"
     return events.withColumn("value", functions.expr(odd))
+
+
+def fails_in_python(events: DataFrame) -> DataFrame:
+    def fail(value: bytes) -> bytes:
+        raise ValueError("no number")
+
+    return events.withColumn("value", functions.udf(fail, "binary", useArrow=False)("value"))
+
+
+def unknown_column(events: DataFrame) -> DataFrame:
+    return events.where("no_such_column = 1")

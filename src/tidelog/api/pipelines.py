@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def open_workers(name: str, spark: str | None, conf: Mapping[str, str] | None = 
         return LocalWorkers(_THREADS)
     from tidelog.spark.workers import SparkWorkers, open_spark
 
-    return SparkWorkers(open_spark(spark, name, conf))
+    reopen = functools.partial(open_spark, spark, name, conf)
+    return SparkWorkers(reopen(), reopen)
 
 
 def driver_options(

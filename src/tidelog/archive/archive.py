@@ -201,6 +201,7 @@ def open_pipeline(
         archive.start if archive.state_of(number) != "building" else "earliest",
         lists=archive.state_of(number) != "building",  # that one begins where the live one does
         erased=ErasedBefore(context, archive, number),
+        title=f"archive {archive.name}, generation {number}",
     )
 
 

@@ -274,6 +274,7 @@ class Task:
     rate: float | None = None  # most events per second to read
     erased: ErasedRows = NO_ERASED_ROWS  # erased before the intent; never written
     cut: int = 0  # which part of its range it reads, counted from 0
+    title: str = ""  # of its pipeline, for people
 
     @property
     def range(self) -> SourceRange:
@@ -351,6 +352,12 @@ class Pipeline:
     start: str = "earliest"  # or latest: where partitions begin that existed at creation
     lists: bool = True  # its first driver records the ends it sees; else the source knows
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
+    title: str = ""  # for people who look at Spark's UI
+
+    @property
+    def heading(self) -> str:
+        """Returns its title, or its name if it has none."""
+        return self.title or self.name
 
 
 class FrozenError(UnavailableError):

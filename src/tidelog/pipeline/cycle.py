@@ -179,7 +179,7 @@ class Cycle:
         return bool(self._tracks[partition].head.ended)
 
     def partitions(self) -> list[SourcePartition]:
-        """Returns all partitions that this driver has adopted, as defined by :meth:`has`."""
+        """Returns all partitions that this driver has adopted (``has``)."""
         return list(self._tracks)
 
     def has(self, partition: SourcePartition) -> bool:
@@ -369,8 +369,9 @@ class Cycle:
         erased = self._pipeline.erased(track.partition.text)  # since the intent; later ones wait
         parts = divide_reader(self._pipeline.source, reader, intent.cuts)
         where, new_id = (self._pipeline.id, self._epoch), self._context.ids.new
+        task = Task(reader, sink, "", transform, erased=erased, title=self._pipeline.heading)
         return [
-            Task(part, sink, layout.staging(*where, new_id()), transform, erased=erased, cut=number)
+            replace(task, reader=part, staging=layout.staging(*where, new_id()), cut=number)
             for number, part in enumerate(parts)
         ]
 
@@ -379,10 +380,9 @@ class Cycle:
 
         The record is in the first cut: a refusal in a later one ends the range before that cut.
         """
-        if track.intent is None or track.reader is None:
-            return []
-        limit = end_before(self._pipeline.source, track.reader.range, error)
-        if limit is None:
+        source, reader = self._pipeline.source, track.reader
+        limit = end_before(source, reader.range, error) if reader is not None else None
+        if limit is None or track.intent is None:
             return []
         intent = msgspec.structs.replace(track.intent, limit=limit, cuts=())
         change = Put("intent", encode_row(intent), expect=track.intent_version)

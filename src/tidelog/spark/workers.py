@@ -1,8 +1,12 @@
-"""Workers on a Spark cluster: one Spark partition per task.
+"""Workers on a Spark cluster: each job is a DataFrame, whose partitions run tasks.
 
 Without a transform, a task reads its range and writes its files itself, so no event passes through
 Spark. It returns what was staged, or the error of that range. If an executor dies, Spark runs the
-task again; each writer stages under its own names, so attempts never collide.
+task again; each writer stages under its own names, so attempts never collide. Where there are many
+more tasks than cores, several share a Spark partition.
+
+Spark's UI shows the pipeline and the ranges of a job, and the events and bytes of its tasks. The
+job's group is ``tidelog-<pipeline>``; cancelled, its ranges are done again later.
 
 Runs a user's transform between a range and its files: a function of DataFrames.
 
@@ -20,13 +24,13 @@ else is detected, so that an archive's ranges stay what they say they are:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,12 +38,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
 from tidelog.connectors.sink import Written
 from tidelog.connectors.topic.segments import check_rows
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
+from tidelog.model import layout
+from tidelog.model.pipeline import offsets_between
 from tidelog.pipeline.base import (
     ParallelWorkers,
     Task,
@@ -50,7 +56,8 @@ from tidelog.pipeline.base import (
     with_left_out,
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
-from tidelog.spark.failures import job_error
+from tidelog.spark.failures import cause_of, job_error
+from tidelog.spark.session import is_alive, open_spark, replace_session
 
 __all__ = ["SparkWorkers", "open_spark"]
 
@@ -87,8 +94,7 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
     ranges = session.range(0, len(blobs), 1, len(blobs))
     events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
     result = _apply(name, events)
-    rows = result.mapInArrow(functools.partial(_write, blobs), "outcome binary").collect()
-    found = [pickle.loads(row["outcome"]) for row in rows]  # noqa: S301 - our own bytes
+    found = _collect(result.mapInArrow(functools.partial(_write, blobs), _OUTCOMES))
     for each in found:
         if isinstance(each, TidelogError):
             raise each
@@ -98,7 +104,15 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
 
 
 def _apply(name: str, events: DataFrame) -> DataFrame:
-    result: Any = load_transform(name)(events)
+    try:
+        result: Any = load_transform(name)(events)
+    except TidelogError:
+        raise
+    except Exception as exc:
+        if not is_alive(events.sparkSession):
+            raise
+        cause = f"{type(exc).__name__}: {cause_of(exc)}"
+        raise InvalidError(f"transform `{name}`: raised {cause}: fix it") from exc
     if not isinstance(result, DataFrame):
         raise InvalidError(
             f"transform `{name}`: gave {type(result).__name__}: return the DataFrame"
@@ -167,7 +181,13 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _outcome(found: TaskOutcome | TidelogError) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([pickle.dumps(found)], pa.binary())], ["outcome"])
+    """Returns the row of an outcome, with what was read and staged for Spark's UI."""
+    produced = found.produced if isinstance(found, TaskOutcome) else None
+    size = sum(file.size for file in produced.staged.files) if produced else 0
+    counts = [produced.read if produced else 0, size]
+    columns = [pa.array([pickle.dumps(found)], pa.binary())]
+    columns += [pa.array([count], pa.int64()) for count in counts]
+    return pa.record_batch(columns, ["outcome", "events", "bytes"])
 
 
 def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
@@ -247,46 +267,19 @@ def _context() -> TaskContext:
     return context
 
 
-_LOGGING = Path(__file__).with_name("log4j2.properties")
-
-
-def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Opens a session for pipelines on any master, or returns the existing one."""
-    environ = os.environ  # noqa: TID251 - Spark reads it there
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master.startswith("local"):
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        # A worker's few threads need no heap each: with eight per core it uses 130 MB more.
-        "spark.executorEnv.MALLOC_ARENA_MAX": "2",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",  # of reads of the format `tidelog`
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        # A limit in bytes makes Spark measure each row, which takes longer than writing it.
-        "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    }
-    if master.startswith("local"):
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    for key, value in {**settings, **(conf or {})}.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
-    return session
-
-
 class SparkWorkers:
     """Runs tasks on a session's executors, with their transform if they have one."""
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(
+        self, session: SparkSession, reopen: Callable[[], SparkSession] | None = None
+    ) -> None:
+        """``reopen`` opens another session if the Java process of this one ends."""
         self._session = session
+        self._reopen = reopen
 
     @property
     def parallelism(self) -> int:
-        return self._session.sparkContext.defaultParallelism
+        return self._live_session().sparkContext.defaultParallelism
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Implements ``Workers.run``. Repeats a failed job, range by range.
@@ -317,24 +310,104 @@ class SparkWorkers:
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """Runs tasks in one job. Raises the error of the job if it fails (``job_error``)."""
         transform = tasks[0].transform  # all tasks are of one pipeline
+        session = self._live_session()
         try:
-            if transform:
-                return transformed(self._session, transform, tasks)
-            return self._plain(tasks)
+            with _named_job(session, tasks):
+                if transform:
+                    return transformed(session, transform, tasks)
+                return _plain(session, tasks, self.parallelism)
         except TidelogError:
             raise
         except Exception as exc:
+            if "SPARK_JOB_CANCELLED" in str(exc):
+                raise UnavailableError(
+                    "Spark: the job was cancelled: its ranges will be done again"
+                ) from exc
+            if not is_alive(session):
+                raise UnavailableError(
+                    "Spark: its Java process or its application ended: the ranges will be done "
+                    "again in a new one"
+                ) from exc
             raise job_error(exc, "its ranges will be done again") from exc
 
-    def _plain(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
-        blobs = [pickle.dumps(task) for task in tasks]
-        parallel = self._session.sparkContext.parallelize(blobs, len(blobs))
-        done = parallel.map(_run_pickled).collect()
-        return [pickle.loads(blob) for blob in done]  # noqa: S301 - our own bytes
+    def _live_session(self) -> SparkSession:
+        """Returns the session, or a new one if its Java process ended."""
+        if not is_alive(self._session):
+            if self._reopen is None:
+                raise UnavailableError("Spark: its Java process ended: start this process again")
+            try:
+                self._session = replace_session(self._reopen)
+            except Exception as exc:
+                raise UnavailableError(
+                    f"Spark: its Java process ended, and no other one could be started "
+                    f"({cause_of(exc)}): tried again later"
+                ) from exc
+        return self._session
 
 
-def _run_pickled(blob: bytes) -> bytes:
-    return pickle.dumps(run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
+_LOTS_PER_CORE = 4  # Spark tasks; more of them only cost time, fewer leave cores without work
+_OUTCOMES = "outcome binary, events bigint, bytes bigint"
+_DESCRIPTION_CHARS_MAX = 200
+
+
+def _plain(session: SparkSession, tasks: Sequence[Task], parallelism: int) -> list[TaskOutcome]:
+    """Runs tasks without a transform; many small ones share a Spark task."""
+    blobs = [pickle.dumps(lot) for lot in _lots(tasks, parallelism * _LOTS_PER_CORE)]
+    numbers = session.range(0, len(blobs), 1, len(blobs))
+    return _collect(numbers.mapInArrow(functools.partial(_run_lots, blobs), _OUTCOMES))
+
+
+def _lots(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """Returns tasks in at most this many lots of about the same number of events."""
+    largest = sorted(tasks, key=_size, reverse=True)
+    return [largest[first::count] for first in range(min(count, len(largest)))]
+
+
+def _size(task: Task) -> int:
+    return offsets_between(task.range.start, task.range.limit) or 0
+
+
+def _run_lots(
+    blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            for task in pickle.loads(blobs[number]):  # noqa: S301 - our own bytes
+                yield _outcome(run_task(task))
+
+
+def _collect(rows: DataFrame) -> list[Any]:
+    """Returns what tasks made. Spark's UI shows the sums of their events and bytes."""
+    sums = [functions.sum(name).alias(name) for name in ("events", "bytes")]
+    found = rows.observe("tidelog", *sums).collect()
+    return [pickle.loads(row["outcome"]) for row in found]  # noqa: S301 - our own bytes
+
+
+@contextlib.contextmanager
+def _named_job(session: SparkSession, tasks: Sequence[Task]) -> Iterator[None]:
+    """Describes a job in Spark's UI, and gives it a group, by which it can be cancelled."""
+    named = {
+        "spark.jobGroup.id": f"tidelog-{layout.staging_pipeline(tasks[0].staging)}",
+        "spark.job.description": _description(tasks),
+    }
+    for name, text in named.items():
+        session.sparkContext.setLocalProperty(name, text)
+    try:
+        yield
+    finally:
+        if is_alive(session):
+            for name in named:
+                session.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+def _description(tasks: Sequence[Task]) -> str:
+    ranges = [
+        f"{each.range.partition.text} {each.range.start} to {each.range.limit}" for each in tasks
+    ]
+    text = f"{tasks[0].title}: {', '.join(ranges)}"
+    if len(text) > _DESCRIPTION_CHARS_MAX:
+        text = f"{text[: _DESCRIPTION_CHARS_MAX - 20]}… ({len(tasks)} in all)"
+    return text
 
 
 _: type[Workers] = SparkWorkers

@@ -1,0 +1,196 @@
+"""Jobs of pipelines: what Spark's UI shows of them, why they failed, and sessions that end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.archive.test_archive import an_archive, fill
+from tests.support.child_processes import ROOT
+from tidelog import Home
+from tidelog.archive.archive import open_pipeline
+from tidelog.connectors.source import SourcePartition, SourceRange
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.pipeline.base import Task
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.spark import session as sessions
+from tidelog.spark import workers as module
+from tidelog.spark.session import open_spark
+from tidelog.spark.workers import SparkWorkers
+
+
+def drive(home: Home, session: SparkSession, **settings: str) -> int:
+    archive = an_archive(home, "a", **settings)
+    pipeline = open_pipeline(home.context, archive, SparkWorkers(session))
+    return Driver(home.context, pipeline, DriverOptions()).run()
+
+
+@pytest.mark.spark
+def test_ui_shows_the_pipeline_its_ranges_and_what_tasks_did(
+    home: Home, local_spark: SparkSession
+) -> None:
+    home.create_topic("t", 2)
+    fill(home, 1_000)
+    assert drive(home, local_spark) == 1_000
+    executions: Any = local_spark._jsparkSession.sharedState().statusStore().executionsList()
+    found = [executions.apply(number) for number in range(executions.size())]
+    ours = [each for each in found if each.description().startswith("archive a, generation 1: ")]
+    assert ours[-1].description().count(" 0 to ") == 2
+    assert "t/0 0 to" in ours[-1].description()
+    assert "tidelog, [sum(events" in ours[-1].physicalPlanDescription()  # observed metrics
+    assert local_spark.sparkContext.getLocalProperty("spark.job.description") is None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("transform", "said"),
+    [
+        ("fails_in_python", r"the job failed \(ValueError: no number\): fix it"),
+        ("fails_in_partition_1", "a record that is not expected.*: fix it"),
+        ("unknown_column", "raised AnalysisException: .*no_such_column.*: fix it"),
+    ],
+)
+def test_mistake_of_a_transform_is_shown_in_one_line_and_ends_the_run(
+    home: Home, local_spark: SparkSession, transform: str, said: str
+) -> None:
+    home.create_topic("t", 2)
+    fill(home, 100)
+    with pytest.raises(InvalidError, match=said) as caught:
+        drive(home, local_spark, transform=f"tests.support.spark_hooks:{transform}")
+    assert "\n" not in str(caught.value)
+
+
+def _task(number: int, events: int) -> Task:
+    wanted = SourceRange(SourcePartition("t", str(number)), "0", str(events))
+    return Task(SimpleNamespace(range=wanted), None, "staging/p/1/x", title="pump b")  # type: ignore[arg-type]
+
+
+def test_many_tasks_share_spark_partitions_evenly() -> None:
+    tasks = [_task(number, number) for number in range(10)]
+    lots = module._lots(tasks, 3)
+    assert sorted(task.range.limit for lot in lots for task in lot) == [str(n) for n in range(10)]
+    assert [len(lot) for lot in lots] == [4, 3, 3]
+    assert [lot[0].range.limit for lot in lots] == ["9", "8", "7"]
+    assert [len(lot) for lot in module._lots(tasks, 40)] == [1] * 10
+
+
+def test_description_of_many_ranges_is_bounded() -> None:
+    assert module._description([_task(3, 7)]) == "pump b: t/3 0 to 7"
+    long = module._description([_task(number, 7) for number in range(1_000)])
+    assert long.endswith("… (1000 in all)")
+    assert len(long) <= 200
+
+
+class Failing(SparkWorkers):
+    """Workers whose jobs fail with an error of Spark."""
+
+    def __init__(self, error: Exception, reopen: Callable[[], Any] | None = None) -> None:
+        super().__init__(SimpleNamespace(alive=True), reopen)  # type: ignore[arg-type]
+        self.error = error
+
+    @property
+    def parallelism(self) -> int:
+        raise self.error
+
+
+@pytest.fixture
+def fake_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_alive", lambda session: session.alive)
+    monkeypatch.setattr(module, "replace_session", lambda reopen: reopen())
+    monkeypatch.setattr(module, "_named_job", lambda *_: nullcontext())
+
+
+def errors_of(workers: SparkWorkers, tasks: int = 1) -> list[Exception | None]:
+    return [each.error for each in workers.run([_task(n, 5) for n in range(tasks)])]
+
+
+@pytest.mark.usefixtures("fake_sessions")
+def test_job_that_failed_by_spark_may_pass() -> None:
+    with pytest.raises(UnavailableError, match=r"the job failed \(Job aborted: lost task\)"):
+        errors_of(Failing(RuntimeError("Job aborted: lost task")))
+    apart = errors_of(Failing(RuntimeError("Job aborted: lost task")), 2)
+    assert [type(each) for each in apart] == [UnavailableError, UnavailableError]
+
+
+@pytest.mark.usefixtures("fake_sessions")
+def test_cancelled_job_is_not_repeated_range_by_range() -> None:
+    with pytest.raises(UnavailableError, match="was cancelled"):
+        errors_of(Failing(RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled")), 2)
+
+
+@pytest.mark.usefixtures("fake_sessions")
+def test_session_that_ended_is_replaced_by_the_next_job() -> None:
+    opened: list[object] = []
+
+    def reopen() -> object:
+        opened.append(SimpleNamespace(alive=True))
+        return opened[-1]
+
+    workers = Failing(ConnectionRefusedError("refused"), reopen)
+    workers._session.alive = False  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError, match="refused"):
+        errors_of(workers)
+    assert opened == [workers._session]
+    lost = Failing(ConnectionRefusedError("refused"))
+    lost._session.alive = False  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError, match="its Java process ended: start this process again"):
+        errors_of(lost)
+
+
+def test_spark_connect_is_refused() -> None:
+    with pytest.raises(InvalidError, match="Spark Connect is not supported"):
+        open_spark("sc://localhost", "x")
+
+
+def test_log_settings_are_packaged() -> None:
+    assert sessions._LOGGING.is_file()
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from pyspark import SparkContext
+from tests.archive.test_archive import an_archive, fill
+from tidelog.api.pipelines import open_workers
+from tidelog.archive.archive import find_archive, open_pipeline
+from tidelog.home import create_home
+from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.settings import load_settings
+
+with create_home(load_settings(sys.argv[1], {}, Path.cwd()))[0] as home:
+    home.create_topic("t", 1)
+    fill(home, 100)
+    archive = an_archive(home, "a")
+    workers = open_workers("dies", "local[1]")
+    pipeline = open_pipeline(home.context, archive, workers)
+    assert Driver(home.context, pipeline, DriverOptions()).run() == 100
+    pid = int(SparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    os.kill(pid, signal.SIGKILL)
+    fill(home, 50, 100)
+    assert Driver(home.context, pipeline, DriverOptions()).run() == 50
+    now = int(SparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    assert now != pid
+    print("went on")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_run_goes_on_after_its_java_process_was_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, str(tmp_path / "home")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.stdout.endswith("went on\n"), done.stderr[-2000:]
