@@ -357,9 +357,9 @@ class FrontDoor:
             admission = await self.gate.admit(scope, headers, operation.right, topic, token)
             scope[ADMISSION] = admission
             scope[WHO] = admission.who
-            if operation.right == "read":
-                self._usage.read(admission.who, operation.name, topic or "")
         response = await handler(request)
+        if operation.right == "read":  # only now, as a topic that is not there is not read
+            self._usage.read(scope[WHO], operation.name, topic or "")
         await response(scope, receive, send)
         return response.status_code
 

@@ -217,6 +217,23 @@ def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
             assert 429 in [answer.status_code for answer in shown]
 
 
+def test_visitors_with_one_pixel_token_have_a_rate_each(tmp_path: Path) -> None:
+    """The token is in the source of a page: one visitor must not use up the rate of all."""
+    made: list[str] = []
+
+    def first(home: Home) -> None:
+        made.append(create_token(home.context, ["pixel"])[1])
+
+    with serving(tmp_path, rate=1.0, behind_proxy=True, first=first) as served:
+
+        def get(address: str) -> int:
+            headers = {"x-forwarded-for": address}
+            return served.client.get(f"/track/t.gif?token={made[0]}", headers=headers).status_code
+
+        assert 429 in (get("1.1.1.1") for _ in range(200))
+        assert get("2.2.2.2") == 200
+
+
 def test_rates_know_a_bounded_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.server.http.limits._CLIENTS_MAX", 100)
     rates = Rates(1.0, SystemClock())

@@ -108,6 +108,7 @@ def test_reads_are_counted_on_request(tmp_path: Path) -> None:
         for _ in range(7):
             served.client.get("/topics/t/partitions/0/events", headers=bearer(text))
         served.client.get("/topics", headers=bearer(text))
+        assert served.client.get("/topics/none", headers=bearer(text)).status_code == 404
         with Browser(served, text) as browser:
             browser.get("/console/topics/t/events")
         config = served.home.config
@@ -116,6 +117,18 @@ def test_reads_are_counted_on_request(tmp_path: Path) -> None:
     by = f"token {token.id}"
     assert (by, "topic t", "events, 7 requests") in found
     assert (by, "topic t", "console events, 1 requests") in found
+    assert "none" not in str(found), "each name of a topic would be a record"
+
+
+def test_logins_of_one_token_have_a_bound(tmp_path: Path) -> None:
+    made: list[tuple[Token, str]] = []
+    with serving(tmp_path, first=lambda home: keep(home, made)) as served:
+        statuses = []
+        for _ in range(40):
+            with Browser(served) as browser:
+                statuses.append(browser.login(made[0][1]).status_code)
+        assert statuses.count(429) == 10
+        assert len(actions(served.home, "login")) == 30
 
 
 def keep(home: Home, made: list[tuple[Token, str]]) -> None:

@@ -26,7 +26,7 @@ from tidelog.clock import Clock
 from tidelog.errors import InvalidError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.auth import HOME, Admission, Gate
-from tidelog.server.http.errors import ForbiddenError, MediaTypeError
+from tidelog.server.http.errors import ForbiddenError, MediaTypeError, TooManyError
 from tidelog.server.http.request import Bodies
 from tidelog.server.options import ServeOptions
 
@@ -49,6 +49,7 @@ COOKIE = "tidelog_console"
 SESSION_S = 12 * 3_600.0  # after which a person logs in again
 SESSION_IDLE_S = 2 * 3_600.0  # the same, where no page was looked at
 _SESSIONS_MAX = 10_000  # of one process; the oldest ends
+_LOGINS_MAX, _LOGINS_S = 30, 60.0  # of one token, in this time
 _FORM_BYTES_MAX = 65_536
 _FORMS_BYTES_MAX = 8 << 20  # of all together
 _FORM_TYPE = b"application/x-www-form-urlencoded"
@@ -99,6 +100,7 @@ class Sessions:
         self._new_secret = new_secret
         self._secret = new_secret()
         self._now_s = clock.monotonic_s
+        self._recent: dict[str, list[float]] = {}  # when each token began sessions
         self._logins: dict[str, _Login] = {}  # by the hash of a session's id, the oldest first
         self._bodies = Bodies(_FORM_BYTES_MAX, clock, _FORMS_BYTES_MAX)
 
@@ -133,12 +135,25 @@ class Sessions:
         admission = await self._gate.admit(scope, plain, "read", HOME, shown)
         if admission.token is None:
             return "", admission
+        self._count_login(admission.token.id)
         while len(self._logins) >= _SESSIONS_MAX:
             del self._logins[next(iter(self._logins))]
         text, now_s = self._new_secret(), self._now_s()
         login = _Login(admission.token.sha256, now_s, now_s)
         self._logins[token_hash(text.encode())] = login
         return text, admission
+
+    def _count_login(self, token_id: str) -> None:
+        """Refuse very many logins with one token: each is a record of the audit."""
+        now_s = self._now_s()
+        recent = [at_s for at_s in self._recent.pop(token_id, ()) if now_s - at_s < _LOGINS_S]
+        self._recent[token_id] = recent
+        if len(recent) >= _LOGINS_MAX:
+            raise TooManyError(
+                f"token `{token_id}`: has logged in {_LOGINS_MAX} times in a minute: wait",
+                retry_after_s=int(_LOGINS_S),
+            )
+        recent.append(now_s)
 
     def logout(self, headers: Headers) -> None:
         """End the session of a request, if it has one."""

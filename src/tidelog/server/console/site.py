@@ -244,7 +244,6 @@ class Console:
             place, path = _find(scope)
             if place.name == "tail":
                 _, scope[ADMISSION] = self._sessions.enter(scope, headers)
-                self._usage.read(scope[ADMISSION].who, "console tail", path["topic"])
                 return await self._tail(scope, receive, send, path)
             if place.name == "static":
                 return await self._send(scope, receive, send, self._static(path["file"]))
@@ -255,10 +254,10 @@ class Console:
                 answer = await self._come_or_go(place, scope, headers, form)
             else:
                 session, scope[ADMISSION] = self._sessions.enter(scope, headers)
+                answer = await self._answer(place, path, scope, (session, form))
                 if place.method == "GET":
                     shown = path.get("topic") or path.get("name", "")
                     self._usage.read(scope[ADMISSION].who, f"console {place.name}", shown)
-                answer = await self._answer(place, path, scope, (session, form))
         except DisconnectedError:
             raise
         except TidelogError as exc:
@@ -321,6 +320,7 @@ class Console:
             raise InternalError("console: was not started")
         response = await self._tails.tail(Request({**scope, "path_params": dict(path)}, receive))
         response.headers.update(_HEADERS)
+        self._usage.read(scope[ADMISSION].who, "console tail", path["topic"])
         return await self._send(scope, receive, send, response)
 
     def _static(self, name: str) -> Response:

@@ -211,8 +211,11 @@ class Gate:
                 "request: shows no token that is known here, or one that has expired: send "
                 "`Authorization: Bearer TOKEN`, made by `tidelog token create`"
             )
-        self._count(token.id)
         right, topic = wanted
+        if right == "pixel":  # all visitors of a page share its token
+            self._count(f"{token.id} {client_of(self.address(scope, headers))}")
+        else:
+            self._count(token.id)
         may = token.allows_some(right) if topic == SOME_TOPIC else token.allows(right, topic)
         if not may:
             where = (

@@ -274,7 +274,7 @@ def _joined(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
 _REPLACED = "\ufffd"
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
+_HOST = re.compile(rb"(\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
 class WholeRoute(Route):
