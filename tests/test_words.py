@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`|<!--.*?-->", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 Source = Callable[[], Iterator[tuple[str, str]]]
 
 
