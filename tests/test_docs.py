@@ -193,6 +193,32 @@ def test_the_table_of_rooms_has_the_order_of_imports() -> None:
     assert shown == layers
 
 
+def test_tests_named_in_documents_exist() -> None:
+    for document in DOCUMENTS:
+        for path, _, name in re.findall(
+            r"`(tests/[a-z_/]+\.py)(::([a-z0-9_]+))?`", document.read_text()
+        ):
+            file = ROOT / path
+            assert file.exists(), f"{document.name} names {path}"
+            found = not name or re.search(
+                rf"^    def {name}\(|^def {name}\(", file.read_text(), re.M
+            )
+            assert found, f"{document.name} names {name} of {path}"
+
+
+def test_every_row_of_the_five_systems_says_what_shows_it() -> None:
+    lines = (ROOT / "docs" / "seeds.md").read_text().splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line[:1] == "|"
+    ]
+    rows = [row for row in rows if len(row) > 1 and row[1] != "Tidelog"]
+    assert len(rows) > 100
+    for row in rows:
+        assert len(row) == 3, row
+        assert re.match(r"(has|different|not there|none)\b", row[1]), row
+        assert re.match(r"`(tests/|tidelog )", row[2]), row
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
