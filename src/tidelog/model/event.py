@@ -37,6 +37,7 @@ Headers = tuple[tuple[str, bytes | None], ...]  # a null value is not an empty o
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
+_parse_json = msgspec.json.Decoder().decode
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +61,20 @@ class Event(msgspec.Struct, frozen=True, gc=False):
                 "event: has no position before it is appended: use what append returns"
             )
         return Position(self.topic, self.partition, self.offset)
+
+    @property
+    def time(self) -> datetime:
+        """Returns the event's time in UTC."""
+        if self.timestamp is None:
+            raise InvalidError("event: has no time before it is appended: give it a timestamp")
+        return _EPOCH + check_timestamp(self.timestamp) * _MILLISECOND
+
+    def json(self) -> Any:
+        """Returns the value, decoded from JSON; raises ``InvalidError`` if it is not valid."""
+        try:
+            return _parse_json(self.value or b"null")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise InvalidError(f"event: its value is not valid JSON: {exc}") from exc
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -15,8 +15,10 @@ extend. What only some events have is kept apart, with the row number.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, NamedTuple
@@ -313,6 +315,24 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         True
         """
         return self.flush.done()
+
+    def __await__(self) -> Generator[Any, None, Position]:
+        """Waits in an asyncio loop; returns and raises what :meth:`result` does."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_settle, woken)
+
+        self.flush.on_done(wake)
+        yield from woken
+        return self.result()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():  # it may be cancelled
+        future.set_result(None)
 
 
 class FlushFailure:

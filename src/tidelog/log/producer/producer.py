@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -179,6 +180,20 @@ class Producer:
             partition, number = self._place(key, sequence)
             rest = Rest(id, key, type, event.headers, partition, number, mark)
             return self._enter(value, time_ms, rest, size)
+
+    def send_json(
+        self, value: object, key: bytes | None = None, *, id: str | None = None
+    ) -> SendFuture:
+        """Sends a value as JSON: what :mod:`json` takes, and dataclasses, dates and UUIDs.
+
+        >>> producer.send_json({"amount": 12}, key=b"customer-7").result().offset
+        3
+        """
+        try:
+            encoded = msgspec.json.encode(value)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise InvalidError(f"event: its value is not valid JSON: {exc}") from exc
+        return self.send(encoded, key, id=id)
 
     def append(
         self,

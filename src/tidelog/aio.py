@@ -1,0 +1,184 @@
+"""Producers, consumers and playbacks for asyncio.
+
+::
+
+    import tidelog
+    from tidelog import aio
+
+    async def main() -> None:
+        with tidelog.open() as home:
+            async with aio.producer(home, "orders") as producer:
+                position = await producer.send(b"one more")
+            async with aio.consumer(home, "orders", name="billing") as consumer:
+                async for event in consumer:
+                    print(event.json())
+
+Each object does the work of its blocking counterpart in one thread of its own. So its calls happen
+one after another, and the event loop is never blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future
+from typing import ParamSpec, Self, TypeVar
+
+from tidelog.errors import FencedError, InvalidError
+from tidelog.home import Home
+from tidelog.log.consumer.consumer import Consumer
+from tidelog.log.consumer.leases import Start
+from tidelog.log.producer.producer import Producer
+from tidelog.model.event import Event, Position
+from tidelog.model.playback import Time
+from tidelog.pool import Pool
+
+__all__ = ["AsyncConsumer", "AsyncProducer", "consumer", "playback", "producer"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BATCH = 500  # events of a playback that are fetched by one call
+
+
+def producer(home: Home, topic: str, name: str | None = None) -> AsyncProducer:
+    """Returns a producer for asyncio; ``home.producer`` explains the arguments."""
+    return AsyncProducer(home.producer(topic, name))
+
+
+def consumer(home: Home, topic: str, name: str, start: Start = "earliest") -> AsyncConsumer:
+    """Returns a member of a consumer for asyncio; ``home.consumer`` explains the arguments."""
+    return AsyncConsumer(home.consumer(topic, name, start))
+
+
+async def playback(
+    home: Home, topic: str, start: Time = None, end: Time = None
+) -> AsyncIterator[Event]:
+    """Yields the events of ``[start, end)`` by time; by default those of the last 15 minutes."""
+    async with _Calls() as calls:
+        events = await calls.make(home.playback, topic, start, end)
+        while batch := await calls.make(list, itertools.islice(events, _BATCH)):
+            for event in batch:
+                yield event
+
+
+class _Calls:
+    """Blocking calls in one thread, in the order in which they are made."""
+
+    def __init__(self) -> None:
+        self._pool = Pool(1, "tidelog-aio")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.end()
+
+    async def make(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Returns what the call returns. If the caller is cancelled, the call still completes."""
+        return await asyncio.shield(asyncio.wrap_future(self.start(call, *args, **kwargs)))
+
+    def start(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Returns the future of a call that begins after all earlier ones."""
+        return self._pool.submit(call, *args, **kwargs)
+
+    def end(self) -> None:
+        """Lets the thread end after its last call, without waiting for it."""
+        self._pool.shutdown(wait=False)
+
+
+class AsyncProducer:
+    """A producer whose calls are awaited. Close it, or use ``async with``."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._calls = _Calls()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        id: str | None = None,
+        type: str | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+    ) -> Position:
+        """Returns the position of the event once it is durable.
+
+        Start several with ``asyncio.gather`` to send them together.
+        """
+        future = await self._calls.make(
+            self._producer.send, value, key, id=id, type=type, headers=headers
+        )
+        return await future
+
+    async def flush(self) -> None:
+        """Returns once everything sent before is durable; raises if some of it failed."""
+        await self._calls.make(self._producer.flush)
+
+    async def close(self) -> None:
+        """Flushes and closes the producer."""
+        try:
+            await self._calls.make(self._producer.close)
+        finally:
+            self._calls.end()
+
+
+class AsyncConsumer:
+    """A member of a consumer whose calls are awaited. Close it, or use ``async with``."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._calls = _Calls()
+        self._polling: Future[list[Event]] | None = None  # of a poll that was cancelled
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yields events as they come, for ever; commits each batch after its last event."""
+        while True:
+            for event in await self.poll():
+                yield event
+            with contextlib.suppress(FencedError):  # another member has that partition now
+                await self.commit()
+
+    async def poll(self, max_events: int = 500, timeout_s: float = 1.0) -> list[Event]:
+        """Returns the next events; an empty list if none came in time.
+
+        If this is cancelled, the next poll returns the events that this one would have returned.
+        """
+        if self._polling is None:
+            self._polling = self._calls.start(self._consumer.poll, max_events, timeout_s)
+        polling = self._polling
+        with contextlib.suppress(Exception):  # raised by the result below
+            await asyncio.shield(asyncio.wrap_future(polling))
+        self._polling = None
+        return polling.result()
+
+    async def commit(self) -> None:
+        """Stores the position after the events that were returned, for all partitions.
+
+        Raises ``InvalidError`` after a cancelled poll, whose events the caller has not seen.
+        """
+        if self._polling is not None:
+            raise InvalidError("consumer: a poll was cancelled: poll again before you commit")
+        await self._calls.make(self._consumer.commit)
+
+    async def close(self) -> None:
+        """Closes the member; its partitions go to others. Events without a commit come again."""
+        try:
+            await self._calls.make(self._consumer.close)
+        finally:
+            self._calls.end()

@@ -1,0 +1,118 @@
+"""Tidelog in asyncio: awaited sends, consumers that are iterated, polls that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import until
+from tidelog import Event, Home, aio, create_home
+from tidelog.errors import InvalidError
+from tidelog.settings import Settings
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"))
+    with create_home(settings)[0] as home:
+        home.create_topic("orders", partitions=2)
+        yield home
+
+
+def test_send_future_is_awaited(home: Home) -> None:
+    async def send() -> list[int]:
+        with home.producer("orders") as producer:
+            futures = [producer.send(b"%d" % number, key=b"k") for number in range(3)]
+            positions = [await future for future in futures]
+            assert (await futures[0]) == positions[0], "it may be awaited again"
+            return [position.offset for position in positions]
+
+    assert asyncio.run(send()) == [0, 1, 2]
+
+
+def test_awaited_send_that_fails_raises(home: Home) -> None:
+    async def send() -> None:
+        async with aio.producer(home, "orders") as producer:
+            with pytest.raises(InvalidError):
+                await producer.send("text")  # type: ignore[arg-type]
+
+    asyncio.run(send())
+
+
+def test_events_go_through_a_producer_and_a_consumer(home: Home) -> None:
+    async def work() -> list[bytes | None]:
+        async with aio.producer(home, "orders") as producer:
+            await asyncio.gather(*(producer.send(b"%d" % n, id=f"o-{n}") for n in range(20)))
+            await producer.flush()
+        found: list[bytes | None] = []
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            async for event in consumer:
+                found.append(event.value)
+                if len(found) == 20:
+                    break
+        return found
+
+    assert sorted(asyncio.run(work())) == sorted(b"%d" % n for n in range(20))  # type: ignore[type-var]
+
+
+def test_events_of_a_cancelled_poll_come_with_the_next_one(home: Home) -> None:
+    async def work() -> list[Event]:
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            polling = asyncio.ensure_future(consumer.poll(timeout_s=60))
+            await asyncio.sleep(0.05)
+            polling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await polling
+            with pytest.raises(InvalidError, match="poll again"):
+                await consumer.commit()
+            await asyncio.to_thread(home.append, "orders", [Event(b"late")])
+            events = await consumer.poll()
+            await consumer.commit()
+            return events
+
+    assert [event.value for event in asyncio.run(work())] == [b"late"]
+    assert sum(lag.events for lag in home.lag("orders")) == 0
+
+
+def test_playback_is_iterated(home: Home) -> None:
+    home.append("orders", [Event(b"%d" % n, timestamp=1_700_000_000_000 + n) for n in range(1_200)])
+
+    async def play() -> list[bytes | None]:
+        found = aio.playback(home, "orders", "2023-11-01", "2023-12-01")
+        return [event.value async for event in found]
+
+    assert asyncio.run(play()) == [b"%d" % n for n in range(1_200)]
+
+
+def test_loop_runs_on_while_a_consumer_waits(home: Home) -> None:
+    async def work() -> int:
+        ticks = 0
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            polling = asyncio.ensure_future(consumer.poll(timeout_s=0.3))
+            while not polling.done():
+                ticks += 1
+                await asyncio.sleep(0.01)
+        return ticks
+
+    assert asyncio.run(work()) >= 3
+
+
+def test_json_goes_in_and_comes_out(home: Home) -> None:
+    moment = datetime(2026, 11, 17, 12, tzinfo=UTC)
+    with home.producer("orders") as producer:
+        producer.send_json({"amount": 12}, key=b"k", id="o-1")
+        producer.send(b"plain", id="o-2", timestamp=moment)
+        with pytest.raises(InvalidError, match="not valid JSON"):
+            producer.send_json(object())
+        producer.flush()
+    until(lambda: home.get("orders", "o-1") is not None)
+    assert home.get("orders", "o-1").json() == {"amount": 12}
+    plain = home.get("orders", "o-2")
+    assert plain.time == moment
+    with pytest.raises(InvalidError, match="not valid JSON"):
+        plain.json()
