@@ -57,7 +57,7 @@ from tidelog.opening import World, create_context, open_context, real_world
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.pool import Pool
 from tidelog.process import check_process
-from tidelog.settings import Settings, config_string
+from tidelog.settings import Settings, config_string, load_settings
 from tidelog.store import Store
 
 if TYPE_CHECKING:
@@ -356,7 +356,7 @@ class Home(JournalCalls, NotifyCalls, UpkeepCalls):
         """Return a member of a named consumer, which joins at its first poll.
 
         ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
-        offset, or a time.
+        offset, or a time, which may be relative, such as ``-15m``.
 
         >>> with home.consumer("orders", name="billing") as consumer:
         ...     print([event.id for event in consumer.poll()])
@@ -561,13 +561,20 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
 
 
 def create_home(
-    settings: Settings, *, world: World | None = None, create_catalog: bool = True
+    home: str | os.PathLike[str] | Settings,
+    *,
+    world: World | None = None,
+    create_catalog: bool = True,
 ) -> tuple[Home, bool]:
     """Create a home where there is none; the home, and whether it is new.
 
-    Idempotent, also when several processes do it at once or one died on the way.
-    ``create_catalog`` makes the catalog's file or table where it is missing.
+    ``home`` is a folder, a config string, or settings. Idempotent, also when several processes do
+    it at once or one died on the way. ``create_catalog`` makes the catalog's file or table where it
+    is missing.
     """
     world = world or real_world()
+    settings = home
+    if not isinstance(settings, Settings):
+        settings = load_settings(os.fspath(settings), world.environ, world.folder)
     context, is_new = create_context(settings, world=world, create_catalog=create_catalog)
     return Home(context, world), is_new

@@ -18,6 +18,7 @@ from tidelog import (
     InvalidError,
     NotFoundError,
     Proof,
+    ToOffsets,
     create_home,
 )
 from tidelog.settings import load_settings
@@ -188,3 +189,41 @@ def test_trim_takes_a_time_as_text(home: Home) -> None:
     assert [each.new_start for each in done] == [0, 0]
     home.trim("orders", BeforeTime(AT_MS + 1_000))
     assert sum(state.events for state in home.partitions("orders")) == 0
+
+
+def test_delete_reaches_events_that_only_an_archive_holds(home: Home) -> None:
+    home.archives.create("raw", source="topic:orders").run()
+    ends = {state.partition: state.next for state in home.partitions("orders")}
+    home.trim("orders", ToOffsets(ends))
+    assert home.delete("orders", "o4").archived == 1
+    assert home.delete_key("orders", b"k0").archived == 4  # o0, o3, o6 and o9
+    home.purge("orders")
+    assert home.prove_erased("orders", ids=["o4"], keys=[b"k0"]).is_clean
+    with pytest.raises(NotFoundError, match="nothing was deleted"):
+        home.delete("orders", "o99")
+    assert home.delete("orders", []) == DeleteResult()
+
+
+def test_proof_of_an_erasure_says_what_was_deleted(home: Home) -> None:
+    proof = home.erase("orders", ids=["o1", "o99"])
+    assert proof.is_erased
+    assert proof.deleted == DeleteResult(events=1, missing=("o99",))
+    assert not proof.deleted.is_clean
+
+
+def test_consumer_starts_where_the_command_can(home: Home) -> None:
+    def first(name: str, start: str | int) -> int:
+        with home.consumer("orders", name, start) as consumer:
+            return len(consumer.poll())
+
+    assert first("by-text", "0") == first("by-number", 0) == 10
+    assert first("by-time", "-15m") == len(list(home.playback("orders", "-15m", "latest")))
+    with pytest.raises(InvalidError):
+        home.consumer("orders", "wrong", "yesterday")
+
+
+def test_home_is_created_by_its_path(tmp_path: Path) -> None:
+    for where in (tmp_path / "new", str(tmp_path / "new")):
+        made, is_new = create_home(where)
+        with made:
+            assert is_new == isinstance(where, Path)

@@ -22,9 +22,11 @@ from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
+from tidelog.journal.calls import unknown_id
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import amendments_waiting
+from tidelog.journal.lookup import check_id
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
@@ -135,14 +137,15 @@ class UpkeepCalls(ABC):
 
         Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
         files of archives are rewritten, what is left over is swept, and then every object that
-        could hold them is searched. ``Proof.is_erased`` is True if nothing is left.
+        could hold them is searched. ``Proof.is_erased`` is True if nothing is left, and
+        ``Proof.deleted`` says how many events were deleted and which ids had none.
 
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
         later. ``why`` goes to the audit. An erasure that fails can be repeated.
 
-        >>> proof = home.erase("orders", ids=["order-2"], why="request 1234")
-        >>> proof.is_erased, proof.known
-        (True, True)
+        >>> proof = home.erase("orders", ids=["order-2", "order-9"], why="request 1234")
+        >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
+        (True, 1, ('order-9',))
         """
         from tidelog.erasure.from_archives import delete_events, delete_key
 
@@ -160,7 +163,53 @@ class UpkeepCalls(ABC):
         if not prove:
             return deleted
         self.purge(topic)
-        return self.prove_erased(topic, ids=wanted, keys=() if key is None else (key,))
+        proof = self.prove_erased(topic, ids=wanted, keys=() if key is None else (key,))
+        proof.deleted = deleted
+        return proof
+
+    def delete(
+        self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
+    ) -> DeleteResult:
+        """Delete all events that have one of these ids, for good, from a topic and its archives.
+
+        No reader that starts after this returned sees them. Maintenance removes their bytes from
+        the topic and from files of archives; ``erase`` does so at once, and proves it. For a single
+        id, raises ``NotFoundError`` if there is no such event. For several, the result lists the
+        ids without an event.
+
+        >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
+        2
+        """
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        for each in wanted:
+            check_id(each)
+        if not wanted:
+            return _nothing_deleted(self.topic(topic))
+        done = self.erase(topic, ids=wanted, why=why, who=who, prove=False)
+        if isinstance(ids, str) and done.missing:
+            raise unknown_id(topic, ids, "nothing was deleted")
+        return done
+
+    def delete_key(
+        self,
+        topic: str,
+        key: bytes,
+        *,
+        why: str = "",
+        who: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> DeleteResult:
+        """Delete all events that have this key, up to the current ends, as ``delete`` does.
+
+        Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
+
+        >>> home.delete_key("orders", b"customer-1").events
+        2
+        """
+        if not isinstance(key, bytes):
+            raise InvalidError(f"key: is {type(key).__name__}: give bytes")
+        how = EraseOptions(who=who, progress=progress or _ignore)
+        return self.erase(topic, key=key, why=why, prove=False, **how)
 
     def purge(self, topic: str, grace: str | int = "0s") -> Erasure:
         """Remove the bytes of all deleted events of a topic and return what was done.
@@ -379,3 +428,10 @@ class UpkeepCalls(ABC):
 
 def _ignore(_: object) -> None:
     """A report that has no reader."""
+
+
+def _nothing_deleted(topic: Topic) -> DeleteResult:
+    """Returns the result of a delete of no ids from a topic that exists."""
+    from tidelog.erasure.from_archives import DeleteResult
+
+    return DeleteResult()

@@ -123,6 +123,11 @@ class FinalizeResult:
     notices: list[FolderNotice] = field(default_factory=list)
     errors: list[TidelogError] = field(default_factory=list)  # of listeners
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether every listener was notified."""
+        return not self.errors
+
 
 def finalize(
     context: Context, archive: Archive, how: FinalizeOptions | None = None

@@ -95,6 +95,11 @@ class ArchiveVerifyReport:
     problems: list[Problem] = field(default_factory=list)  # the first ones
     notes: list[Problem] = field(default_factory=list)
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether no problem was found."""
+        return not self.problem_count
+
     def add(self, *problems: Problem) -> None:
         self.problem_count += len(problems)
         self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]

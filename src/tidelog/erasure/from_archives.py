@@ -117,6 +117,11 @@ class ErasedFromArchives:
     out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
     named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether something was found, and nothing of it is left in an archive."""
+        return bool(self.found) and not self.unseen and not self.left and not self.named
+
 
 @dataclass(frozen=True, slots=True)
 class _FoundEvents:
@@ -132,6 +137,11 @@ class DeleteResult:
     archived: int = 0  # that only archives held
     missing: tuple[str, ...] = ()  # ids without any event
     unseen: tuple[str, ...] = ()  # files of archives without ids or keys to search for
+
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether everything that was given was found, and every file could be searched."""
+        return bool(self.events or self.archived) and not self.missing and not self.unseen
 
 
 def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:

@@ -37,6 +37,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     replay_pipeline,
 )
+from tidelog.erasure.from_archives import DeleteResult
 from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import (
     EventMatcher,
@@ -143,11 +144,17 @@ class Proof:
     bytes: int = 0
     traces: list[Trace] = field(default_factory=list)
     out_of_reach: list[str] = field(default_factory=list)  # may hold them; not searched
+    deleted: DeleteResult | None = None  # what ``Home.erase`` deleted before the search
 
     @property
     def is_erased(self) -> bool:
         """Returns whether no byte is left in any of these objects."""
         return not self.traces
+
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether nothing is left, and all that was given was once deleted here."""
+        return self.is_erased and self.known
 
 
 def prove_erased(

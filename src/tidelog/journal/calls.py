@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 
 from tidelog.context import Context
@@ -24,7 +24,7 @@ from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 
-__all__ = ["JournalCalls", "presign_s"]
+__all__ = ["JournalCalls", "presign_s", "unknown_id"]
 
 
 class JournalCalls(ABC):
@@ -77,7 +77,7 @@ class JournalCalls(ABC):
         """
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
-            raise _unknown(topic, id, "nothing was updated")
+            raise unknown_id(topic, id, "nothing was updated")
 
     def update_many(
         self,
@@ -93,50 +93,6 @@ class JournalCalls(ABC):
         ('order-9',)
         """
         return self._amender(topic, why, who).update(values)
-
-    def delete(
-        self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
-    ) -> AmendResult:
-        """Deletes all events that have one of these ids, for good.
-
-        No reader that starts after this returned sees them. Their bytes are deleted when the
-        objects that contain them have been compiled and swept. For a single id, raises
-        ``NotFoundError`` if there is no such event. For several, the result lists the ids without
-        an event. Archives follow with the next maintenance, except for events that the topic has
-        trimmed: ``erase`` deletes these too.
-
-        >>> home.delete("orders", ["order-2", "order-3"], why="entered twice").events
-        2
-        """
-        amender = self._amender(topic, why, who)
-        if not isinstance(ids, str):
-            return amender.delete(ids)
-        amended = amender.delete([ids])
-        if amended.missing:
-            raise _unknown(topic, ids, "nothing was deleted")
-        return amended
-
-    def delete_key(
-        self,
-        topic: str,
-        key: bytes,
-        *,
-        why: str = "",
-        who: str | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> AmendResult:
-        """Deletes all events that have this key, up to the current ends, as ``delete`` does.
-
-        Reads the keys of the whole topic, and calls ``progress`` with the bytes read so far.
-        Events that were trimmed stay in archives: ``erase`` deletes these too.
-
-        >>> home.delete_key("orders", b"customer-1").events
-        2
-        """
-        if not isinstance(key, bytes):
-            raise InvalidError(f"key: is {type(key).__name__}: give bytes")
-        amender = self._amender(topic, why, who)
-        return amender.delete_key(key, progress or (lambda done: None))
 
     def audit(
         self, topic: str, since: Time = None, event_id: str | None = None
@@ -299,7 +255,8 @@ def presign_s(text: str | int) -> int:
     return seconds
 
 
-def _unknown(topic: str, id: str, what: str) -> NotFoundError:
+def unknown_id(topic: str, id: str, what: str) -> NotFoundError:
+    """Returns the error of a call that names an id without an event."""
     return NotFoundError(
         f"topic `{topic}`: has no event with id `{id[:200]}`: {what}; it may have been deleted or "
         "trimmed: check the id",

@@ -96,6 +96,11 @@ class CompileReport:
     bytes_before: int = 0  # of what was replaced, in the store
     bytes_after: int = 0
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether no partition was left to another process."""
+        return not self.busy
+
     def __add__(self, other: CompileReport) -> CompileReport:
         names = [field.name for field in fields(self)]
         return CompileReport(**{n: getattr(self, n) + getattr(other, n) for n in names})

@@ -120,6 +120,12 @@ class RecoverReport:
     values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether nothing that a person must look at is left in the objects."""
+        left = self.unreadable or self.waiting or self.trimmed or self.missing or self.unaccounted
+        return not left
+
 
 def recover_topic(
     context: Context,

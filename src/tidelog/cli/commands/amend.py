@@ -70,7 +70,7 @@ def prove_and_tell(
     with progress_bar(f"search {topic}", total) as advance:
         proof = home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
     _tell(output, proof)
-    if not proof.is_erased or not proof.known:
+    if not proof.is_clean:
         sys.exit(FAILED)
 
 
@@ -235,8 +235,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
             carry_out_and_tell(home, output, topic)
             keys = [] if key is None else [key.encode()]
             prove_and_tell(home, output, topic, ids if key is None else (), keys)
-    found = key is None or deleted.events or deleted.archived
-    if deleted.unseen or ((deleted.missing or not found) and not given["prove"]):
+    if deleted.unseen or not (deleted.is_clean or given["prove"]):
         sys.exit(FAILED)
 
 

@@ -177,7 +177,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         for each in () if output.as_json else lines:
             output.say(f"{what.replace('_', ' ')}: {each}")
     say_unseen(output, done.unseen)
-    if missing or done.unseen or messages["left"] or not done.found:
+    if missing or not done.is_clean:
         sys.exit(FAILED)
 
 

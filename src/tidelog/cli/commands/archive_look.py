@@ -151,7 +151,7 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
         with progress_bar(f"verify {name}", total) as advance:
             found = archive.verify(progress=advance, **given)
     _show(output, found)
-    if found.problem_count:
+    if not found.is_clean:
         sys.exit(FAILED)
 
 

@@ -215,7 +215,7 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
     output.record({"archive": name, "watermark": watermark})
     for error in done.errors:
         echo_aside(f"not told: {error}")
-    if done.errors:
+    if not done.is_clean:
         sys.exit(FAILED)
 
 

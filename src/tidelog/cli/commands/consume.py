@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
@@ -30,9 +29,7 @@ from tidelog.codec.event_json import event_lines
 from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.drain import DrainOptions, LostOffsets
-from tidelog.log.consumer.leases import Start
 from tidelog.model.event import Event
-from tidelog.model.times import moment_ms
 
 __all__ = ["consume", "consumer"]
 
@@ -112,8 +109,7 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
             on_open=_tell_cursors if given["start"] is not None else lambda _: None,
             on_loss=_tell_loss,
         )
-        start = _start_of(given["start"] or "earliest", home.context.clock.now_ms())
-        events = home.consumers(topic).drain(given["name"], emit, start, how)
+        events = home.consumers(topic).drain(given["name"], emit, given["start"] or "earliest", how)
         if sys.stderr.isatty():
             click.echo(counted(events, "event"), err=True)
 
@@ -133,14 +129,6 @@ def _tell_loss(lost: LostOffsets) -> None:
         f"accepted: offsets {lost.cursor} to {lost.start} of partition {lost.partition} are lost",
         err=True,
     )
-
-
-def _start_of(text: str, now_ms: int) -> Start:
-    if text in ("earliest", "latest"):
-        return text
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=moment_ms(text, now_ms))
 
 
 def _print_values(events: list[Event]) -> None:

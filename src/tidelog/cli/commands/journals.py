@@ -204,7 +204,7 @@ def compile_(
                 f"{counted(waiting, 'update or delete', 'updates and deletes')} not applied yet: "
                 f"few wait for more, a day at most; `tidelog compile {what} --amended` applies all"
             )
-    if report.busy:
+    if not report.is_clean:
         sys.exit(FAILED)
 
 

@@ -273,8 +273,7 @@ def recover(
         values["writers"] = ", ".join(report.writers) or None
     output.record(values)
     _say_what_is_left(name, report)
-    others = report.missing or report.unaccounted
-    if report.unreadable or report.waiting or report.trimmed or others:
+    if not report.is_clean:
         sys.exit(FAILED)
 
 

@@ -149,7 +149,7 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
         values["refused"] = "; ".join(str(each.error) for each in report.refused) or None
         values["unlisted"] = "; ".join(map(str, report.unlisted)) or None
     output.record(values)
-    if report.refused or report.unlisted:
+    if not report.is_clean:
         sys.exit(FAILED)
 
 
@@ -211,7 +211,7 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
                 output.say(f"{severity}: topic `{report.topic}`: {count} more, not shown")
         for problem in problems:
             output.say(f"error: {problem}")
-    if problems or any(report.errors for report in reports):
+    if problems or not all(report.is_clean for report in reports):
         sys.exit(FAILED)
 
 

@@ -31,7 +31,7 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
-from tidelog.log.consumer.leases import LeaseReader, Leases, Start, check_consumer_name, check_start
+from tidelog.log.consumer.leases import LeaseReader, Leases, Start, check_consumer_name, parse_start
 from tidelog.log.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
@@ -59,7 +59,7 @@ class Consumer:
         append: handlers.Append | None = None,
     ) -> None:
         check_consumer_name(name)
-        check_start(start)
+        start = parse_start(start, context.clock.now_ms())
         self.name = name
         self.context = context
         self._topic = topic

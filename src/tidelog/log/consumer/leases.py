@@ -42,7 +42,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -65,6 +65,7 @@ from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import check_timestamp, check_utf8, from_iso
 from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.process import ProcessGuard
 
@@ -78,8 +79,8 @@ __all__ = [
     "RegisteredConsumer",
     "Start",
     "check_consumer_name",
-    "check_start",
     "decode_registered",
+    "parse_start",
     "read_lease",
     "read_lease_row",
     "resolve_start",
@@ -458,7 +459,7 @@ def decode_registered(row: Row) -> RegisteredConsumer:
 
 
 Start = str | int | datetime
-"""``earliest``, ``latest``, an offset, or a time: ISO 8601 text or an aware datetime."""
+"""``earliest``, ``latest``, an offset, or a time: text (ISO 8601 or ``-15m``) or a datetime."""
 
 
 def check_consumer_name(name: str) -> None:
@@ -471,15 +472,22 @@ def check_consumer_name(name: str) -> None:
         )
 
 
-def check_start(start: Start) -> None:
-    """Raises ``InvalidError`` for an invalid start."""
+def parse_start(start: Start, now_ms: int) -> Start:
+    """Returns a start without text, except ``earliest`` and ``latest``; an offset may be text.
+
+    A time that is relative to now is fixed here. Raises ``InvalidError`` for an invalid start.
+    """
+    if isinstance(start, str) and start.isascii() and start.isdecimal():
+        return int(start)
     if isinstance(start, datetime):
         check_timestamp(start)
     elif isinstance(start, int):
         if start < 0:
             raise InvalidError(f"start {start}: give an offset of 0 or more")
     elif start not in ("earliest", "latest"):
-        from_iso(start)
+        since_ms = moment_ms(start, now_ms)
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=since_ms)
+    return start
 
 
 def resolve_start(context: Context, topic: Topic, partition: int, start: Start) -> int:

@@ -189,6 +189,11 @@ class SweepReport:
     pipelines: int = 0  # swept, including those of archives
     commits_merged: int = 0  # rows of archives' commits that were merged into others
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether every topic and every store was swept."""
+        return not self.refused and not self.unlisted
+
 
 @dataclass(slots=True)
 class _Tally:

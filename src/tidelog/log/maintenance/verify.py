@@ -79,6 +79,11 @@ class VerifyReport:
     # How many `findings` leaves out.
     findings_cut: dict[Severity, int] = field(default_factory=dict)
 
+    @property
+    def is_clean(self) -> bool:
+        """Returns whether no error was found; warnings and notes do not count."""
+        return not self.errors
+
 
 def verify_topic(
     context: Context,
