@@ -286,3 +286,27 @@ def test_tokens_are_read_while_all_threads_hang(
         release.set()
         for thread in asking:
             thread.join()
+
+
+def test_tails_of_a_topic_share_their_reads(served: Served, monkeypatch: Any) -> None:
+    import tidelog.server.api.tail as tail
+
+    tails, events, pages = 40, 25, [0]
+    read = tail.read_page
+
+    def counted(*given: Any) -> Any:
+        pages[0] += 1
+        return read(*given)
+
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for _ in range(tails):
+            answer = stack.enter_context(served.client.stream("GET", "/topics/t/tail"))
+            streams.append(line for line in answer.iter_lines() if line.startswith("data"))
+        monkeypatch.setattr(tail, "read_page", counted)
+        for number in range(events):
+            assert served.post({"value": str(number)}).status_code == 201
+        for lines in streams:
+            values = [json.loads(next(lines)[5:])["value"] for _ in range(events)]
+            assert values == [str(number) for number in range(events)]
+    assert pages[0] < tails * events / 4, "each tail has read for itself"

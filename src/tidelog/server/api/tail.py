@@ -9,8 +9,10 @@ expires, with an event named ``error``; and when the server stops.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -19,6 +21,7 @@ from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.log.topics import read_head
+from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.server.api.by_offset import From, Page, offset_of, partition_of, read_page
 from tidelog.server.api.watch import PartitionWatch, Waiter
@@ -52,6 +55,7 @@ class Tails:
         self._threads = threads
         self._watch = watch
         self._metrics = metrics
+        self._shared = _SharedReads(home.context, threads)
 
     async def tail(self, request: Request) -> Response:
         """The stream, after all that can be refused has been looked at."""
@@ -93,11 +97,10 @@ class Tails:
         while going:
             changed = []
             if look:
-                changed = await self._threads.run(_changed, context, topic, cursors)
+                heads = await self._shared.heads(topic, frozenset(cursors))
+                changed = _changed(heads, cursors)
             for partition in changed:
-                page = await self._threads.run(
-                    read_page, context, topic, partition, cursors[partition], _AT_ONCE
-                )
+                page = await self._shared.page(topic, partition, cursors[partition])
                 self._check(admission)
                 if page.count:
                     yield _frames_of(cursors, partition, page)
@@ -113,6 +116,54 @@ class Tails:
             if not changed:
                 going = await waiter.wait(_CHECK_S)
                 look = waiter.was_woken
+
+
+class _SharedReads:
+    """Reads for all tails that want the same: one commit wakes every tail of its topic."""
+
+    def __init__(self, context: Context, threads: ServerThreads) -> None:
+        self._context = context
+        self._threads = threads
+        self._heads: dict[object, asyncio.Task[dict[int, Head]]] = {}  # that have not begun
+        self._pages: dict[object, asyncio.Task[Page]] = {}  # under way
+
+    async def heads(self, topic: Topic, partitions: frozenset[int]) -> dict[int, Head]:
+        """The heads as they are from now on: a read that has begun may miss what woke a tail."""
+        key = (topic.incarnation, partitions)
+
+        async def read() -> dict[int, Head]:
+            await asyncio.sleep(0)  # tails that are woken together join
+            self._heads.pop(key, None)
+            return await self._threads.run(_heads, self._context, topic, partitions)
+
+        task = self._heads.get(key)
+        if task is None:
+            task = self._heads[key] = asyncio.create_task(read())
+            task.add_done_callback(_note_failure)
+        return await asyncio.shield(task)
+
+    async def page(self, topic: Topic, partition: int, offset: int) -> Page:
+        """A page from an offset on; what it lacks, the next look at the heads shows."""
+        key = (topic.incarnation, partition, offset)
+
+        async def read() -> Page:
+            wanted = (self._context, topic, partition, offset, _AT_ONCE)
+            try:
+                return await self._threads.run(read_page, *wanted)
+            finally:
+                self._pages.pop(key, None)
+
+        task = self._pages.get(key)
+        if task is None:
+            task = self._pages[key] = asyncio.create_task(read())
+            task.add_done_callback(_note_failure)
+        return await asyncio.shield(task)
+
+
+def _note_failure(task: asyncio.Task[Any]) -> None:
+    """Each tail raises it by itself; one that has left meanwhile does not."""
+    if not task.cancelled():
+        task.exception()
 
 
 def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:
@@ -148,9 +199,12 @@ def _begin(
     return cursors
 
 
-def _changed(context: Context, topic: Topic, cursors: dict[int, int]) -> list[int]:
+def _heads(context: Context, topic: Topic, partitions: frozenset[int]) -> dict[int, Head]:
+    return {partition: read_head(context, topic, partition)[0] for partition in sorted(partitions)}
+
+
+def _changed(heads: dict[int, Head], cursors: dict[int, int]) -> list[int]:
     """The partitions where something has come, or gone, since."""
-    heads = {partition: read_head(context, topic, partition)[0] for partition in cursors}
     return [p for p, head in heads.items() if head.next > cursors[p] or head.start > cursors[p]]
 
 
