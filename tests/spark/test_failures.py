@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+from pyspark import cloudpickle
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.spark.failures import cause_of, job_error, worker_name
+from tidelog.spark.workers import load_transform
 
 USER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -32,7 +37,7 @@ Traceback (most recent call last):
   File "/spark/python/pyspark/serializers.py", line 460, in loads
 ModuleNotFoundError: No module named 'tidelog.pipeline'
 """
-PANDAS = "[PACKAGE_NOT_INSTALLED] pandas >= 2.2.0 must be installed; however, it was not found."
+PANDAS = "[PACKAGE_NOT_INSTALLED] Pandas >= 2.2.0 must be installed; however, it was not found."
 AWAY = """Traceback (most recent call last):
   File "/spark/store.py", line 1, in get
 ConnectionRefusedError: [Errno 111] Connection refused
@@ -63,3 +68,15 @@ def test_failed_job_names_its_cause(text: str, kind: type[TidelogError], message
 
 def test_this_process_is_not_a_worker() -> None:
     assert worker_name() == ""
+
+
+def test_functions_of_a_module_in_the_working_folder_go_with_the_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs_of_mine.py").write_text("def helper(v):\n    return v + 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    sent = cloudpickle.dumps(load_transform("jobs_of_mine:helper"))
+    monkeypatch.delitem(sys.modules, "jobs_of_mine")
+    (tmp_path / "jobs_of_mine.py").unlink()
+    assert cloudpickle.loads(sent)(1) == 2, "as an executor that does not have the file"

@@ -21,7 +21,7 @@ _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")  # the last line of a trac
 # Spark's errors with the states of SQL for wrong data, wrong names, and `raise_error`.
 _SPARK_ERROR = re.compile(r"(\[[A-Z][A-Z0-9_.]+\] .+?)\s*SQLSTATE: (?:22|42|P0)\w{3}", re.DOTALL)
 _MISSING = re.compile(r"No module named '([\w.]+)'")
-_NEEDS_PANDAS = re.compile(r"pandas >= [\d.]+ must be installed")
+_NEEDS_PANDAS = re.compile(r"Pandas >= [\d.]+ must be installed", re.IGNORECASE)
 _MAY_PASS = ("OSError", "Timeout", "Connection", "MemoryError", "BrokenPipe", "EOFError")
 _LENGTH_MAX = 300
 _HIDE = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it writes down an exception

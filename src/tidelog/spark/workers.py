@@ -32,12 +32,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
@@ -75,7 +76,8 @@ def load_transform(name: str) -> Transform:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = functools.reduce(getattr, function.split("."), importlib.import_module(module))
+        home = importlib.import_module(module)
+        found = functools.reduce(getattr, function.split("."), home)
     except ModuleNotFoundError as exc:
         raise InvalidError(
             f"transform `{name}`: {exc}: install it, or run where the module's file is"
@@ -84,8 +86,17 @@ def load_transform(name: str) -> Transform:
         raise InvalidError(f"transform `{name}`: {exc}: name a function of the module") from exc
     if not callable(found):
         raise InvalidError(f"transform `{name}`: is not a function: name one")
+    _send_with_tasks(home)
     made: Transform = found
     return made
+
+
+def _send_with_tasks(module: ModuleType) -> None:
+    """Has Spark send a module's functions to executors, unless they have it installed too."""
+    installed = ("site-packages", "dist-packages")
+    file = getattr(module, "__file__", None)
+    if file is not None and not any(each in Path(file).parts for each in installed):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
