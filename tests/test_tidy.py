@@ -8,6 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
+from tests.support.plain_words import RETIRED, Retired, Source, retired_words
+from tests.support.plain_words import SOURCES as SOURCES_OF_TEXT
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tidelog").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -265,3 +270,23 @@ def test_columns_of_a_schema_are_not_read_with_to_pylist(path: Path) -> None:
     if name.startswith(TYPED_PLACES):
         calls = re.findall(r"\.to_pylist\(", text_of(path))
         assert len(calls) <= TYPED_READERS.get(name, 0), "use codec.plain_rows.plain_rows"
+
+
+@pytest.mark.parametrize("source", SOURCES_OF_TEXT, ids=lambda source: source.__name__)
+def test_texts_use_plain_words(source: Source) -> None:
+    wrong = [f"{name}: {found}" for name, text in source() for found in retired_words(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("rule", RETIRED, ids=lambda rule: rule.instead)
+def test_each_rule_for_words_hits_what_it_means_and_nothing_else(rule: Retired) -> None:
+    for text in rule.wrong:
+        assert re.search(rule.pattern, text, re.MULTILINE), text
+    for text in rule.right:
+        assert not re.search(rule.pattern, text, re.MULTILINE), text
+
+
+def test_no_document_has_marks_of_a_merge() -> None:
+    marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        assert not marks.search(text_of(path)), name_of(path)
