@@ -229,7 +229,7 @@ def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -
 PLAIN_POOLS = (
     "pool.py",
     "server/",  # ends before its process does, and then drops what waits
-    "store/probe.py",  # races two requests, so it needs two threads
+    "opening.py",  # races two requests, so it needs two threads
     "testing/",
 )
 

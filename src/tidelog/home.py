@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Unpack, overload
 import pyarrow as pa
 
 from tidelog.api.consumers import Consumers
-from tidelog.api.notifications import NotifyCalls
 from tidelog.api.tokens import Tokens
-from tidelog.api.upkeep import UpkeepCalls
+from tidelog.api.upkeep import NotifyCalls, UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context

@@ -11,6 +11,8 @@ from tidelog.api.archives import BackfillOptions as BackfillOptions
 from tidelog.api.archives import DeadLetterOptions as DeadLetterOptions
 from tidelog.api.consumers import ConsumerHandle as ConsumerHandle
 from tidelog.api.consumers import Consumers as Consumers
+from tidelog.api.consumers import DrainOptions as DrainOptions
+from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
 from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
@@ -54,8 +56,6 @@ from tidelog.journal.scribe import ScribeOptions as ScribeOptions
 from tidelog.journal.scribe import Trouble as Trouble
 from tidelog.journal.scribe import Turn as Turn
 from tidelog.log.consumer.consumer import Consumer as Consumer
-from tidelog.log.consumer.drain import DrainOptions as DrainOptions
-from tidelog.log.consumer.drain import LostOffsets as LostOffsets
 from tidelog.log.consumer.handler import Fate as Fate
 from tidelog.log.consumer.handler import FateError as FateError
 from tidelog.log.consumer.handler import HandlerOptions as HandlerOptions

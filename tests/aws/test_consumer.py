@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.lambda_endpoint import FUNCTION, LambdaEndpoint, lambda_endpoint
 from tests.support.waiting import until
-from tidelog import Event, Home
-from tidelog.aws import consumer, consumer_handler
+from tidelog import Event, Home, aws
+from tidelog.aws import consumer_handler
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.settings import load_settings
@@ -173,14 +173,14 @@ def test_call_beside_a_living_reader_leaves_the_rest_to_it(
 ) -> None:
     append(home, "orders", 4)
     looked, results, handled = threading.Event(), [], []
-    read_lease = consumer.read_lease
+    read_lease = aws.read_lease
 
     def look(*given: Any) -> Any:
         found = read_lease(*given)
         looked.set()
         return found
 
-    monkeypatch.setattr(consumer, "read_lease", look)
+    monkeypatch.setattr(aws, "read_lease", look)
     other = consumer_handler(handled.append, "billing", home=home.config, world=world)
     second = threading.Thread(target=lambda: results.append(other(NOTICE, None)))
 

@@ -21,10 +21,9 @@ from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.pipeline.base import Task
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.spark import session as sessions
 from tidelog.spark import workers as module
-from tidelog.spark.session import open_spark
-from tidelog.spark.workers import SparkWorkers
+from tidelog.spark import workers as sessions
+from tidelog.spark.workers import SparkWorkers, open_spark
 
 
 def drive(home: Home, session: SparkSession, **settings: str) -> int:

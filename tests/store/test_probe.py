@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, UnavailableError
+from tidelog.opening import probe_store
 from tidelog.store.memory import MemoryStore
-from tidelog.store.probe import probe_store
 from tidelog.testing.faults import Fault, Faults, FaultyStore
 from tidelog.testing.scheduler import FakeClock, seeded_ids
 

@@ -55,7 +55,16 @@ from tidelog.server.http.errors import (
     status_of,
 )
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.metrics import AccessLog, Complaints, Health, Metrics, request_id_of
+from tidelog.server.http.metrics import (
+    USAGE_S,
+    AccessLog,
+    ClientUsage,
+    Complaints,
+    Health,
+    Metrics,
+    Read,
+    request_id_of,
+)
 from tidelog.server.http.request import (
     Bodies,
     WholeRoute,
@@ -67,7 +76,6 @@ from tidelog.server.http.request import (
     is_encoded,
 )
 from tidelog.server.http.telemetry import Telemetry
-from tidelog.server.http.usage import USAGE_S, ClientUsage, Read
 from tidelog.server.options import ServeOptions
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]

@@ -5,8 +5,8 @@ not at all, and that an acknowledged object stays. It must not know what is insi
 the catalog.
 
 ``base`` has the interface, and creates new objects; ``local`` (to copy from), ``memory`` and
-``remote`` are backends. ``wrappers`` and ``cache`` wrap any of them, ``probe`` tests a store's
-promises. Other packages can add a backend through the entry point group ``tidelog.stores``.
+``remote`` are backends. ``wrappers`` and ``cache`` wrap any of them. Other packages can add a
+backend through the entry point group ``tidelog.stores``.
 """
 
 from __future__ import annotations

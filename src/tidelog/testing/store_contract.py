@@ -25,8 +25,8 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.model import limits
+from tidelog.opening import probe_store
 from tidelog.store.base import Store
-from tidelog.store.probe import probe_store
 
 __all__ = ["StoreContract"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.archive_look import a_home
 from tidelog import Event, Home
+from tidelog.api.consumers import accept_loss
 from tidelog.errors import NotFoundError
-from tidelog.log.consumer.drain import accept_loss
 from tidelog.log.maintenance.trim import ToOffsets
 
 

@@ -13,6 +13,7 @@ import tidelog
 from tests.support.lost_replies import ReplyLosingCatalog
 from tests.support.waiting import until
 from tidelog import Event, Home
+from tidelog.api.consumers import accept_loss
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.context import Context, LogSettings
 from tidelog.errors import (
@@ -23,7 +24,6 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.drain import accept_loss
 from tidelog.log.consumer.leases import Leases, read_lease
 from tidelog.log.topics import create_topic
 from tidelog.model.topic import Topic

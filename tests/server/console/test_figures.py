@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tidelog import Event, Home, NotFoundError
 from tidelog.home import create_home
+from tidelog.log import timeline
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.log.timeline import Timelines
 from tidelog.server.console import sampler as sampling
-from tidelog.server.console import timeline
 from tidelog.server.console.format import Series, line_chart
 from tidelog.server.console.sampler import Sampler
-from tidelog.server.console.timeline import Timelines
 from tidelog.settings import Settings
 
 START_MS = 1_763_200_000_000

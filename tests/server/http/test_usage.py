@@ -38,7 +38,7 @@ def test_last_use_of_a_token_is_stored_rarely(
     def first(home: Home) -> None:
         made.extend(create_token(home.context, ["read"]) for _ in range(3))
 
-    import tidelog.server.http.usage as usage
+    import tidelog.server.http.metrics as usage
 
     real = usage.note_uses
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from tidelog.api.consumers import DrainOptions, LostOffsets
 from tidelog.cli.output import (
     CommandGroup,
     FailedError,
@@ -28,7 +29,6 @@ from tidelog.cli.terminal import Interruption, ask_first, yes_option
 from tidelog.codec.event_json import event_lines
 from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.drain import DrainOptions, LostOffsets
 from tidelog.model.event import Event
 
 __all__ = ["consume", "consumer"]

@@ -45,10 +45,10 @@ from tidelog.server.console.session import (
     Session,
     Sessions,
     Shown,
+    TokenPages,
     Visit,
     cookie_of,
 )
-from tidelog.server.console.tokens import TokenPages
 from tidelog.server.console.topics import TopicPages
 from tidelog.server.http.auth import ADMISSION, Gate
 from tidelog.server.http.errors import (
@@ -61,9 +61,8 @@ from tidelog.server.http.errors import (
     status_of,
 )
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.metrics import Complaints, Metrics
+from tidelog.server.http.metrics import ClientUsage, Complaints, Metrics
 from tidelog.server.http.request import WholeRoute
-from tidelog.server.http.usage import ClientUsage
 from tidelog.server.options import ServeOptions
 
 __all__ = ["PLACES", "Console", "Route"]

@@ -17,6 +17,7 @@ import msgspec
 
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
+from tidelog.log.timeline import Timelines
 from tidelog.model.event import to_iso
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import check_topic_name
@@ -25,7 +26,6 @@ from tidelog.server.console.archives import Job, Jobs, Pipelines, PipelinesSeen
 from tidelog.server.console.format import duration, line_chart, number, url
 from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
-from tidelog.server.console.timeline import Timelines
 from tidelog.server.http.errors import shape
 from tidelog.server.http.metrics import Metrics
 

@@ -15,6 +15,11 @@ the next line counts them. The file is opened again for each write, so it can be
 owner can read it.
 
 ``/healthz``: the process answers. ``/readyz``: the store and the catalog do too.
+
+What clients used, on its way to the home: when each token, and on request how often each topic.
+
+Requests only change a number in memory. Once a minute a thread stores what has changed since; what
+a crash loses is the last minute.
 """
 
 from __future__ import annotations
@@ -25,8 +30,8 @@ import re
 import sys
 import threading
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,6 +49,9 @@ from starlette.responses import Response
 
 from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
+from tidelog.context import Context
+from tidelog.coordination.actions import record_action
+from tidelog.coordination.tokens import note_uses
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model import layout
@@ -52,7 +60,15 @@ from tidelog.server.http.errors import BusyError, encode
 from tidelog.server.http.request import check_parameters
 from tidelog.store.wrappers import Meter
 
-__all__ = ["AccessLog", "Complaints", "Health", "Metrics", "request_id_of"]
+__all__ = [
+    "USAGE_S",
+    "AccessLog",
+    "ClientUsage",
+    "Complaints",
+    "Health",
+    "Metrics",
+    "request_id_of",
+]
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -328,3 +344,40 @@ def _went_well(look: asyncio.Future[None]) -> bool:
 def _json(value: dict[str, str]) -> Response:
     headers = {"cache-control": "no-store"}
     return Response(encode(value), headers=headers, media_type="application/json")
+
+
+USAGE_S = 60.0  # after which it is stored
+_READS_MAX = 5_000  # kinds of reads in one minute; others are counted together
+Read = tuple[str, str, str]  # who, the operation, the topic
+
+_OTHERS: Read = ("others", "read", "")
+
+
+class ClientUsage:
+    """Counts reads, and stores them beside the times at which tokens were used."""
+
+    def __init__(self, context: Context, audit_reads: bool) -> None:
+        self._context = context
+        self._audit_reads = audit_reads
+        self._reads: Counter[Read] = Counter()
+
+    def read(self, who: str, operation: str, topic: str) -> None:
+        """Note that something was read."""
+        if not self._audit_reads:
+            return
+        key = (who, operation, topic)
+        if len(self._reads) >= _READS_MAX and key not in self._reads:
+            key = _OTHERS
+        self._reads[key] += 1
+
+    def take_reads(self) -> Mapping[Read, int]:
+        """Return what was read since the last call; call it where :meth:`read` is called."""
+        taken, self._reads = self._reads, Counter()
+        return taken
+
+    def store(self, uses: Mapping[str, int], reads: Mapping[Read, int]) -> None:
+        """Store when tokens were used, and what was read. Blocks."""
+        note_uses(self._context, uses)
+        for (who, operation, topic), count in sorted(reads.items()):
+            note = f"{operation}, {count} requests"
+            record_action(self._context, "read", f"topic {topic}" if topic else "home", note, who)
