@@ -236,8 +236,8 @@ class Ingest:
                 return await self.send(opened, events)
             return await self._send_once(opened, _idempotency_key(key, by), events)
         finally:
-            if len(events) > _FEW_EVENTS:  # to free many takes milliseconds, which the loop has not
-                self._pool.submit(events.clear)
+            if len(events) > _FEW_EVENTS:
+                self._free(events)
 
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
         """The body that says where events are."""
@@ -294,13 +294,18 @@ class Ingest:
                 await opened.durable(flush)
             return await self._run(len(sent), _positions, opened.topic.name, sent)
         finally:
-            self._pool.submit(sent.clear)  # as above
+            self._free(sent)
 
     async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
         """Put events into the producer's buffer, if that has room for all of them."""
         if len(events) <= _FEW_EVENTS and self._check_room(opened, events) <= _SMALL_BYTES:
             return _send_all(opened, events)
         return await self._run(len(events), self._enter_many, opened, events)
+
+    def _free(self, many: list[Any]) -> None:
+        """Free very many objects, which takes milliseconds, in a thread."""
+        with contextlib.suppress(RuntimeError):  # the server stops, and has no threads any more
+            self._pool.submit(many.clear)
 
     def _enter_many(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
         self._check_room(opened, events)

@@ -132,8 +132,7 @@ class JournalPages:
             again = {"ids": "\n".join(map(id_line, ids)), "key": id_line(asked.key)}
             values = {"topic": topic, "asked": asked, "again": again}
             return Shown("erase.html", {**values, **self._told(topic, asked)})
-        who = visit.session.token
-        name = None if who is None else f"console, token {who.label or who.id}"[:200]
+        name = visit.session.who or None  # by the id, as several tokens may have one label
         job = self._jobs.start(
             f"erasure from {topic.name}: {asked.why}"[:200],
             url("/console/topics", topic.name, "journals"),
