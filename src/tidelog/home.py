@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 import pyarrow as pa
 
 from tidelog.api.consumers import Consumers
+from tidelog.api.newest import NewestCalls
 from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import NotifyCalls, UpkeepCalls
 from tidelog.catalog import Catalog
@@ -70,7 +71,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls, NotifyCalls, UpkeepCalls):
+class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:

@@ -145,8 +145,8 @@ class Lag:
 
     @property
     def events(self) -> int:
-        """Returns how many offsets are not handled yet, including erased events."""
-        return self.end - (self.start if self.cursor is None else self.cursor)
+        """Returns how many offsets are not handled yet. Counts erased events, not trimmed ones."""
+        return self.end - max(self.start, self.cursor or 0)
 
 
 def consumer_names(context: Context, topic: Topic) -> list[str]:

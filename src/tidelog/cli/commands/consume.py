@@ -1,6 +1,7 @@
 """``tidelog consume``: a member of a named consumer that prints events, or hands them on.
 
-``tidelog consumer``: removing a consumer that is not used any more.
+``tidelog peek`` and ``tidelog tail``: a look at the newest events without a consumer.
+``tidelog consumer``: listing, moving and deleting consumers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.model.event import Event
 
-__all__ = ["consume", "consumer"]
+__all__ = ["consume", "consumer", "peek", "tail"]
 
 Emit = Callable[[list[Event]], None]
 """Hands events on; they are out of our hands when it returns."""
@@ -164,17 +165,147 @@ def _range(events: list[Event]) -> str:
     return f"`{first.topic}/{first.partition}` offsets {first.offset} to {last.offset + 1}"
 
 
-@click.group(cls=CommandGroup)
-def consumer() -> None:
-    """Delete consumers.
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="The number of events.",
+)
+@json_option
+@click.pass_obj
+def peek(home_text: str | None, output: Output, /, topic: str, most: int) -> None:
+    """Print the newest events of a topic, by time.
 
-    `tidelog lag` lists them.
+    Leaves no consumer behind.
 
     \b
     Examples:
-      tidelog lag orders
+      tidelog peek orders
+      tidelog peek orders --max 100 --json
+    """
+    with open_home(home_text) as home:
+        (_print_events if output.as_json else _print_values)(home.peek(topic, most))
+
+
+@click.command()
+@click.argument("topic")
+@json_option
+@click.pass_obj
+def tail(home_text: str | None, output: Output, /, topic: str) -> None:
+    """Print events as they are appended, until Ctrl-C.
+
+    Leaves no consumer behind: events that are appended while it does not run are not printed.
+
+    \b
+    Examples:
+      tidelog tail orders
+      tidelog tail orders --json
+    """
+    emit = _print_events if output.as_json else _print_values
+    with open_home(home_text) as home:
+        for event in home.tail(topic):
+            emit([event])
+
+
+@click.group(cls=CommandGroup)
+def consumer() -> None:
+    """List, show, move and delete consumers.
+
+    \b
+    Examples:
+      tidelog consumer list orders
+      tidelog consumer seek orders billing -1h
       tidelog consumer delete orders billing
     """
+
+
+@consumer.command("list")
+@click.argument("topic", required=False)
+@json_option
+@click.pass_obj
+def list_(home_text: str | None, output: Output, /, topic: str | None) -> None:
+    """List the consumers of a topic, or of all topics.
+
+    \b
+    Examples:
+      tidelog consumer list
+      tidelog consumer list orders --json
+    """
+    with open_home(home_text) as home:
+        names = [each.name for each in home.topics()] if topic is None else [topic]
+        rows = [
+            {"topic": name, "consumer": each.name, "lag": each.behind()}
+            for name in names
+            for each in home.consumers(name)
+        ]
+        output.records(("topic", "consumer", "lag"), rows)
+
+
+@consumer.command()
+@click.argument("topic")
+@click.argument("name", type=utf8)
+@json_option
+@click.pass_obj
+def show(home_text: str | None, output: Output, /, topic: str, name: str) -> None:
+    """Show the cursor, the lag and the owner of each partition.
+
+    \b
+    Examples:
+      tidelog consumer show orders billing
+    """
+    with open_home(home_text) as home:
+        rows = [
+            {
+                "partition": each.partition,
+                "cursor": each.cursor,
+                "end": each.end,
+                "lag": each.events,
+                "owner": each.owner or None,
+            }
+            for each in home.consumers(topic).get(name).lag()
+        ]
+        output.records(("partition", "cursor", "end", "lag", "owner"), rows)
+
+
+@consumer.command()
+@click.argument("topic")
+@click.argument("name", type=utf8)
+@click.argument("to", type=utf8)
+@click.option(
+    "--partition",
+    type=click.IntRange(min=0),
+    metavar="P",
+    help="Move the cursor of this partition only. [default: all]",
+)
+@yes_option
+@json_option
+@click.pass_obj
+def seek(home_text: str | None, output: Output, /, topic: str, name: str, **given: Any) -> None:
+    """Move the cursors of a consumer.
+
+    TO is earliest, latest, an offset, or a time: ISO 8601, or -15m (after `--`, as it begins with a
+    dash). Members that run continue from there. Asks first on a terminal. In scripts, pass --yes.
+
+    \b
+    Examples:
+      tidelog consumer seek orders billing earliest
+      tidelog consumer seek orders billing --partition 0 4711 --yes
+      tidelog consumer seek orders billing -- -15m
+    """
+    with open_home(home_text) as home:
+        found = home.consumers(topic).get(name)
+        question = f"Move consumer `{name}` of `{topic}` to {given['to']}?"
+        ask_first(f"consumer `{name}` of `{topic}`", question, given["yes"])
+        rows = [
+            {"partition": move.partition, "from": move.cursor, "to": move.to, "again": move.again}
+            for move in found.seek(given["to"], given["partition"])
+        ]
+        output.records(("partition", "from", "to", "again"), rows)
 
 
 @consumer.command()

@@ -1,0 +1,97 @@
+"""What a home shows of a topic's newest events, without a consumer."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from tidelog.context import Context
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.status import PartitionState
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+
+__all__ = ["NewestCalls"]
+
+_AT_ONCE = 1_000  # events of a partition before the next partition has its turn
+
+
+class NewestCalls(ABC):
+    """Looks at the end of a topic that leave no name behind."""
+
+    context: Context
+
+    @abstractmethod
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. ``NotFoundError``."""
+
+    @abstractmethod
+    def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
+        """Return the state of each partition."""
+
+    @abstractmethod
+    def read(
+        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
+    ) -> Iterator[Event]:
+        """Yield the events of ``[start, end)`` of a partition."""
+
+    def peek(self, topic: str, max_events: int = 10) -> list[Event]:
+        """Return the newest events of all partitions, oldest first, by time.
+
+        >>> [event.id for event in home.peek("orders", 2)]
+        ['order-2', 'order-3']
+        """
+        if max_events < 1:
+            raise InvalidError(f"peek: {max_events} events: give 1 or more")
+        states = self.partitions(topic, runs=False)
+        found = [event for state in states for event in self._last(topic, state, max_events)]
+        return heapq.nlargest(max_events, found, key=_by_time)[::-1]
+
+    def tail(self, topic: str, *, wait_s: float = 1.0) -> Iterator[Event]:
+        """Yield events as they are appended, for ever, beginning with those that come after this.
+
+        Events of one partition come in order. Looks for new events every ``wait_s`` seconds. Skips
+        events that are trimmed before it reads them.
+
+        >>> events = home.tail("orders")
+        """
+        found = self.topic(topic)
+        cursors = {each.partition: each.next for each in self.partitions(topic, runs=False)}
+        return self._tail(found, cursors, wait_s)
+
+    def _tail(self, topic: Topic, cursors: dict[int, int], wait_s: float) -> Iterator[Event]:
+        while True:
+            states = self.partitions(topic.name, runs=False)
+            if self.topic(topic.name).incarnation != topic.incarnation:
+                raise NotFoundError(
+                    f"topic `{topic.name}`: was deleted and created again: begin again"
+                )
+            has_more = False
+            for state in states:
+                start = max(cursors[state.partition], state.start)
+                end = min(state.next, start + _AT_ONCE)
+                has_more |= end < state.next
+                with contextlib.suppress(NotFoundError):  # trimmed since the look
+                    for event in self.read(topic.name, state.partition, start, end):
+                        yield event
+                        cursors[state.partition] = (event.offset or 0) + 1
+                    cursors[state.partition] = end
+            if not has_more:
+                self.context.clock.sleep(wait_s)
+
+    def _last(self, topic: str, state: PartitionState, count: int) -> list[Event]:
+        """Returns the last events of a partition. Reads further back where events were erased."""
+        window = count
+        while True:
+            start = max(state.start, state.next - window)
+            found = list(self.read(topic, state.partition, start, state.next))
+            if len(found) >= count or start == state.start:
+                return found[-count:]
+            window *= 4
+
+
+def _by_time(event: Event) -> tuple[int, int, int]:
+    time_ms = event.timestamp if isinstance(event.timestamp, int) else 0
+    return time_ms, event.partition or 0, event.offset or 0

@@ -1,0 +1,41 @@
+"""``consumer``, ``peek`` and ``tail``: looks at consumers and at the newest events."""
+
+from __future__ import annotations
+
+from tests.support.cli_run import Run
+
+
+def test_consumer_is_listed_shown_moved_and_deleted(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("produce", "orders", stdin=b"a\nb\nc\n")
+    tidelog("consume", "orders", "--name", "billing")
+    assert tidelog("consumer", "list", "--json").rows() == [
+        {"topic": "orders", "consumer": "billing", "lag": 0}
+    ]
+    moved = tidelog("consumer", "seek", "orders", "billing", "1", "--yes", "--json").rows()
+    assert moved == [{"partition": 0, "from": 3, "to": 1, "again": 2}]
+    (shown,) = tidelog("consumer", "show", "orders", "billing", "--json").rows()
+    assert (shown["cursor"], shown["end"], shown["lag"]) == (1, 3, 2)
+    assert tidelog("consume", "orders", "--name", "billing").out == b"b\nc\n"
+    assert tidelog("consumer", "delete", "orders", "billing", "--yes").code == 0
+    assert tidelog("consumer", "list", "orders", "--json").rows() == []
+    assert tidelog("consumer", "show", "orders", "billing").code == 1
+
+
+def test_seek_asks_first_and_refuses_what_is_not_a_position(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    tidelog("produce", "orders", stdin=b"a\n")
+    tidelog("consume", "orders", "--name", "billing")
+    assert "--yes" in tidelog("consumer", "seek", "orders", "billing", "earliest").err
+    wrong = tidelog("consumer", "seek", "orders", "billing", "soon", "--yes")
+    assert (wrong.code, wrong.out) == (2, b"")
+
+
+def test_peek_prints_the_newest_events(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    assert tidelog("peek", "orders").out == b""
+    tidelog("produce", "orders", stdin=b"a\nb\nc\n")
+    assert tidelog("peek", "orders", "--max", "2").out == b"b\nc\n"
+    rows = tidelog("peek", "orders", "--json").rows()
+    assert [row["value"] for row in rows] == ["a", "b", "c"]
+    assert tidelog("lag", "--json").rows() == []
