@@ -3,7 +3,7 @@
 2 M JSON messages of about 200 bytes that hardly repeat, in 4 partitions, over 30 dates. Each side
 runs on ``local[2]`` in a process of its own: warm, in alternating rounds, and cold, from the start
 of a process to a committed archive. Ours is fsynced, and goes the way that users go. Memory is that
-of a side's whole process tree.
+of a side's whole process tree. The same messages in one partition show what cuts of ranges gain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from bench.apart import Apart, Usage, timed, watched
 from bench.connector import jars
 from bench.cycles import Cycles
 from bench.measure import scratch
-from bench.messages import EVENTS, TOPIC, fill
+from bench.messages import EVENTS, ONE_PARTITION, TOPIC, fill
 from bench.rates import Rate, against, contest
 from tests.servers import kafka
 from tidelog.archive.archive import create_archive, open_pipeline
 from tidelog.home import Home, create_home, open_home
 from tidelog.model.archive import Archive, ArchiveFormat
+from tidelog.pipeline.base import Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import Settings
 from tidelog.spark.workers import SparkWorkers, open_spark
@@ -60,6 +61,7 @@ def run() -> list[Rate]:
             Apart(Ours, config) as transforming,  # Spark keeps its workers, and their memory
         ):
             rates = warm(peer, ours, transforming, f"kafka://{servers}/{TOPIC}")
+            rates += one_partition(ours, f"kafka://{servers}/{ONE_PARTITION}")
             rates += cycles(ours, servers)
         return rates + cold(config, servers, folder)
 
@@ -71,10 +73,14 @@ class Ours:
         self._home = open_home(config)
         self._workers = SparkWorkers(open_spark("local[2]", "bench"))
 
-    def run(self, source: str, shape: str) -> float:
-        """Events a second of one archive, from the driver's start to its last commit."""
+    def run(self, source: str, shape: str, whole: bool = False) -> float:
+        """Events a second of one archive, from the driver's start to its last commit.
+
+        ``whole`` reads each range by one task.
+        """
         archive = new_archive(self._home, source, MAKINGS[shape])
-        pipeline = open_pipeline(self._home.context, archive, self._workers)
+        workers = WholeRanges(self._workers) if whole else self._workers
+        pipeline = open_pipeline(self._home.context, archive, workers)
         began = time.perf_counter()
         events = Driver(self._home.context, pipeline, DriverOptions()).run()
         seconds = time.perf_counter() - began
@@ -91,6 +97,16 @@ class Ours:
 
     def close(self) -> None:
         self._home.close()
+
+
+class WholeRanges:
+    """Workers that do not say how many tasks run at once, so no range is cut."""
+
+    def __init__(self, workers: SparkWorkers) -> None:
+        self._workers = workers
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+        return self._workers.run(tasks)
 
 
 class Peer:
@@ -168,6 +184,19 @@ def warm(peer: Apart, ours: Apart, transforming: Apart, source: str) -> list[Rat
     below(peaks[plain.what], peaks[lines.what])
     below(peaks[dated.what], peaks[lines_dated.what])
     return [*rates.values(), *peaks.values()]
+
+
+def one_partition(ours: Apart, source: str) -> list[Rate]:
+    """A backfill of one partition on two cores: by one task, and with its ranges cut."""
+    rates = contest(
+        {
+            "one partition, one task, warm": lambda: float(ours("run", source, "verbatim", True)),
+            "one partition, ranges cut, warm": lambda: float(ours("run", source, "verbatim")),
+        }
+    )
+    whole, cut = rates.values()
+    against(cut, whole, 1.7)
+    return [whole, cut]
 
 
 def cpu_note(used: list[Usage]) -> str:

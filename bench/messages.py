@@ -14,6 +14,7 @@ from tidelog.home import Home
 EVENTS = 2_000_000
 PARTITIONS = 4
 TOPIC = "clicks"
+ONE_PARTITION = "clicks-one"  # the same events in one partition of Kafka
 _FIRST_MS = 1_794_700_800_000
 _DATES_MS = 30 * 24 * 3_600_000
 _NOISE = 97  # bytes of each message: 16 in its id, the rest in its text
@@ -21,14 +22,16 @@ _LOTS = 20
 
 
 def fill(servers: str, home: Home) -> None:
-    """The same events into Kafka and into a topic of the home."""
+    """The same events into Kafka, twice, and into a topic of the home."""
     make_topic(servers, TOPIC, PARTITIONS)
+    make_topic(servers, ONE_PARTITION, 1)
     home.create_topic(TOPIC, PARTITIONS)
     producer = a_producer(servers)
     for lot in range(_LOTS):
         values = messages(EVENTS // _LOTS, lot)
         for number, value in enumerate(values):
             producer.produce(TOPIC, value, partition=number % PARTITIONS)
+            producer.produce(ONE_PARTITION, value, partition=0)
             if number % 10_000 == 0:
                 producer.poll(0)
         producer.flush()
