@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -536,6 +537,32 @@ def test_list_of_commands_loads_no_library_of_theirs() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_command(tidelog: Run, shell: str) -> None:
+    script = tidelog("completion", shell)
+    assert script.code == 0
+    assert b"_TIDELOG_COMPLETE" in script.out
+
+
+def test_shell_completes_commands_and_options() -> None:
+    def complete(words: str, number: int) -> list[str]:
+        environ = {"_TIDELOG_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        environ["COMP_CWORD"] = str(number)
+        code = "from tidelog.cli.main import run; run()"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert complete("tidelog to", 1) == ["token", "topic"]
+    assert complete("tidelog topic cr", 2) == ["create"]
+    assert "--partitions" in complete("tidelog topic create --p", 3)
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

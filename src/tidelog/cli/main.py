@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from tidelog import __version__
 from tidelog.cli.output import (
@@ -41,6 +42,7 @@ _COMMANDS = {
         "journals:compile_",
         "Compact a topic into journals, with updates and deletes applied.",
     ),
+    "completion": ("home", "Print a script that completes commands and options in a shell."),
     "consume": ("consume", "Read the events of a topic as a named consumer."),
     "consumer": ("consume", "List, show, move and delete consumers."),
     "delete": ("amend", "Erase events by id or by key."),
@@ -91,6 +93,15 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _load(cmd_name) if cmd_name in _COMMANDS else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns commands by their summaries, as completing must not load any of them."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _COMMANDS.items()
+            if text and name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,4 +1,4 @@
-"""``tidelog init`` and ``tidelog home``."""
+"""``tidelog init``, ``tidelog home`` and ``tidelog completion``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from click.shell_completion import get_completion_class
 
 from tidelog.adoption import adopt_home
 from tidelog.cli.output import CommandGroup, Output, json_option
@@ -15,7 +16,7 @@ from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home, open_home
 from tidelog.settings import FILE_NAME, Settings, load_settings
 
-__all__ = ["home", "init"]
+__all__ = ["completion", "home", "init"]
 
 
 @click.command()
@@ -143,3 +144,21 @@ def _describe(opened: Home) -> dict[str, str]:
         "found_in": opened.settings.found_in,
         **({"copy_of": opened.copy_of} if opened.copy_of else {}),
     }
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands and options in a shell.
+
+    \b
+    Examples:
+      eval "$(tidelog completion bash)"             in ~/.bashrc
+      eval "$(tidelog completion zsh)"              in ~/.zshrc
+      tidelog completion fish > ~/.config/fish/completions/tidelog.fish
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InvalidError(f"shell `{shell}`: this version of click cannot complete for it")
+    program = click.get_current_context().find_root().command
+    click.echo(kind(program, {}, "tidelog", "_TIDELOG_COMPLETE").source())
