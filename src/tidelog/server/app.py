@@ -161,6 +161,8 @@ class FrontDoor:
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._pixels = Pixels(options, self.gate, self._topics, self._ingest, self.metrics)
         self._health = Health(home)
+        # Made once: anybody may ask for it, as often as they like.
+        self._description = functools.cache(lambda: encode(description(options)))
         self._console = Console(
             home, options, self.gate, self._threads, (self.metrics, self._usage)
         )
@@ -383,7 +385,7 @@ class FrontDoor:
 
     async def _describe(self, request: Request) -> Response:
         """``GET /openapi.json``"""
-        return Response(encode(description(self._options)), media_type="application/json")
+        return Response(self._description(), media_type="application/json")
 
     async def _tick(self) -> None:
         """Now and then: tokens and their use, and appends that have waited for too long."""

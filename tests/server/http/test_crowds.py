@@ -177,6 +177,22 @@ def test_one_address_cannot_take_all_connections(home: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_an_address_with_its_whole_share_still_gets_health_checks(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 40)
+    monkeypatch.setattr(limits, "LINGER_S", 60.0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):  # of a share of 10
+            stack.enter_context(socket.create_connection(served.address, timeout=60))
+        sent = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert status(ask(served.address, sent)) == 200
+        assert status(ask(served.address, sent.replace(b"/healthz", b"/topics"))) == 503
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(served.address, timeout=60))
+        assert status(ask(served.address, sent)) == 503, "these are closed at once"
+
+
 def test_few_open_files_are_kept_for_others_and_for_the_store(home: str) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
     with running(home, first=few) as (_, url), contextlib.ExitStack() as stack:

@@ -60,11 +60,12 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        if not self._counts.enter(self._address):
+        beyond = self._counts.enter(self._address)
+        if beyond > limits.ADDRESS_LINGERING_MAX:
             self._refuse(503, "unavailable", "server: too many connections of this address")
             transport.close()
             return
-        self._surplus = len(self.connections) > self._counts.most
+        self._surplus = beyond > 0 or len(self.connections) > self._counts.most
         if len(self.connections) > self._counts.most_lingering:
             self._refuse(503, "unavailable", _FULL)
             return

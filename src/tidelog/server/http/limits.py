@@ -18,6 +18,7 @@ from tidelog.clock import Clock
 from tidelog.errors import InvalidError, TidelogError
 
 __all__ = [
+    "ADDRESS_LINGERING_MAX",
     "ANSWER_S",
     "BODY_S",
     "CLIENT_SHARE",
@@ -60,6 +61,7 @@ LAST_S = 2.0  # in which it must be there once the server stops
 WRITE_S = 30.0  # in which a client must take what was written for it
 IDLE_S = 60.0  # between two requests
 LINGER_S = 2.0  # in which who was refused should have ended
+ADDRESS_LINGERING_MAX = 16  # of one address beyond its share, for its health checks
 LINGERING_MAX = 200  # beyond CONNECTIONS_MAX, for health checks; more are closed at once
 FILES_KEPT = 96  # open files that are not connections: the store, the catalog, threads
 
@@ -109,11 +111,13 @@ class ConnectionCounts:
         """The same, with those that wait for a health check or for their end."""
         return self.most + min(LINGERING_MAX, self._room // 4)
 
-    def enter(self, address: str) -> bool:
-        """Count a connection; False where its address has too many."""
+    def enter(self, address: str) -> int:
+        """Count a connection; returns how many its address has beyond its share."""
         client = client_of(address)
         self._counts[client] = self._counts.get(client, 0) + 1
-        return not self._per_address or self._counts[client] <= max(1, self.most // CLIENT_SHARE)
+        if not self._per_address:
+            return 0
+        return max(0, self._counts[client] - max(1, self.most // CLIENT_SHARE))
 
     def leave(self, address: str) -> None:
         """A connection that was counted has ended."""
