@@ -152,6 +152,7 @@ def test_as_of(tidelog: Run) -> None:
         (("--to", "null:", "--as-of", "7:1"), "has no partition 7"),
         (("--to", "null:", "--parallel", "--resume", "x"), "leave out"),
         (("--to", "null:", "--parallel", "--speed", "2"), "leave out"),
+        (("--to", "null:", "--conf", "spark.cores.max=1"), "give --parallel too"),
         (("--to", "file:x.parquet", "--resume", "x"), "cannot be continued"),
         (("--resume", "x"), "Missing option '--to'"),
         (("--speed", "2"), "Missing option '--to'"),

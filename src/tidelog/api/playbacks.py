@@ -7,7 +7,7 @@ or die, and be resumed by the same call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TypedDict
 
@@ -49,6 +49,7 @@ class PlayOptions(TypedDict, total=False):
     as_of: str | None  # play the topic as it was at a time, or at offsets P:O,P:O
     empty_slots: bool  # report slots without events too
     spark: str | None  # Spark master, to play in parallel where order over slots does not matter
+    spark_conf: Mapping[str, str]  # settings of the Spark session
     stop: threading.Event  # set it, and the playback ends soon
     on_begin: Callable[[Topic, Pin], None]  # gets what will be played
     on_wait: Callable[[], None]  # another process plays it: this one waits for its end
@@ -163,7 +164,7 @@ def _play_parallel(
 
     topic, pin = pin_asked(context, asked)
     _begin(options, topic, pin)
-    session = open_spark(spark, f"playback {topic.name}")
+    session = open_spark(spark, f"playback {topic.name}", options.get("spark_conf"))
     return play_parallel(context, session, topic, pin, asked.sink, how)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from tidelog.cli.output import Output, counted, echo_aside, json_option, write_out
-from tidelog.cli.pipeline_options import traced_world
+from tidelog.cli.pipeline_options import spark_conf, traced_world
 from tidelog.cli.terminal import Interruption
 from tidelog.codec.event_json import batch_lines
 from tidelog.connectors.sink import check_playback_sink
@@ -69,6 +69,13 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
     default="local[*]",
     show_default=True,
     help="The Spark master, such as local[*] or spark://host:7077.",
+)
+@click.option(
+    "--conf",
+    "confs",
+    multiple=True,
+    metavar="K=V",
+    help="A Spark setting, NAME=VALUE. Repeatable.",
 )
 @click.option(
     "--params",
@@ -133,6 +140,7 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
             as_of=options.as_of,
             empty_slots=options.empty_slots,
             spark=options.master if options.parallel else None,
+            spark_conf=spark_conf(options.confs),
             stop=stop,
             on_begin=how.begins,
             on_wait=how.waits,
@@ -151,7 +159,7 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
 def _print(home_text: str | None, output: Output, topic: str, given: dict[str, Any]) -> None:
     """Prints the events of a time range: their values, or with ``--json`` the whole events."""
     context = click.get_current_context()
-    for name in ("speed", "name", "as_of", "parallel", "empty_slots"):
+    for name in ("speed", "name", "as_of", "parallel", "confs", "empty_slots"):
         if given[name] and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError("Missing option '--to'.")
     with open_home(home_text) as home:
@@ -261,6 +269,7 @@ class _PlaybackOptions:
     as_of: str | None
     parallel: bool
     master: str
+    confs: tuple[str, ...]
     empty_slots: bool
 
     def __post_init__(self) -> None:
@@ -268,6 +277,8 @@ class _PlaybackOptions:
         check_playback_sink(self.sink, named=self.name is not None)
         if self.name is not None:
             check_playback_name(self.name)
+        if self.confs and not self.parallel:
+            raise InvalidError("--conf: is a setting of Spark: give --parallel too")
         if self.parallel and (self.name is not None or self.speed != "max" or self.empty_slots):
             raise InvalidError(
                 "playback: --parallel goes as fast as it can, and cannot be resumed: leave out "
