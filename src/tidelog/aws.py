@@ -24,27 +24,58 @@ A message ``{}`` is for the home of the settings. ``{"replica": "NAME"}`` is for
 ``TIDELOG_HOMES`` gives this name: a JSON object of config strings by name. So one function serves
 several homes, and a schedule with a message for each of them decides how often. A turn that fails
 raises, so the queue gives its message again; the message of a turn that nobody got to expires.
+
+Events into topics by functions: records of a Kinesis stream, and pixels of an HTTP API.
+
+A batch of records is appended under a key of its own: its stream, shard, and first and last number.
+Lambda retries a batch as it was, so a retry stores nothing twice, and ids are those that a pump
+gives (``connectors.kinesis``). Records that a producer library has put together are taken apart.
+
+A pixel is answered when its event is durable. The API has no tokens, so the function names the
+topics that it appends to, and a request cannot choose the id of its event.
+
+Playback as a function: it is called with what to play, as ``tidelog playback --params`` is.
+
+``{"topic": …, "start": …, "end": …, "to": …, "resume": …}``; times are text, or milliseconds since
+1970. It logs a line for each slot, and ``Success`` at the end. Shortly before its time is over it
+stops. A playback under a name (``resume``) goes on where it was when it is called again.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home, World, open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Start, read_lease
 from tidelog.log.notifier import Notification
 from tidelog.model.decoding import decode_json
-from tidelog.model.event import Event
+from tidelog.model.event import Event, to_iso
+from tidelog.model.topic import check_topic_name
 from tidelog.opening import real_world
+from tidelog.playback.play import SlotCount
+from tidelog.server.api import pixel_event as pixel
+from tidelog.server.options import ServeOptions
 
-__all__ = ["LambdaHandler", "consumer_handler", "scribe_handler"]
+__all__ = [
+    "LambdaHandler",
+    "consumer_handler",
+    "pixel_handler",
+    "playback_handler",
+    "pump_handler",
+    "scribe_handler",
+]
 
 LambdaHandler = Callable[[Mapping[str, Any], Any], dict[str, Any]]
 """What Lambda calls: with an event and the call's context; it returns JSON."""
@@ -258,3 +289,195 @@ def _turn(home: str | None, world: World) -> dict[str, Any]:
         "erased": turn.erased,
         "objects_deleted": turn.swept.objects_deleted if turn.swept else 0,
     }
+
+
+def pump_handler(
+    topic: str, *, home: str | None = None, world: World | None = None
+) -> LambdaHandler:
+    """Returns a handler for Lambda that appends the records of a Kinesis event source to a topic.
+
+    ``home`` is a folder or config string; by default the one of the settings.
+    """
+    check_topic_name(topic)
+    opened: list[Home] = []
+
+    def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+        events, key = _records(event)
+        if not opened:
+            opened.append(open_home(home, world=world))
+        if events:
+            opened[0].append_once(topic, key, events)
+        return {"topic": topic, "events": len(events)}
+
+    return handler
+
+
+def _records(event: Mapping[str, Any]) -> tuple[list[Event], str]:
+    """Returns the events of a batch, and the key under which they are appended."""
+    try:
+        records = event["Records"]
+        events = [each for record in records for each in _events(record)]
+        names = [str(records[at]["eventID"]) for at in (0, -1)] if records else []
+    except (KeyError, TypeError, ValueError, binascii.Error) as exc:
+        raise InvalidError(
+            f"pump function: was called with something else than records of Kinesis ({exc}): "
+            "map a stream to it"
+        ) from exc
+    arn = str(records[0]["eventSourceARN"]) if records else ""
+    digest = hashlib.sha256("\n".join([arn, *names, str(len(records))]).encode())
+    return events, f"kinesis {digest.hexdigest()}"
+
+
+def _events(record: Mapping[str, Any]) -> Iterator[Event]:
+    """Yields the event of a record, or those that are packed in it."""
+    from tidelog.connectors.kinesis.client import (  # noqa: PLC0415 - needs the SDK
+        HASH_KEY,
+        SEQUENCE,
+        SUB_SEQUENCE,
+    )
+    from tidelog.connectors.kinesis.reader import UserRecord, user_records  # noqa: PLC0415 - same
+
+    found = record["kinesis"]
+    data = base64.b64decode(found["data"], validate=True)
+    sequence = str(found["sequenceNumber"])
+    time_ms = int(float(found["approximateArrivalTimestamp"]) * 1000)
+    inside = user_records(data)
+    whole = [UserRecord(str(found["partitionKey"]), None, data)]
+    for number, each in enumerate(inside or whole):
+        headers = [(SEQUENCE, sequence.encode())]
+        name = str(record["eventID"])  # shardId-…:sequence
+        if inside is not None:
+            headers.append((SUB_SEQUENCE, b"%d" % number))
+            name += f":{number}"
+        if each.hash_key is not None:
+            headers.append((HASH_KEY, each.hash_key.encode()))
+        digest = hashlib.sha256(str(record["eventSourceARN"]).encode())
+        digest.update(name.encode())
+        yield Event(
+            each.data,
+            each.key.encode(),
+            digest.hexdigest(),
+            time_ms,
+            headers=(*headers, *each.tags),
+        )
+
+
+def pixel_handler(
+    topics: Sequence[str],
+    *,
+    keep_headers: Sequence[str] = (),
+    keep_request: bool = False,
+    home: str | None = None,
+    world: World | None = None,
+) -> LambdaHandler:
+    """Returns a handler for Lambda behind an HTTP API of API Gateway: ``GET /track/{topic}.gif``.
+
+    ``/track.gif`` is the first of these topics, unless its query names another one. The options are
+    those of ``tidelog serve``.
+    """
+    if not topics:
+        raise InvalidError("pixel function: names no topic: give one")
+    options = ServeOptions(public_pixels=tuple(topics), keep_headers=tuple(keep_headers))
+    names = dict.fromkeys((*pixel.HEADERS_KEPT, *options.keep_headers))
+    kept = pixel.KeptRequest(tuple((name, name.encode()) for name in names))
+    opened: list[Home] = []
+
+    def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+        http = event.get("requestContext", {}).get("http", {})
+        path, method = str(event.get("rawPath", "")), str(http.get("method", ""))
+        try:
+            params = pixel.parse_query(str(event.get("rawQueryString", "")).encode())
+            topic = _topic(path, params.get("topic"), topics)
+            if method != "GET" or topic is None:
+                return _said(404, "not_found", "this function answers GET /track/{topic}.gif")
+            if "id" in params:
+                return _said(403, "forbidden", "a pixel may not choose the id of its event")
+            headers = {
+                name.lower().encode(): str(value).encode()
+                for name, value in (event.get("headers") or {}).items()
+            }
+            own = kept._replace(method=method, path=path) if keep_request else kept
+            made = pixel.event_of_query(params, headers, http.get("sourceIp"), own)
+            if not opened:
+                opened.append(open_home(home, world=world))
+            position = opened[0].append(topic, [made])[0]
+        except TidelogError as exc:
+            if isinstance(exc, InvalidError):
+                return _said(400, exc.kind, exc.message)
+            if isinstance(exc, UnavailableError):
+                return _said(503, exc.kind, "the home cannot be reached: try again")
+            raise
+        answered = {name.decode(): value.decode() for name, value in pixel.HEADERS}
+        return {
+            "statusCode": 200,
+            "headers": {**answered, "tidelog-position": str(position)},
+            "body": base64.b64encode(pixel.GIF).decode(),
+            "isBase64Encoded": True,
+        }
+
+    return handler
+
+
+def _topic(path: str, named: object, topics: Sequence[str]) -> str | None:
+    """Returns the topic that a request names, if the function may append to it."""
+    wanted: object = None
+    if path == "/track.gif":
+        wanted = topics[0] if named is None else named
+    elif path.startswith("/track/") and path.endswith(".gif") and named is None:
+        wanted = path[len("/track/") : -len(".gif")]
+    return next((topic for topic in topics if topic == wanted), None)
+
+
+def _said(status: int, kind: str, message: str) -> dict[str, Any]:
+    body = msgspec.json.encode({"error": {"kind": kind, "message": message}}).decode()
+    headers = {"content-type": "application/json", "cache-control": "no-store"}
+    return {"statusCode": status, "headers": headers, "body": body, "isBase64Encoded": False}
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str | None = None
+    start: str | int | None = None
+    end: str | int | None = None
+    to: str | None = None
+    resume: str | None = None
+
+
+def playback_handler(
+    topic: str | None = None,
+    to: str | None = None,
+    *,
+    home: str | None = None,
+    world: World | None = None,
+) -> LambdaHandler:
+    """Returns a handler for Lambda that plays a range of times; the last 15 minutes by default.
+
+    ``topic`` and ``to`` are for calls that do not name their own.
+    """
+
+    def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
+        try:
+            asked = decode_json(msgspec.json.encode(dict(event)), _Asked)
+        except msgspec.MsgspecError as exc:
+            names = ", ".join(_Asked.__struct_fields__)
+            raise InvalidError(f"playback function: {exc}: give {names}") from exc
+        what, where = asked.topic or topic, asked.to or to
+        if what is None or where is None:
+            raise InvalidError("playback function: was called without topic or to: give both")
+        left_ms = getattr(context, "get_remaining_time_in_millis", lambda: 2 * _MARGIN_MS)
+        stop = threading.Event()
+
+        def note(slot: SlotCount) -> None:
+            first = "" if slot.first_ms is None else f": {to_iso(slot.first_ms)} [{slot.events}]"
+            sys.stdout.write(f"{to_iso(slot.slot_ms)}{first}\n")
+            if left_ms() < _MARGIN_MS:
+                stop.set()
+
+        with open_home(home, world=world) as opened:
+            times = (asked.start, asked.end)
+            played = opened.playback(
+                what, *times, to=where, name=asked.resume, on_slot=note, stop=stop
+            )
+        sys.stdout.write("Success\n" if played.finished else "Stopped\n")
+        return {"events": played.events, "slots": played.slots, "finished": played.finished}
+
+    return handler

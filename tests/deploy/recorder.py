@@ -96,6 +96,10 @@ def rights_of(
     """What AWS would ask for before it does this."""
     if called := re.fullmatch(r"/2015-03-31/functions/(.*)/invocations", unquote(target)):
         return {Right("lambda:InvokeFunction", called[1])}
+    if headers.get("x-amz-target", "").startswith("Kinesis_"):
+        asked = json.loads(body)
+        stream = str(asked.get("StreamARN") or asked.get("StreamName"))
+        return {Right(f"kinesis:{headers['x-amz-target'].rpartition('.')[2]}", stream)}
     if "x-amz-target" in headers:
         return _dynamodb(headers["x-amz-target"].rpartition(".")[2], json.loads(body))
     if b"Action=" in body:

@@ -19,6 +19,7 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
+from tests.aws.test_ingest import record, request
 from tests.deploy.recorder import Recorder, Right, recording
 from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
 from tests.servers.dynamodb import DynamoDb
@@ -27,7 +28,7 @@ from tests.servers.s3 import S3
 from tests.support.lambda_endpoint import FUNCTION, lambda_endpoint
 from tests.support.waiting import until
 from tidelog import Event, Home
-from tidelog.aws import consumer_handler
+from tidelog.aws import consumer_handler, playback_handler
 from tidelog.catalog import dynamodb
 from tidelog.cli.main import cli
 from tidelog.errors import TidelogError, UnavailableError
@@ -70,7 +71,10 @@ def test_the_scribe_has_a_period_an_expiry_and_one_round_at_a_time() -> None:
     assert queue["VisibilityTimeout"] >= function["Timeout"]
 
 
-@pytest.mark.parametrize("place", ["ScribeFunction", "ConsumerFunction", "ConfigString"])
+FUNCTIONS = ("Scribe", "Consumer", "Pump", "Pixel", "Playback")
+
+
+@pytest.mark.parametrize("place", [*(f"{each}Function" for each in FUNCTIONS), "ConfigString"])
 def test_the_config_strings_open(place: str, tmp_path: Path) -> None:
     template = read_template()
     if place in template["Outputs"]:
@@ -231,6 +235,49 @@ def test_the_consumer_function_needs_what_its_role_allows_and_no_less(
     refused = [r for r in cloud.recorder.rights if not any(allows(each, r) for each in allowed)]
     assert refused == []
     assert Right("sns:Publish", cloud.names["NotificationTopic"]) in cloud.recorder.rights
+
+
+@pytest.mark.server
+def test_functions_that_append_need_no_more_than_producers(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of records, given twice, and a pixel."""
+    monkeypatch.setenv("TIDELOG_HOME", cloud.home)
+    monkeypatch.setenv("PUMP_TOPIC", "orders")
+    monkeypatch.setenv("PIXEL_TOPICS", "orders")
+    batch = {"Records": [record(b"one", 1), record(b"two", 2, "l")]}
+    pump = load_function("pump_function")
+    assert [pump.handle(batch, None)["events"] for _ in range(2)] == [2, 2]
+    answer = load_function("pixel_function").handle(request("/track.gif", "a=1"), None)
+    assert answer["statusCode"] == 200
+    with open_home(cloud.home) as home:
+        assert sum(state.events for state in home.partitions("orders")) == 3
+    allowed = allowed_by("ProducerPolicy", cloud.names)
+    before = cloud.recorder.rights - {r for r in cloud.recorder.rights if "Query" in r.action}
+    assert [r for r in before if not any(allows(each, r) for each in allowed)] == []
+    parts = read_template()["Resources"]
+    for name in ("PumpRole", "PixelRole"):
+        assert {"Ref": "ProducerPolicy"} in parts[name]["Properties"]["ManagedPolicyArns"]
+
+
+@pytest.mark.server
+def test_playback_function_needs_what_its_role_allows(cloud: Cloud, moto_server: Moto) -> None:
+    name = f"played-{uuid.uuid4().hex[:8]}"
+    client = boto3.client("kinesis", endpoint_url=moto_server.endpoint, region_name="us-east-1")
+    client.create_stream(StreamName=name, ShardCount=1)
+    client.close()
+    with open_home(cloud.home) as home:
+        home.append("orders", [Event(b"one"), Event(b"two")], partition=0)
+    cloud.recorder.rights.clear()
+    with recording(moto_server.endpoint, cloud.recorder) as url:
+        to = f"kinesis://{name}?endpoint_url={url}&region=us-east-1"
+        played = playback_handler(to=to, home=cloud.home)({"topic": "orders"}, None)
+    assert (played["events"], played["finished"]) == (2, True)
+    names = {**cloud.names, "PlaybackStreamArn": f"*{name}"}
+    allowed = allowed_by("PlaybackRole", names) + allowed_by("ConsumerPolicy", cloud.names)
+    assert [r for r in cloud.recorder.rights if not any(allows(each, r) for each in allowed)] == []
+    used = {right.action for right in cloud.recorder.rights}
+    assert {each.action for each in allowed_by("PlaybackRole", names)} <= used
 
 
 def test_who_notifies_the_consumer_directly_needs_one_right_more() -> None:

@@ -18,7 +18,7 @@ from tests.support.serving import Served, ask, error, serving, status
 from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError
 from tidelog.model.event import Event
-from tidelog.server.api.pixel import GIF, event_of_query, parse_query
+from tidelog.server.api.pixel_event import GIF, event_of_query, parse_query
 from tidelog.server.options import ServeOptions
 
 

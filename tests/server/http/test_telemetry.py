@@ -168,5 +168,6 @@ def test_commands_need_none_of_the_servers_libraries() -> None:
         "import sys\n"
         "for name in ('prometheus_client', 'starlette', 'uvicorn'): sys.modules[name] = None\n"
         "import tidelog.cli.main, tidelog.cli.pipeline_options, tidelog.aws\n"
+        "tidelog.aws.pixel_handler(['t'])\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -32,14 +32,15 @@ from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
 from tidelog.model import limits as model_limits
 from tidelog.model.decoding import too_deep
-from tidelog.model.event import Event, Position, Positions, check_event, check_timestamp, from_iso
+from tidelog.model.event import Event, Position, Positions, check_event
 from tidelog.model.topic import Topic, check_topic_name
+from tidelog.server.api.pixel_event import time_of
 from tidelog.server.http import limits
 from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import EVENT_BYTES
 
-__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "OpenTopics", "time_of"]
+__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "OpenTopics"]
 
 
 class OpenTopic:
@@ -387,13 +388,6 @@ class Ingest:
                 bytes_max=self._event_bytes_max,
             )
         return size
-
-
-def time_of(text: str) -> int:
-    """A time in a header or a query: whole milliseconds, or ISO 8601."""
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return check_timestamp(int(text))
-    return from_iso(text)
 
 
 def _events_at_most(headers: Headers, body: bytes) -> int:
