@@ -130,7 +130,13 @@ def documents() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), CODE.sub("", path.read_text())
 
 
-SOURCES: tuple[Source, ...] = (documents,)
+def pictures() -> Iterator[tuple[str, str]]:
+    """The words of every drawn picture."""
+    for path in sorted(ROOT.glob("docs/pictures/*.svg")):
+        yield path.name, "\n".join(re.findall(r">([^<>{}]+)<", path.read_text()))
+
+
+SOURCES: tuple[Source, ...] = (documents, pictures)
 
 
 def retired_words(text: str) -> Iterator[str]:
