@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -21,6 +22,7 @@ from tidelog.context import Context
 from tidelog.errors import NotFoundError
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.listing import list_journals, read_journal
 from tidelog.journal.lookup import Lookups
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
@@ -63,17 +65,23 @@ def get_deleted(context: Context, topic: Topic) -> list[bytes | None]:
     return [Lookups(context, None).of(topic).get("id1").value]
 
 
+def list_and_fetch(context: Context, topic: Topic) -> list[bytes | None]:
+    entries = list(list_journals(context, topic, expires_s=60))
+    return [event.value for entry in entries for event in read_journal(entry)]
+
+
 @pytest.mark.parametrize("start", [3, 6])  # with and without the run
-@pytest.mark.parametrize("reader", [read, play, get_updated, get_deleted])
+@pytest.mark.parametrize("grace_ms", [0, 3_600_000])  # without and with its object
+@pytest.mark.parametrize("reader", [read, play, get_updated, get_deleted, list_and_fetch])
 def test_reader_never_gets_what_was_amended_before_a_trim(
-    reader: Callable[[Context, Topic], list[bytes | None]], start: int
+    reader: Callable[[Context, Topic], list[bytes | None]], start: int, grace_ms: int
 ) -> None:
     for call in range(1, CALLS_MAX):
         press, topic = filled()
 
         def act(press: Press = press, topic: Topic = topic) -> None:
             trim_topic(press.context, topic, ToOffsets({0: start}))
-            sweep_home(press.context, 0)
+            sweep_home(press.context, grace_ms)
 
         between = Between(call, act)
         found: list[bytes | None] = []
@@ -84,6 +92,20 @@ def test_reader_never_gets_what_was_amended_before_a_trim(
         if between.calls_left > 0:
             return
     pytest.fail("the reader never ended")
+
+
+def test_trim_beside_a_listing_only_moves_its_start() -> None:
+    for call in range(1, CALLS_MAX):
+        press, topic = filled()
+        trim = partial(trim_topic, press.context, topic, ToOffsets({0: 3}))
+        between = Between(call, trim)
+        context = press.faulty(Faults(scheduler=cast(Scheduler, between)))
+        (entry,) = list_journals(context, topic)
+        assert (entry.base, entry.end) == (0, 6)
+        assert entry.start in (0, 3)
+        if between.calls_left > 0:
+            return
+    pytest.fail("the listing never ended")
 
 
 def test_compile_writes_nothing_that_was_deleted_before_a_trim() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tidelog
 from tests.pipeline.test_driver import Home, grow
 from tests.support.archive_look import a_home
 from tests.support.fake_pipelines import listed
@@ -22,11 +23,12 @@ from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError, unexpected
 from tidelog.maintenance.follower import Follower
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline import driver, failures
+from tidelog.pipeline import driver, failures, source_partitions
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.failures import PipelineFailures, read_failures
 from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.source_partitions import read_seen
 
 POISONED = SourcePartition("t", "1")
 
@@ -335,6 +337,16 @@ def test_follower_shows_an_outage_and_its_end(tmp_path: Path) -> None:
         finally:
             stop.set()
             thread.join(60)
+
+
+@pytest.mark.parametrize("name", ["\U0001f600.csv", "\uffff", "\U0010ffff"])
+def test_partition_of_any_name_is_known_to_the_next_driver(name: str) -> None:
+    partition = SourcePartition(name, "0")
+    with tidelog.open("memory:") as home:
+        PipelineFailures(home.context, "raw").add([(partition, InvalidError("broken"))])
+        assert PipelineFailures(home.context, "raw").partitions() == [partition]
+        source_partitions._put(home.context, "raw", {partition: "7"})
+        assert read_seen(home.context, "raw") == {partition: "7"}
 
 
 def _metric(text: str, name: str, partition: str = "") -> float:

@@ -8,14 +8,16 @@ from typing import Any
 from unittest import mock
 
 from tidelog.catalog.base import Put
+from tidelog.context import Context
 from tidelog.errors import UnknownOutcomeError
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, Member
+from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, Member, read_lease_row
 from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
 from tidelog.model.event import Position
 from tidelog.model.partition_rows import encode_row
+from tidelog.model.topic import Topic
 
 __all__ = [
     "back_to_positions",
@@ -25,6 +27,7 @@ __all__ = [
     "commit_unless_remembered",
     "due_to_one_thread",
     "keep_one_failure",
+    "lease_of_any_consumer",
     "mark_whichever",
     "never_overtaken",
     "release_without_version",
@@ -124,6 +127,13 @@ def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
 
 def never_overtaken(self: Any, version: str) -> None:
     """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
+
+
+def lease_of_any_consumer(
+    context: Context, topic: Topic, name: str, partition: int
+) -> tuple[Lease, str] | None:
+    """Takes it for granted that the consumer is there, since the caller has looked before."""
+    return read_lease_row(context, topic, name, partition)
 
 
 def beat_whatever(self: Leases) -> bool:

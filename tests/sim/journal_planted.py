@@ -25,7 +25,7 @@ from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
-from tidelog.journal import amend, compile_steps
+from tidelog.journal import amend, compile_steps, listing
 from tidelog.journal.amend import Amender
 from tidelog.journal.amendment_writer import AmendmentChange, Marker
 from tidelog.journal.audit import AuditRecord
@@ -269,6 +269,15 @@ def _lookup_goes_by_an_old_head(patch: Patch) -> None:
     patch.setattr(Lookup, "_heads", stale)
 
 
+def _listing_passes_over_trims(patch: Patch) -> None:
+    """A listing of journals looks for compiles between its reads, and not for trims."""
+
+    def is_same(before: Head, after: Head, at: int) -> bool:
+        return after.compiled == before.compiled
+
+    patch.setattr(listing, "_is_same", is_same)
+
+
 def _cache_by_name(patch: Patch) -> None:
     """A home keeps the lookup of a topic's name, also when the topic was made again."""
     of = Lookups.of
@@ -364,6 +373,7 @@ BUGS: Mapping[str, Bug] = {
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
     "a sweep dated ahead stops the scribe": Bug(JournalWorld, _sweep_dated_ahead_counts),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),
+    "a listing passes over trims": Bug(AbsentWorld, _listing_passes_over_trims),
     "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),
     "if absent without an offset": Bug(AbsentWorld, _absent_without_offset),
     "a lot has no numbers": Bug(PlaybackWorld, _lot_without_numbers),

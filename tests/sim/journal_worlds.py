@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Iterator
+from itertools import islice
 
-from tests.sim.journal_home import Desk
+from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_world import JournalWorld
+from tidelog.catalog.base import Row
+from tidelog.context import Context
+from tidelog.coordination.outcome import Sent, _NotingCatalog
+from tidelog.errors import ConflictError, NotFoundError
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.listing import list_journals, read_journal
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
+from tidelog.log.partition_reader import Reader
+from tidelog.log.topics import read_head
 
 __all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
 
@@ -95,12 +106,41 @@ class CopyWorld(JournalWorld):
         self._spawn("sweeper", self.sweep)
 
 
+class _SlowAmendments(_NotingCatalog):
+    """The catalog of a process that often stalls before it reads amendments."""
+
+    def __init__(self, context: Context, world: JournalWorld) -> None:
+        super().__init__(context.catalog, Sent())
+        self._clock = context.clock
+        self._world = world
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        if start.startswith("amend/") and self._world.chance(0.5):
+            self._clock.sleep(self._world.random.uniform(0, 2))
+        return super().scan(partition, start, end, limit, reverse)
+
+
 class AbsentWorld(JournalWorld):
-    """Events are appended if their ids are absent, and deleted."""
+    """Events are appended if their ids are absent, and deleted.
+
+    In every eighth world they are also deleted by their place, and trimmed soon after, while others
+    list journals and read them by their URLs.
+    """
 
     prefill = 3
     updates = 0.3
     copied = 0
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.lists = seed % 8 == 4
 
     def spawn_all(self) -> None:
         for number in range(3):
@@ -110,6 +150,39 @@ class AbsentWorld(JournalWorld):
         self._spawn("compiler", self.compile)
         self._spawn("sweeper", self.sweep)
         self._spawn("trimmer", self.trim)
+        if self.lists:
+            self._spawn("producer", self.produce)
+            self._spawn("eraser", self.delete_and_trim)
+            for number in range(3):
+                self._spawn(f"lister-{number}", self.list_and_read)
+
+    def delete_and_trim(self) -> None:
+        """Deletes the first event of a partition, and trims it."""
+        desk = Desk(self._context())
+        for _ in range(12):
+            partition = self.random.randrange(PARTITIONS)
+            with contextlib.suppress(*self.may_fail, ConflictError, NotFoundError):
+                start = read_head(desk.context, self.topic, partition)[0].start
+                reader = Reader(desk.context, self.topic, partition)
+                for stretch in islice(reader.stretches(start), 1):
+                    for event in islice(stretch.events(), 1):
+                        desk.delete("t", event.id or "")
+                    trim_topic(desk.context, self.topic, ToOffsets({partition: stretch.end}))
+            desk.context.clock.sleep(self.random.uniform(0, 1))
+
+    def list_and_read(self) -> None:
+        """Lists journals with URLs, and reads them without the catalog."""
+        context = self._context()
+        context = dataclasses.replace(context, catalog=_SlowAmendments(context, self))
+        for _ in range(24):
+            context.clock.sleep(self.random.uniform(0, 0.5))
+            begin = self.truth.tick
+            with contextlib.suppress(*self.may_fail, NotFoundError):
+                for entry in list_journals(context, self.topic, expires_s=60):
+                    found = {event.offset: event.value for event in read_journal(entry)}
+                    for offset in range(entry.start, entry.end):
+                        place = (self.topic.incarnation, entry.partition, offset)
+                        self._check_seen(place, found.get(offset), begin)
 
     def some_ids(self, count: int) -> list[str]:
         return super().some_ids(min(count, 3))

@@ -177,6 +177,8 @@ class Ledger:
             if lease["epoch"] > last:
                 self._check_deleted(key)
             return
+        state = self.consumer_state(incarnation, group)
+        assert state not in ("deleted", None), f"{key} has a cursor, its consumer is {state}"
         if cursor < before:
             assert cursor >= self.seeks.get(key, before), f"the cursor of {key} went back unasked"
         head = self.bare.head(incarnation, int(partition))

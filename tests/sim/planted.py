@@ -35,6 +35,7 @@ from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
 from tidelog.log import status, topics
 from tidelog.log.consumer import delete as consumers
+from tidelog.log.consumer import move
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
@@ -518,6 +519,9 @@ BUGS: dict[str, Bug] = {
     ),
     "delete of a consumer that began meanwhile": _members(
         "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
+    ),
+    "cursor of a deleted consumer moved": _members(
+        "P3", (move, "_read_lease", wrong.lease_of_any_consumer)
     ),
     "heartbeat passes a delete": _members("P3", (Leases, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),

@@ -3,7 +3,8 @@
 In every fourth world the consumer is deleted by two processes at once, again and again, and its
 name is used again. In every eighth a person is asked before: the delete then marks no consumer that
 began after the question. In every fourth there are also members of another consumer, which seek
-back to their last commit when they do not know what became of the next.
+back to their last commit when they do not know what became of the next. In every eighth a person
+moves the cursors of a consumer while another deletes it and jobs use its name again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 
 from tests.sim.base import RATES, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
+from tidelog.api.consumers import ConsumerHandle
 from tidelog.catalog.base import Change, Put, Row
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
@@ -22,6 +24,7 @@ from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
 from tidelog.log.consumer.leases import Leases, RegisteredConsumer, decode_registered
+from tidelog.log.consumer.move import check_consumer
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
@@ -78,6 +81,7 @@ class RebalanceWorld(ClientsWorld):
         self.lives = 0  # how often the consumer was deleted
         self.versions: dict[str, int] = {}  # of its row in the registry, and how often before each
         self.seeks = seed % 4 == 3
+        self.moves = seed % 8 == 4
         topic = find_topic(self._quiet, "t")
         appender = Appender(self._quiet, topic, f"~{self._ids.new()}")
         for partition in range(PARTITIONS):
@@ -97,6 +101,36 @@ class RebalanceWorld(ClientsWorld):
             self._start("asker", self.ask_and_delete, 2)
         if self.seeks:
             self._start("seeker", self.go_back, 2)
+        if self.moves:
+            self._start("mover", self.move, 2)
+            self._start("renewer", self.delete_and_renew, 2)
+
+    def move(self) -> None:
+        """Moves cursors of a consumer from outside, whether or not it is there now."""
+        context = self._context()
+        topic = find_topic(context, "t")
+        for _ in range(24):
+            context.clock.sleep(self.random.uniform(0, 1))
+            partition, to = self.random.randrange(PARTITIONS), self.random.randrange(EVENTS)
+            self.ledger.seek("m", topic.incarnation, partition, to)
+            with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
+                check_consumer(context, topic, "m")
+                ConsumerHandle(context, topic, "m").seek(to, partition)
+
+    def delete_and_renew(self) -> None:
+        """Deletes a consumer, and reads a little under its name."""
+        context = self._context()
+        topic = find_topic(context, "t")
+        for _ in range(12):
+            context.clock.sleep(self.random.uniform(0, 1))
+            with contextlib.suppress(*self.passing, FencedError, InvalidError, NotFoundError):
+                delete_consumer(context, topic, "m", force=True)
+            with contextlib.suppress(*self.passing, FencedError, InvalidError, NotFoundError):
+                member = Leases(context, topic, "m", "earliest")
+                member.join()
+                for partition in range(PARTITIONS):
+                    member.take(partition, [member.id])
+                member.leave()
 
     def go_back(self) -> None:
         """Polls and commits, and takes most commits back."""

@@ -252,7 +252,6 @@ class ConsumerHandle:
         >>> home.consumers("orders").get("billing").plan_seek("latest", 0).skipped
         3
         """
-        check_consumer(self._context, self.topic, self.name)
         text = to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)
         return plan_move(self._context, self.topic, self.name, partition, text)
 

@@ -36,6 +36,7 @@ __all__ = [
     "clear_deleted_rows",
     "conflict",
     "judge",
+    "prefix_end",
     "versions_of",
 ]
 
@@ -236,6 +237,14 @@ def check_name(what: str, name: str, bytes_max: int) -> None:
         )
     if "\0" in name:
         raise InvalidError(f"{what} {name!r}: holds a NUL character: leave it out")
+
+
+def prefix_end(prefix: str) -> str:
+    """Returns where a scan of all rows that begin with ``prefix`` ends: no such row is at or after.
+
+    Text behind the prefix may hold any character, so no character that is added to it is an end.
+    """
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 def check_limit(limit: int | None) -> None:

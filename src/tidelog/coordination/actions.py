@@ -15,6 +15,7 @@ from itertools import islice
 
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.context import Context
+from tidelog.coordination.ages import trusted_now_ms
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import ConflictError
 from tidelog.model import layout
@@ -50,10 +51,9 @@ class Action(Persisted, frozen=True):
 
 def record_action(context: Context, op: str, what: str, note: str = "", who: str = "") -> None:
     """Writes a record; call it before the action. By default this process's user did it."""
-    by = (who or user_at_host(context.environ))[:WHO_MAX]
-    action = Action(
-        context.ids.new(), context.clock.now_ms(), by, op, what[:_TEXT_MAX], note[:_TEXT_MAX]
-    )
+    by = _stored_text(who or user_at_host(context.environ), WHO_MAX)
+    texts = (_stored_text(each, _TEXT_MAX) for each in (what, note))
+    action = Action(context.ids.new(), context.clock.now_ms(), by, op, *texts)
     row = layout.audit_row(action.at_ms, action.id)
     try:
         write_repeatedly(context, layout.HOME_AUDIT, Put(row, encode_row(action), ABSENT))
@@ -68,9 +68,19 @@ def read_actions(context: Context, since_ms: int = 0) -> Iterator[Action]:
 
 
 def forget_actions(context: Context) -> int:
-    """Deletes some of the records that are too old. Returns how many."""
-    before_ms = max(0, context.clock.now_ms() - ACTIONS_KEPT_MS)
-    end = layout.audit_row(before_ms, "")
+    """Deletes some of the records that are too old. Returns how many.
+
+    Their age counts to the newest record, or to the earlier of this machine's time and the store's.
+    So no clock that is ahead deletes the audit.
+    """
+    newest = next(iter(context.catalog.scan(layout.HOME_AUDIT, limit=1, reverse=True)), None)
+    if newest is None:
+        return 0
+    newest_ms = decode_row(newest.value, Action, f"audit row `{newest.row}`").at_ms
+    if newest_ms < ACTIONS_KEPT_MS:
+        return 0
+    before_ms = min(newest_ms, trusted_now_ms(context)) - ACTIONS_KEPT_MS
+    end = layout.audit_row(max(0, before_ms), "")
     rows = list(islice(context.catalog.scan(layout.HOME_AUDIT, "", end), _FORGET_AT_ONCE))
     for row in rows:
         change = Delete(row.row, expect=row.version)
@@ -89,4 +99,9 @@ def user_at_host(environ: Mapping[str, str]) -> str:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:WHO_MAX]
+    return _stored_text(f"{user}@{socket.gethostname()}", WHO_MAX)
+
+
+def _stored_text(text: str, most: int) -> str:
+    """Returns the text as UTF-8 can hold it. An environment may hold bytes that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()[:most]

@@ -100,7 +100,7 @@ def list_journals(
         head, _ = read_head(context, topic, partition)
         at = max(head.start, after[1] if partition == after[0] else 0)
         while at < head.next:
-            runs, amended = _page(context, topic, partition, at)
+            at, runs, amended = _page(context, topic, partition, at)
             if not runs:
                 break
             for run in runs:
@@ -140,12 +140,17 @@ class _AmendedOffsets:
 
 def _page(
     context: Context, topic: Topic, partition: int, at: int
-) -> tuple[list[Run], _AmendedOffsets]:
-    """Returns some runs and their amendments, read without a swap in between."""
+) -> tuple[int, list[Run], _AmendedOffsets]:
+    """Returns some runs and their amendments, read without a swap or a trim in between.
+
+    A trim deletes amendments with their runs. Returns the first offset too, which may be trimmed
+    to.
+    """
     where = layout.topic_partition(topic.incarnation, partition)
     for attempt in range(_LOOKS):
         before, _ = read_head(context, topic, partition)
-        runs = Reader(context, topic, partition).runs(max(at, before.start))
+        at = max(at, before.start)
+        runs = _runs_from(context, topic, partition, at)
         rows: list[tuple[int, Amendment]] = []
         if runs and before.amended is not None:
             first, end = layout.amend_row(runs[0].base), layout.amend_row(runs[-1].end)
@@ -153,12 +158,27 @@ def _page(
                 found = decode_row(row.value, Amendment, f"row `{row.row}` of `{topic.name}`")
                 rows.append((layout.amend_offset(row.row), found))
         after, _ = read_head(context, topic, partition)
-        if after.compiled == before.compiled:
-            return runs, _AmendedOffsets(rows)
+        if _is_same(before, after, at):
+            return at, runs, _AmendedOffsets(rows)
         context.clock.sleep(0.01 * attempt)
     raise UnavailableError(
-        f"partition `{topic.name}/{partition}`: is compiled again and again: try again"
+        f"partition `{topic.name}/{partition}`: is compiled or trimmed again and again: try again"
     )
+
+
+def _is_same(before: Head, after: Head, at: int) -> bool:
+    """Returns whether rows from an offset on, read between two heads, belong together."""
+    return after.compiled == before.compiled and after.start <= at
+
+
+def _runs_from(context: Context, topic: Topic, partition: int, at: int) -> list[Run]:
+    """Returns some runs from an offset on; none if a trim has passed the offset just now."""
+    try:
+        return Reader(context, topic, partition).runs(at)
+    except NotFoundError as exc:
+        if "start" not in exc.context:  # the topic was deleted
+            raise
+        return []
 
 
 def _overlaps(run: Run, times: TimeRange | None) -> bool:

@@ -25,7 +25,7 @@ from itertools import count
 
 import msgspec
 
-from tidelog.catalog.base import Catalog, Change, Row
+from tidelog.catalog.base import Catalog, Change, Row, prefix_end
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
@@ -189,7 +189,7 @@ class LostTopic:
 
     def _has_row_prefix(self, where: str, name: str) -> bool:
         """Returns whether the name of any row begins with ``name``."""
-        rows = self._context.catalog.scan(where, name, name + "\U0010ffff", limit=1)
+        rows = self._context.catalog.scan(where, name, prefix_end(name), limit=1)
         return next(iter(rows), None) is not None
 
     def _partitions(self) -> int:

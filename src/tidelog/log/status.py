@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain, groupby
 
+from tidelog.catalog.base import prefix_end
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError
@@ -152,7 +153,7 @@ class Lag:
 def consumer_names(context: Context, topic: Topic) -> list[str]:
     """Returns all consumers of a topic, including those whose delete did not finish."""
     where, prefix = layout.consumers_partition(topic.incarnation), layout.consumer_row("")
-    rows = context.catalog.scan(where, prefix, prefix + "\U0010ffff")
+    rows = context.catalog.scan(where, prefix, prefix_end(prefix))
     found = [decode_registered(row) for row in rows]
     return sorted(each.name for each in found if each.state != "deleted")
 

@@ -49,7 +49,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
 from tidelog.coordination.registry import add_name, check_shown, remove_name
@@ -386,7 +386,7 @@ def remove_partition(context: Context, partition: str) -> None:
 
 
 def _scan(context: Context, partition: str, prefix: str) -> list[Row]:
-    rows = context.catalog.scan(partition, prefix, prefix + "\U0010ffff")
+    rows = context.catalog.scan(partition, prefix, prefix_end(prefix))
     return list(rows)
 
 

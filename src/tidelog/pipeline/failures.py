@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.base import Change, Delete, Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import Bounds, KnowsEnds, Source, SourcePartition
 from tidelog.context import Context
@@ -151,8 +151,8 @@ class PipelineFailures:
 
 def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:
     """Returns current failures by source partition; the empty name is the whole source."""
-    where = layout.pipeline_shards(pipeline)
-    rows = context.catalog.scan(where, layout.FAILURE_ROWS, f"{layout.FAILURE_ROWS}\uffff")
+    where, prefix = layout.pipeline_shards(pipeline), layout.FAILURE_ROWS
+    rows = context.catalog.scan(where, prefix, prefix_end(prefix))
     found = [decode_row(row.value, DriverFailure, f"failure `{row.row}`") for row in rows]
     return {each.partition: each for each in found}
 

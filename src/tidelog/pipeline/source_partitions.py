@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import (
     Bounds,
@@ -129,7 +129,7 @@ _EVERY_S = 60.0
 def read_seen(context: Context, pipeline: str) -> dict[SourcePartition, str]:
     """Returns the ends that drivers of a pipeline have seen, by source partition."""
     where, rows = layout.pipeline_shards(pipeline), layout.SEEN_ROWS
-    found = context.catalog.scan(where, rows, f"{rows}\uffff")
+    found = context.catalog.scan(where, rows, prefix_end(rows))
     seen = [decode_row(row.value, SeenEnd, f"row `{row.row}`") for row in found]
     return {SourcePartition.named(each.partition): each.end for each in seen}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from tests.support.visits import Browser, forms_of
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
-from tidelog.coordination.actions import ACTIONS_KEPT_MS, Action, record_action
+from tidelog.coordination.actions import ACTIONS_KEPT_MS, Action, forget_actions, record_action
 from tidelog.coordination.tokens import create_token, revoke_token
 from tidelog.home import create_home, open_home
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.token import Token
 from tidelog.settings import Settings
+from tidelog.testing.scheduler import FakeClock
 
 
 def bearer(text: str) -> dict[str, str]:
@@ -140,13 +142,29 @@ def keep(home: Home, made: list[tuple[Token, str]]) -> None:
 def test_old_actions_are_swept(served: Served) -> None:
     home = served.home
     record_action(home.context, "login", "x")
-    at_ms = home.context.clock.now_ms() - ACTIONS_KEPT_MS - 1_000
+    at_ms = home.context.clock.now_ms() - ACTIONS_KEPT_MS - 60_000
     old = Action(home.context.ids.new(), at_ms, "me", "login", "old")
     row = Put(layout.audit_row(at_ms, old.id), encode_row(old))
     home.context.catalog.write(layout.HOME_AUDIT, row, write_id=home.context.ids.new())
     assert [each.what for each in home.actions()] == ["old", "x"]
     home.sweep()
     assert [each.what for each in home.actions()] == ["x"]
+
+
+def test_clock_that_is_ahead_deletes_no_action(served: Served) -> None:
+    home = served.home
+    record_action(home.context, "login", "x")
+    clock = FakeClock(home.context.clock.now_ms() + 2 * ACTIONS_KEPT_MS)
+    assert forget_actions(dataclasses.replace(home.context, clock=clock)) == 0
+    assert [each.what for each in home.actions()] == ["x"]
+
+
+def test_name_that_is_not_utf8_is_recorded(served: Served) -> None:
+    context = dataclasses.replace(served.home.context, environ={"USER": "a\udcffb"})
+    record_action(context, "login", "\udcfe")
+    [found] = served.home.actions()
+    assert found.who.startswith("a\\udcffb@")
+    assert found.what == "\\udcfe"
 
 
 def test_a_catalog_from_before_the_first_token_opens_nothing(tmp_path: Path) -> None:

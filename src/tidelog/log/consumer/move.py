@@ -4,6 +4,10 @@ shown.
 The lease is written by the version that the plan was made from, with a higher epoch and no owner.
 So a member that holds it loses it at its next commit, and resumes at the new cursor when it takes
 the lease again. A plan that was overtaken by a commit changes nothing.
+
+Both steps read the lease first and the consumer's row then, as a member that takes a lease does
+(``leases``). So a delete of the consumer that starts later writes the lease, and then this write
+fails: no lease of a deleted consumer comes back, which a trim would pass.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ class CursorMove:
 def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str) -> CursorMove:
     """Returns where one cursor would move: ``earliest``, ``latest``, an offset, or a time.
 
-    Raises ``InvalidError`` for an offset that does not exist.
+    Raises ``InvalidError`` for an offset that does not exist, and ``NotFoundError`` for a consumer
+    that the topic does not have.
     """
     topic.check_partition(partition)
     head, _ = read_head(context, topic, partition)
@@ -65,7 +70,7 @@ def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str
             f"seek in `{topic.name}/{partition}`: offset {offset} is outside of "
             f"[{head.start}, {head.next}]: give one inside"
         )
-    found = read_lease_row(context, topic, name, partition)
+    found = _read_lease(context, topic, name, partition)
     if found is None or found[0].deleted:
         return CursorMove(partition, None, offset, "", found[1] if found else "")
     return CursorMove(partition, found[0].cursor, offset, found[0].owner, found[1])
@@ -76,12 +81,12 @@ def move_cursor(
 ) -> bool:
     """Does what was planned; returns False if the lease has changed since. Raises ``InvalidError``.
 
-    ``version`` is that of the plan.
+    ``version`` is that of the plan. Raises ``NotFoundError`` if the consumer was deleted since.
     """
     again = plan_move(context, topic, name, partition, str(to))
     if again.version != version:
         return False
-    found = read_lease_row(context, topic, name, partition)
+    found = _read_lease(context, topic, name, partition)
     epoch = found[0].epoch + 1 if found else 1
     where = layout.lease_partition(topic.incarnation, name, partition)
     wanted = Put("lease", encode_row(Lease("", epoch, to)), expect=version or ABSENT)
@@ -94,6 +99,15 @@ def move_cursor(
         there = context.catalog.get(where, "lease")
         return there is not None and there.version == write_id
     return True
+
+
+def _read_lease(
+    context: Context, topic: Topic, name: str, partition: int
+) -> tuple[Lease, str] | None:
+    """Returns the lease of a consumer that is there: its row is read after the lease."""
+    found = read_lease_row(context, topic, name, partition)
+    check_consumer(context, topic, name)
+    return found
 
 
 def check_consumer(context: Context, topic: Topic, name: str) -> None:
