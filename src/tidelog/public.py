@@ -13,6 +13,8 @@ from tidelog.api.consumers import ConsumerHandle as ConsumerHandle
 from tidelog.api.consumers import Consumers as Consumers
 from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
+from tidelog.api.doctor import HealthCheck as HealthCheck
+from tidelog.api.doctor import diagnose as diagnose
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
 from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions

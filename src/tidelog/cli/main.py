@@ -47,6 +47,7 @@ _COMMANDS = {
     "consumer": ("consume", "List, show, move and delete consumers."),
     "delete": ("amend", "Erase events by id or by key."),
     "demo": ("demo", "Show Tidelog at work: produce, consume, archive, query."),
+    "doctor": ("home", "Check the machine and the home, and say what to do."),
     "follow": ("up", "Run every archive and pump of a home until Ctrl-C."),
     "get": ("amend", "Print the event that has an id."),
     "home": ("home", "Show where the home is and the config string that opens it."),

@@ -1,9 +1,10 @@
-"""``tidelog init``, ``tidelog home`` and ``tidelog completion``."""
+"""``tidelog init``, ``tidelog home``, ``tidelog doctor`` and ``tidelog completion``."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -11,12 +12,13 @@ import msgspec
 from click.shell_completion import get_completion_class
 
 from tidelog.adoption import adopt_home
-from tidelog.cli.output import CommandGroup, Output, json_option
+from tidelog.api.doctor import diagnose
+from tidelog.cli.output import FAILED, CommandGroup, Output, json_option
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home, open_home
 from tidelog.settings import FILE_NAME, Settings, load_settings
 
-__all__ = ["completion", "home", "init"]
+__all__ = ["completion", "doctor", "home", "init"]
 
 
 @click.command()
@@ -144,6 +146,26 @@ def _describe(opened: Home) -> dict[str, str]:
         "found_in": opened.settings.found_in,
         **({"copy_of": opened.copy_of} if opened.copy_of else {}),
     }
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def doctor(home_text: str | None, output: Output) -> None:
+    """Check the machine and the home, and say what to do.
+
+    Looks at Python, Java, limits, extras, the store, the catalog, the clock and the disk. Creates
+    no home. Exit code 1 if there is a problem; a warning does not change it.
+
+    \b
+    Examples:
+      tidelog doctor
+      tidelog --home ./elsewhere doctor --json
+    """
+    checks = diagnose(home_text)
+    output.records(("name", "state", "found", "do"), map(dataclasses.asdict, checks))
+    if any(check.state == "problem" for check in checks):
+        sys.exit(FAILED)
 
 
 @click.command()

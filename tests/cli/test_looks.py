@@ -1,4 +1,4 @@
-"""``consumer``, ``peek`` and ``tail``: looks at consumers and at the newest events."""
+"""``consumer``, ``peek`` and ``doctor``: looks at consumers, newest events and the home."""
 
 from __future__ import annotations
 
@@ -39,3 +39,11 @@ def test_peek_prints_the_newest_events(tidelog: Run) -> None:
     rows = tidelog("peek", "orders", "--json").rows()
     assert [row["value"] for row in rows] == ["a", "b", "c"]
     assert tidelog("lag", "--json").rows() == []
+
+
+def test_doctor_prints_its_checks(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    done = tidelog("doctor", "--json")
+    assert done.code == 0, done.err
+    assert {"home", "store", "catalog"} <= {row["name"] for row in done.rows()}
+    assert tidelog("--home", "nowhere", "doctor").code == 1
