@@ -153,6 +153,12 @@ def test_every_command_named_in_a_document_exists() -> None:
             assert name in cli.commands, f"{document.name} names `tidelog {name}`"
 
 
+def test_the_overview_names_every_command() -> None:
+    rows = table_after("docs/reference/commands.md", "# Commands")
+    named = {word for row in rows for word in re.findall(r"[a-z][a-z-]*", row[0])}
+    assert {name for name, command in cli.commands.items() if not command.hidden} <= named
+
+
 def test_the_readme_names_the_two_commands_and_make_knows_all_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for document in DOCUMENTS:
