@@ -204,6 +204,36 @@ def test_a_turn_that_runs_out_of_time_goes_on_where_it_was(press: Press) -> None
     assert all(len(press.journals(topic)) == 1 for topic in topics)
 
 
+def test_scribe_whose_turns_never_have_time_sweeps(press: Press) -> None:
+    topic = filled(press, 400, name="a")
+    Slow(press, 60)
+    policy = CompilePolicy(min_events=1, max_events=4)
+    worker = scribe(press, ScribeOptions(RATE, policy, budget_ms=100_000, grace_ms=0))
+    turns: list[Turn] = []
+    for _ in range(24):
+        turns += filter(None, [worker.tick()])
+        press.clock.advance(600)
+    assert press.runs(topic) != []
+    assert not any(turn.finished for turn in turns)
+    assert sum(turn.swept is not None for turn in turns) in (1, 2)
+
+
+def test_turn_that_has_applied_its_amendments_sweeps(press: Press) -> None:
+    topic = filled(press, name="a")
+    how = ScribeOptions(
+        RATE, CompilePolicy.everything(), grace_ms=0, sweep_every_ms=0, max_amendments=1
+    )
+    worker = scribe(press, how)
+    for offset in range(3):
+        press.amend(topic, offset, delete=True)
+        press.clock.advance(600)
+        turn = worker.tick()
+        assert turn is not None
+        assert turn.compiled.amendments == 1
+        assert turn.swept is not None
+    assert len(press.objects()) == 1
+
+
 def test_a_partition_that_is_never_done_does_not_starve_the_others(press: Press) -> None:
     endless = filled(press, 40, name="a")
     other = filled(press, name="b")

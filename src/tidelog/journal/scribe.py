@@ -171,6 +171,7 @@ def _queue_of(row: Row | None) -> tuple[Queue, str | None]:
 
 _LOOKS = 3  # per interval, and per time to live of another scribe
 _LOOK_S_MAX = 5.0
+_OVERDUE_MS = 3_600_000  # after this time without one, a sweep does not wait for a turn with time
 _SKEW_MS = 60_000  # clocks of hosts may differ by this much without a report
 
 
@@ -301,8 +302,9 @@ class Scribe:
                 self._context, self._how, self._pool, lambda: lost.is_set() or self._stopped()
             )
             place = work.compile(queue.place)
-            swept_ms = queue.swept_ms
-            if place == TurnPosition() and self._sweeps(swept_ms) and work.go_on():
+            # A home that was never swept counts from its first turn.
+            swept_ms = queue.swept_ms or (0 if work.has_time() else began_ms)
+            if self._sweeps(swept_ms) and (work.has_time() or self._is_overdue(swept_ms, work)):
                 if self._is_ahead(swept_ms):
                     work.note(_wrong_clock(swept_ms, clock.now_ms()))
                 work.sweep()
@@ -318,6 +320,12 @@ class Scribe:
             return False
         waited_ms = self._context.clock.now_ms() - swept_ms
         return waited_ms >= self._how.sweep_every_ms or self._is_ahead(swept_ms)
+
+    def _is_overdue(self, swept_ms: int, work: _TurnWork) -> bool:
+        """Returns whether to sweep after the time limit, since turns that reach it never would."""
+        waited_ms = self._context.clock.now_ms() - swept_ms
+        longest_ms = max(2 * self._how.sweep_every_ms, _OVERDUE_MS)
+        return not work.is_stopped() and (waited_ms >= longest_ms or self._is_ahead(swept_ms))
 
     def _is_ahead(self, swept_ms: int) -> bool:
         """Returns whether the last sweep is so far in the future that a clock was wrong."""
@@ -347,9 +355,14 @@ class _TurnWork:
     def go_on(self) -> bool:
         """Returns whether there is time left, and room for amendments."""
         most = self._how.max_amendments
-        if most is not None and self._compiled.amendments >= most:
-            return False
+        return (most is None or self._compiled.amendments < most) and self.has_time()
+
+    def has_time(self) -> bool:
         return not self._stopped() and self._context.clock.monotonic_s() < self._ends_s
+
+    def is_stopped(self) -> bool:
+        """Returns whether it was stopped, or another scribe has taken over."""
+        return self._stopped()
 
     def compile(self, start: TurnPosition) -> TurnPosition:
         """Compiles all partitions once, starting at ``start``; returns where the next turn begins.
