@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from tidelog.context import Context
 from tidelog.journal import amend
 from tidelog.journal import amendment_writer as absent
 from tidelog.journal import amendment_writer as marks
+from tidelog.journal.amend import AmendResult
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
@@ -86,6 +87,14 @@ class Desk(JournalCalls):
 
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         return lambda turn: turn  # there are no archives here
+
+    def delete(self, topic: str, ids: Iterable[str], *, why: str = "") -> AmendResult:
+        """What ``Home.delete`` does in a topic without archives."""
+        return self._amender(topic, why, None).delete(ids)
+
+    def delete_key(self, topic: str, key: bytes, *, why: str = "") -> AmendResult:
+        """What ``Home.delete_key`` does in a topic without archives."""
+        return self._amender(topic, why, None).delete_key(key, lambda done: None)
 
     def append_absent(self, topic: str, events: Sequence[Event]) -> Positions:
         """What ``Home.append(..., if_absent=True)`` does."""

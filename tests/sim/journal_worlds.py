@@ -166,7 +166,7 @@ class AbsentWorld(JournalWorld):
                 reader = Reader(desk.context, self.topic, partition)
                 for stretch in islice(reader.stretches(start), 1):
                     for event in islice(stretch.events(), 1):
-                        desk.delete("t", event.id or "")
+                        desk.delete("t", [event.id or ""])
                     trim_topic(desk.context, self.topic, ToOffsets({partition: stretch.end}))
             desk.context.clock.sleep(self.random.uniform(0, 1))
 
