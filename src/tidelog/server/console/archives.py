@@ -259,6 +259,11 @@ class Entry:
     size: int | None = None  # None: a folder
     modified_ms: int = 0
 
+    @property
+    def place(self) -> str:
+        """Where the next page begins after this one: a folder and a file may share a name."""
+        return f"{self.name}/" if self.size is None else self.name
+
 
 class ArchivePages:
     """What is shown of archives and pumps."""
@@ -298,7 +303,7 @@ class ArchivePages:
             "archive": archive,
             "under": under,
             "entries": entries,
-            "more": None if is_whole or not entries else entries[-1].name,
+            "more": None if is_whole or not entries else entries[-1].place,
             "path": [(part, "/".join(parts[: at + 1])) for at, part in enumerate(parts)],
             "prefix": prefix,
         }
@@ -376,9 +381,14 @@ class ArchivePages:
 
 
 def list_folder(store: Store, prefix: str, after: str = "") -> tuple[list[Entry], bool]:
-    """What is right in a folder, in order, and whether that is all. Skips what is further down."""
+    """What is right in a folder, in order, and whether that is all. Skips what is further down.
+
+    ``after`` is the place of the last entry of the page before.
+    """
     entries: list[Entry] = []
-    start = f"{prefix}{after}\U0010ffff" if after else ""
+    start = f"{prefix}{after}" if after else ""
+    if after.endswith("/"):
+        start += "\U0010ffff"
     while len(entries) < _ENTRIES_MAX:
         jump = ""
         for info in store.list(prefix, start):
