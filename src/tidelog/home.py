@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Unpack, overload
 
@@ -131,7 +130,7 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
 
     # Parts. They are imported when they are needed: archives take longer than all the rest.
 
-    @cached_property
+    @property
     def archives(self) -> Archives:
         """The archives: create, get and list them.
 
@@ -140,9 +139,10 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
         """
         from tidelog.api.archives import Archives
 
+        self._check_open()
         return Archives(self.context)
 
-    @cached_property
+    @property
     def pumps(self) -> Pumps:
         """The pumps, which bring events of other systems into topics.
 
@@ -151,15 +151,17 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
         """
         from tidelog.api.pipelines import Pumps
 
+        self._check_open()
         return Pumps(self.context)
 
-    @cached_property
+    @property
     def tokens(self) -> Tokens:
         """The tokens of the server: create, rotate, revoke and list them.
 
         >>> home.tokens.list()
         []
         """
+        self._check_open()
         return Tokens(self.context)
 
     # Topics.
@@ -457,7 +459,7 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
         asked = PlaybackRequest(topic, to, time_text(start), time_text(end), as_of)
         return play_to(self.context, asked, name, options)
 
-    @cached_property
+    @property
     def playbacks(self) -> Playbacks:
         """The playbacks that have names.
 
@@ -466,6 +468,7 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
         """
         from tidelog.api.playbacks import Playbacks
 
+        self._check_open()
         return Playbacks(self.context)
 
     def playback_arrow(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tidelog
 from tests.support.all_times import ALL_TIMES
 from tidelog import (
     AlreadyExistsError,
@@ -227,3 +228,16 @@ def test_home_is_created_by_its_path(tmp_path: Path) -> None:
         made, is_new = create_home(where)
         with made:
             assert is_new == isinstance(where, Path)
+
+
+@pytest.mark.parametrize("part", ["archives", "pumps", "tokens", "playbacks"])
+def test_parts_of_a_home_are_refused_after_its_end_and_in_a_forked_child(part: str) -> None:
+    home = tidelog.open("memory:")
+    assert getattr(home, part).list() == []
+    home._process, pid = -1, home._process
+    with pytest.raises(InvalidError, match="another process"):
+        getattr(home, part)
+    home._process = pid
+    home.close()
+    with pytest.raises(InvalidError, match="is closed"):
+        getattr(home, part)
