@@ -194,7 +194,7 @@ def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderV
             if table.num_rows == 0:
                 raise InternalError("a segment was to hold a partition without events")
             for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX):
-                file_writer.write_batch(batch)
+                file_writer.write_batch(_without_neighbors(batch))
             end = sink.tell()
             index = encode_index([table.column("id")])
             if index:
@@ -223,6 +223,15 @@ def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, AppenderV
             )
         )
     return Segment(data, tuple(pieces))
+
+
+def _without_neighbors(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns a copy whose buffers hold only its own events.
+
+    Arrow pads what it writes of a slice with the bytes that follow it in memory. They may be of an
+    event that is deleted later, which no search of rows would find in the object.
+    """
+    return pa.concat_batches([batch, _NO_EVENTS])
 
 
 def read_piece(
