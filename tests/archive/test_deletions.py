@@ -227,7 +227,7 @@ def test_running_eraser_covers_generations_that_were_made_since(
     assert eraser.turn() == []
 
 
-STEPS = ("_intend", "_task", "_record", "_publish", "_finish")
+STEPS = ("_intend", "_tasks", "_record", "_publish", "_finish")
 
 
 @pytest.mark.parametrize("after", [False, True])
