@@ -35,7 +35,7 @@ def test_init_is_idempotent_and_home_shows_the_same(tmp_path: Path) -> None:
     assert (made.pop("new"), again.pop("new")) == (True, False)
     assert made == again == home
     assert home["config"].startswith("tidelog:?store=file:///")
-    assert "Made a new home" in run(tmp_path, "--home", "other", "init").stdout
+    assert "Created a new home" in run(tmp_path, "--home", "other", "init").stdout
     assert "there already" in run(tmp_path, "--home", "other", "init").stdout
 
 

@@ -292,7 +292,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
             start=given["start"],
             **format_of(given),
         )
-        output.say(f"Made archive `{made.name}`.")
+        output.say(f"Created archive `{made.name}`.")
         limit = made.restore_limit()
         if limit:
             output.say(f"Note: {limit}.")

@@ -67,7 +67,7 @@ def init(
         if save:
             text = (msgspec.json.encode(url).decode() for url in (made.store.url, made.catalog.url))
             file.write_text("store = {}\ncatalog = {}\n".format(*text))
-        output.say("Made a new home." if is_new else "The home is there already.")
+        output.say("Created a new home." if is_new else "The home already exists.")
         output.record(_describe(made) | ({"new": is_new} if output.as_json else {}))
         if not save and not settings.is_default and settings.found_in == "arguments":
             output.say(f"\nTo use it:  export TIDELOG_HOME='{made.config}'")

@@ -67,7 +67,7 @@ def create(home_text: str | None, output: Output, /, name: str, **settings: Any)
     """
     with open_home(home_text) as home:
         made = home.create_topic(name, **settings)
-        output.say(f"Made topic `{made.name}`.")
+        output.say(f"Created topic `{made.name}`.")
         output.record(_settings(made))
 
 
