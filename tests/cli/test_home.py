@@ -36,7 +36,7 @@ def test_init_is_idempotent_and_home_shows_the_same(tmp_path: Path) -> None:
     assert made == again == home
     assert home["config"].startswith("tidelog:?store=file:///")
     assert "Created a new home" in run(tmp_path, "--home", "other", "init").stdout
-    assert "there already" in run(tmp_path, "--home", "other", "init").stdout
+    assert "already exists" in run(tmp_path, "--home", "other", "init").stdout
 
 
 def test_home_by_config_string_by_variable_and_saved(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path)
 
 
 def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
-    home.delete("t", ["order-17"], why="order-17 was wrong")
+    home.amender("t", Why("me", "order-17 was wrong")).delete(["order-17"])
     carry_out(home.context, home.topic("t"), 0)
     (trace,) = prove_erased(home.context, home.topic("t"), ["order-17"]).traces
     assert trace.object.startswith("audit/")

@@ -41,7 +41,7 @@ APART_MS = 50
 DYING = """
 import os, pickle, signal, sys
 from tidelog.spark import playback
-from tidelog.connectors.{kind}.playback_sink import {sink} as Sink
+from tidelog.connectors.{kind}.sink import {sink} as Sink
 
 real, puts = Sink.put, 0
 

@@ -6,6 +6,7 @@ or die, and be resumed by the same call.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -115,11 +116,15 @@ def play_to(
 
 
 def _record(context: Context, asked: PlaybackRequest, who: str) -> None:
-    """Put a playback into the home's audit; an address may hold a secret, a topic does not."""
+    """Put a playback into the home's audit; an address may hold a secret, a topic does not.
+
+    A home that cannot be written to, such as a read-only copy, is played without a record.
+    """
     scheme, _, rest = asked.sink.partition(":")
     to = asked.sink if scheme == "topic" else f"{scheme}:" if rest else "a sink"
     note = f"{asked.start or 'the first'} to {asked.end or 'now'}, to {to}"
-    record_action(context, "playback", f"topic {asked.topic}", note, who)
+    with contextlib.suppress(InvalidError):
+        record_action(context, "playback", f"topic {asked.topic}", note, who)
 
 
 def time_text(time: Time) -> str | None:

@@ -191,7 +191,7 @@ def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> li
         parallel = session.sparkContext.parallelize(blobs, max(1, len(blobs)))
         made = parallel.map(_run_pickled).collect()
     except Exception as exc:
-        raise job_error(exc, "compile again") from exc
+        raise job_error(exc, "compile again", runs_user_code=False) from exc
     done = {n: pickle.loads(blob) for n, blob in zip(tasks, made, strict=True)}  # noqa: S301
     return [(here | done)[number] for number in range(len(ready))]
 

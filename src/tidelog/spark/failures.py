@@ -50,11 +50,12 @@ def one_line() -> Iterator[None]:
         raise
 
 
-def job_error(exc: Exception, again: str) -> TidelogError:
+def job_error(exc: Exception, again: str, *, runs_user_code: bool = True) -> TidelogError:
     """Returns the error of a failed Spark job. ``again`` says what to do if it may pass.
 
     An exception of the user's own code, or a missing package, does not pass: it is an
-    ``InvalidError``, so that no driver repeats the job.
+    ``InvalidError``, so that no driver repeats the job. ``runs_user_code`` is false for a job that
+    has none.
     """
     text = str(exc)
     found = _MISSING.search(text)
@@ -69,7 +70,7 @@ def job_error(exc: Exception, again: str) -> TidelogError:
             "Spark: pandas is not installed: Spark needs it for transforms: install `pandas` where "
             "the driver and the executors run"
         )
-    mistake = _mistake(text)
+    mistake = _mistake(text) if runs_user_code else ""
     if mistake:
         return InvalidError(
             f"Spark: the job failed ({mistake}): fix it and run again", job="failed"
