@@ -25,7 +25,7 @@ def fetch(url, start=None, end=None):
 
 
 def new_value(found):
-    """Returns the value of an update: it stands in the entry, or is an object of its own."""
+    """Returns the value of an update, which is in the entry or in its own object."""
     if found["url"] is not None:
         return fetch(found["url"])
     return None if found["value"] is None else base64.b64decode(found["value"])

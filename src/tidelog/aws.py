@@ -23,7 +23,7 @@ The scribe as a function: a message of its queue is one turn of maintenance of o
 A message ``{}`` is for the home of the settings. ``{"replica": "NAME"}`` is for the home that
 ``TIDELOG_HOMES`` gives this name: a JSON object of config strings by name. So one function serves
 several homes, and a schedule with a message for each of them decides how often. A turn that fails
-raises, so the queue gives its message again; the message of a turn that nobody got to expires.
+raises, so the queue gives its message again; the message of a turn that never ran expires.
 
 Events into topics by functions: records of a Kinesis stream, and pixels of an HTTP API.
 

@@ -323,7 +323,7 @@ def test_a_sink_that_fails_lets_the_next_one_try_at_once() -> None:
     class Failing(Listing):
         def put(self, lot: Lot) -> None:
             if lot.number >= 10:
-                raise InvalidError("sink: full: mend it")
+                raise InvalidError("sink: full: fix it")
             super().put(lot)
 
     before = theatre.clock.now_ms()

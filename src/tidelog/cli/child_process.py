@@ -1,8 +1,8 @@
 """The command line as a child: ``python -m tidelog.cli.child_process PARENT ARGUMENTS``.
 
 The kernel is asked to end this process at once when the thread that started it ends, whatever ended
-that one. So a keeper that is killed leaves nobody behind. Nothing is lost: every part of Tidelog
-may die at any point.
+that one. So a keeper that is killed leaves no process behind. Nothing is lost: every part of
+Tidelog may die at any point.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def format_of(given: dict[str, Any]) -> FormatOptions:
 
 
 def _text(given: str | None) -> str | None:
-    """What stands in a file, for ``@FILE``."""
+    """Returns the text of a file, for ``@FILE``."""
     if given is None or not given.startswith("@"):
         return given
     try:

@@ -1,9 +1,9 @@
 """Keeps programs running: started, watched, started again when they end, and stopped together.
 
 A program that ends is started again after a wait that doubles from half a second to half a minute;
-one that has run for a while begins with short waits again. What it prints comes line by line to
-whoever asked. Each program leads a process group, so that a signal for us alone does not reach it
-and what it started dies with it; that it dies with us is its own work (see
+one that has run for a while begins with short waits again. Its output is passed on line
+by line. Each program leads a process group, so that a signal for us alone does not reach it and
+what it started dies with it; that it dies with us is its own work (see
 ``cli/child_process.py``), for which programs must be started from the thread that lives longest.
 
 Stopping: every program gets SIGTERM, and SIGKILL, with its whole group, when the grace is over.
@@ -101,8 +101,8 @@ class _Child:
 class Supervisor:
     """Keeps programs running while :meth:`tick` is called, from one thread, until :meth:`stop`.
 
-    ``on_change`` is told of each start and end, ``on_line`` of each line: the program's name, the
-    line, and whether it is a complaint (standard error).
+    Calls ``on_change`` at each start and end, and ``on_line`` with each line: the program's name,
+    the line, and whether it came from standard error.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class UpSupervisor:
             self._view.say("Stopping: what is under way is finished.")
             self._supervisor.stop()
         finally:
-            self._supervisor.kill()  # nobody is left, whatever has happened
+            self._supervisor.kill()  # no process is left, whatever has happened
             self._ended.set()
             self._changed.set()
             announcing.join(5.0)

@@ -28,6 +28,7 @@ import ipaddress
 import re
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -197,7 +198,7 @@ class WebhookTarget:
         return InvalidError(f"{said}: fix the topic's target, or the server", status=status)
 
 
-class _AwsTarget:
+class _AwsTarget(ABC):
     """A service of AWS; loads the SDK and creates its client when it first sends."""
 
     def __init__(
@@ -238,8 +239,9 @@ class _AwsTarget:
                 "fix the topic's target, or the AWS credentials"
             ) from exc
 
+    @abstractmethod
     def _call(self, client: Any, message: bytes) -> None:
-        raise NotImplementedError
+        """Sends a message with a client of the service."""
 
     def _connect(self) -> Any:
         from botocore.config import Config  # noqa: PLC0415 - an extra, and slow to load

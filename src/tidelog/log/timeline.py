@@ -4,7 +4,7 @@ A run says how many events it holds and between which times, so ten million even
 few hundred rows: what lies across several bars is spread over them evenly. Where the range is so
 narrow that few events are concerned, these are read, and the counts are exact.
 
-The runs of topics that somebody looked at are kept, and read on from where they end. A topic with
+The runs of topics that were looked at are kept, and read on from where they end. A topic with
 very many runs is read in portions, and an answer says when it does not know all of them yet.
 """
 

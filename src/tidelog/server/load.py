@@ -106,7 +106,7 @@ def run_load(
     source: random.Random,
     on_second: Callable[[LoadReport], None] = lambda report: None,
 ) -> LoadReport:
-    """Send for as long as planned. ``UnavailableError`` where nobody listens at all."""
+    """Send for as long as planned. ``UnavailableError`` if no server listens."""
     endpoint, requests = _requests(plan, source)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Load(plan, endpoint, requests, clock).run(on_second))
@@ -240,7 +240,7 @@ class Endpoint:
         self._context = ssl.create_default_context() if secure else None
 
     async def connect(self) -> ClientConnection:
-        """A connection. ``OSError`` where nobody listens."""
+        """A connection. ``OSError`` if no server listens."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             ClientConnection, self.host, self.port, ssl=self._context

@@ -31,7 +31,7 @@ from tidelog.model.times import duration_ms
 __all__ = ["up"]
 
 _PORT = 8480
-_DEMO_MS = 8_000  # of sample traffic, where nobody watches
+_DEMO_MS = 8_000  # of sample traffic, if there is no terminal
 _PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cert", "tls_key")
 _FLAGS = ("behind_proxy", "audit_reads", "keep_request")
 _REPEATED = ("public_pixel", "keep_header")

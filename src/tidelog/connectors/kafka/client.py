@@ -233,7 +233,7 @@ def _check_topic(url: str, topic: str, role: str) -> None:
             re.compile(topic)
         except re.error as exc:
             raise InvalidError(
-                f"{role} `{url}`: `{topic}` is not a valid regular expression: {exc}: mend it"
+                f"{role} `{url}`: `{topic}` is not a valid regular expression: {exc}: fix it"
             ) from exc
     elif not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
         pattern = ", or a regular expression that begins with ^" if role == "source" else ""

@@ -3,7 +3,7 @@
 The first page fixes the ends of the partitions, as a playback does: what is appended later is not
 part of the range. A page's cursor holds these, and the place of its last event, so the server keeps
 nothing between pages, and any server of the home can give the next one. When something is trimmed
-meanwhile, nobody can tell whether it was part of the range, so the next page is refused.
+meanwhile, it is unknown whether it was part of the range, so the next page is refused.
 """
 
 from __future__ import annotations

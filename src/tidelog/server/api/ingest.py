@@ -78,7 +78,7 @@ class OpenTopic:
                         )
 
     def _ended(self, flush: Flush) -> None:
-        """In the thread that ended it. A loop that is closed has nobody who waits."""
+        """Runs in the thread that ended it. No request waits in a loop that is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake, flush)
 

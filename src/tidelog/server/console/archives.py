@@ -4,7 +4,7 @@ Archives, pumps and keepers as they were seen last: in a thread of its own, as s
 
 A source that hangs holds up this thread alone; pages show what was known before, and since when.
 
-Work that takes longer than a request: playbacks and replays that somebody started here.
+Work that takes longer than a request: playbacks and replays that were started here.
 
 A few run at once, in threads of this process; those that ended are remembered for a while. When the
 server stops, they are asked to stop too: what they do can be killed and done again.
@@ -101,7 +101,7 @@ class Pipelines:
         return self.seen
 
     def wake(self) -> None:
-        """Look soon, as somebody has changed something or looks again."""
+        """Look soon, because something has changed or a page was opened."""
         self._wake.set()
 
     def stop(self) -> None:

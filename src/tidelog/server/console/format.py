@@ -1,7 +1,7 @@
 """How values stand on a page: numbers, sizes, times, and bytes that may be anything.
 
-Templates escape all that they show. What escaping leaves, characters that nobody sees or that turn
-the direction of a line, is made visible here.
+Templates escape all that they show. What escaping leaves, characters that are invisible or that
+turn the direction of a line, is made visible here.
 
 Lines on a page: points of a series as the coordinates of an SVG, and the labels beside it.
 """

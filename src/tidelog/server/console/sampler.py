@@ -1,7 +1,7 @@
 """Reads the home's figures again and again, with bounded work, so that pages only show them.
 
 Each sample reads the names, then heads and leases side by side, so many of each at most: in a large
-home topics take turns. Runs are counted with what is left. While somebody looks at the console a
+home topics take turns. Runs are counted with what is left. While a page of the console is open a
 sample is taken every other second, else seldom, since on a remote catalog each read has its price.
 
 Samples are new values each time; the series that go on are written under :attr:`Sampler.lock`, and
@@ -10,7 +10,7 @@ read under it.
 What a partition's runs come to: counted bit by bit, so that no request reads them all.
 
 A count goes on where it was as runs are added. When the oldest ones are trimmed, or compiled into
-journals, it begins anew, and until that is through the one before is shown.
+journals, it starts again, and the one before is shown until that has ended.
 
 What the sampler has seen: plain values that pages show, and series that grow beside them.
 """
@@ -104,7 +104,7 @@ class TopicSample:
 
     @property
     def lag(self) -> int | None:
-        """Of the consumer that is furthest behind; None where nobody reads."""
+        """Returns the lag of the slowest consumer; None if there is no consumer."""
         return max((each.lag for each in self.consumers), default=None)
 
 
@@ -139,10 +139,10 @@ class Snapshot:
         return all(topic.bytes is not None for topic in self.topics.values() if topic.heads)
 
 
-_BUSY_S = 2.0  # between samples while somebody looks
+_BUSY_S = 2.0  # between samples while a page is open
 _IDLE_S = 30.0
 _SHARE = 0.1  # of its time that a sampler works at most; the rest is for requests
-_LOOKED_S = 120.0  # how long somebody who looked is taken to look still
+_LOOKED_S = 120.0  # how long a page counts as open after its last request
 _NEVER_S = float("-inf")
 _QUICK_S = 0.1  # a sample this short is taken again for who asks
 _FRESH_S = 0.5  # unless the last one is this young
@@ -198,7 +198,7 @@ class Sampler:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody looks at the console."""
+        """Returns whether a page of the console is open."""
         return self._now_s() - self._looked_s < _LOOKED_S
 
     def totals(self, topic: Topic) -> dict[int, RunTotals]:
@@ -223,7 +223,7 @@ class Sampler:
         self._wake.set()
 
     def look(self) -> Snapshot:
-        """The newest sample; one of just now where that is quick, or where somebody has changed
+        """The newest sample; one of just now where that is quick, or where something has changed
         something. Raises before there is any.
         """
         was_idle = not self.is_busy
@@ -247,7 +247,7 @@ class Sampler:
             self._wake.clear()
 
     def _sample(self, young_s: float = 0.0) -> None:
-        """Take a sample, unless somebody else has just taken one."""
+        """Take a sample, unless another thread has just taken one."""
         with self._sampling:
             if self._stop.is_set() or self._now_s() - self._sampled_s < young_s:
                 return

@@ -226,7 +226,7 @@ _TEXT_MAX = 4_096  # characters of a field
 class Visit:
     """One request, as pages see it."""
 
-    path: Mapping[str, str]  # what stands in the path
+    path: Mapping[str, str]  # the parameters in the path
     query: Mapping[str, str]
     form: Mapping[str, str]  # empty for all but forms that were sent
     session: Session

@@ -276,7 +276,7 @@ class Console:
         scope: Scope,
         shown: tuple[Session, dict[str, str]],
     ) -> Answer:
-        """What a page, or a form, gives to somebody who was let in. ``ForbiddenError``."""
+        """What a page, or a form, shows to a user who has logged in. ``ForbiddenError``."""
         session, form = shown
         if place.method == "POST":
             self._sessions.check_mark(session, form)

@@ -235,7 +235,7 @@ def _tell(job: Job, events: int) -> None:
 _SHOWN_MAX = 50
 _EACH_MAX = 3  # of one archive
 _OLD_MS = 90_000  # figures older than this are told to be old
-_WAITING = 1  # events that nobody handles: from so many on
+_WAITING = 1  # events that no consumer handles: the number that needs attention
 
 
 @dataclass(frozen=True, slots=True)

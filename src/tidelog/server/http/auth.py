@@ -315,7 +315,7 @@ def _is_from_nginx(scope: AsgiScope, headers: Headers) -> bool:
 
 
 def _is_local(host: bytes, own: str) -> bool:
-    """Whether a ``Host`` header names this machine by a name that nobody else can lead here."""
+    """Whether a ``Host`` header names this machine by a name that no other machine can have."""
     if not host:
         return True  # HTTP/1.0; no browser sends that
     name = host.decode("latin-1")

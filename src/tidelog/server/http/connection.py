@@ -5,7 +5,8 @@ a time. A head that is too large reaches the app as a mark in its scope, and is 
 What is malformed gets status 400. None of these leaves a trace in a topic.
 
 Who is refused may still be sending. A socket that is closed with bytes unread is reset, and its
-client then sees the reset in place of the answer; so what comes is read for a moment, for nobody.
+client then sees the reset in place of the answer; so the server reads
+on for a moment.
 
 A server that is full still answers health checks, and one address cannot fill it alone.
 
@@ -98,7 +99,7 @@ class Connection(HttpToolsProtocol):
         if self._refused or not self._complete or not self._is_busy():
             return None
         if self.scope["method"] != "POST":
-            return None  # of those who wait for events, nobody would know that they have gone
+            return None  # the server would not notice that a waiting client has gone
         self.cycle.keep_alive = False
         return True
 

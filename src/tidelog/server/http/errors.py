@@ -88,7 +88,7 @@ class TooLargeError(HttpError):
 
 
 class MediaTypeError(HttpError):
-    """A body of a kind that nobody here reads."""
+    """A body of a kind that the server does not read."""
 
     status = 415
     kind = "unsupported_media_type"
@@ -116,7 +116,7 @@ class BusyError(HttpError):
 
 
 class DisconnectedError(Exception):
-    """The client has gone; there is nobody to answer."""
+    """The client has closed the connection, so there is no one to answer."""
 
 
 STATUSES: tuple[tuple[type[TidelogError], int], ...] = (

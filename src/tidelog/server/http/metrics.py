@@ -1,7 +1,7 @@
 """What the server has done, for Prometheus.
 
 The loop's own thread counts, in plain numbers, so that a request pays next to nothing; they become
-metrics when somebody asks for them.
+metrics when a request asks for them.
 
 What the operator should know, on standard error: one line a second at most.
 

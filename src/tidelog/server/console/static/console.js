@@ -8,7 +8,7 @@ const says = (text) => {
   says.timer = setTimeout(() => { box.textContent = ""; }, 2500);
 };
 
-// Light and dark: as the system has it, until somebody chooses.
+// Light and dark: as the system has it, until the user chooses.
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

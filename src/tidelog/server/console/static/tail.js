@@ -59,7 +59,7 @@
     });
     stream.addEventListener("error", (message) => {
       if (message.data) { const text = JSON.parse(message.data).error.message; stop(); told.textContent = text; }
-      else if (stream?.readyState === EventSource.CLOSED) { stop(); told.textContent = "The server has ended the tail: follow again, or load the page anew."; }
+      else if (stream?.readyState === EventSource.CLOSED) { stop(); told.textContent = "The server has ended the tail: follow again, or load the page again."; }
       else told.textContent = "The server is away; trying again …";
     });
     stream.addEventListener("open", flush);
