@@ -1,7 +1,7 @@
 """Plain English: words and phrases that no text for people may use, and what to write instead.
 
 ``SOURCES`` lists where such texts come from. A source is a function that yields a name and a text.
-Add one for help texts, for templates or for messages of errors, and every rule applies to it;
+Add one for templates or for messages of errors, and every rule applies to it;
 ``tests/test_tidy.py`` checks them all.
 """
 
@@ -11,6 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
+
+from tidelog.cli.main import cli
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [
@@ -136,7 +140,18 @@ def pictures() -> Iterator[tuple[str, str]]:
         yield path.name, "\n".join(re.findall(r">([^<>{}]+)<", path.read_text()))
 
 
-SOURCES: tuple[Source, ...] = (documents, pictures)
+def help_texts() -> Iterator[tuple[str, str]]:
+    """The help of every command and of its options, without examples."""
+    commands: list[tuple[str, click.Command]] = [("tidelog", cli)]
+    while commands:
+        name, command = commands.pop()
+        options = [getattr(param, "help", None) or "" for param in command.params]
+        yield name, "\n\n".join([(command.help or "").partition("\b")[0], *options])
+        if isinstance(command, click.Group):
+            commands += [(f"{name} {own}", each) for own, each in command.commands.items()]
+
+
+SOURCES: tuple[Source, ...] = (documents, pictures, help_texts)
 
 
 def retired_words(text: str) -> Iterator[str]:

@@ -37,7 +37,7 @@ from tidelog.connectors.source import (
 from tidelog.context import OpenContext
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
-from tidelog.plugins import find_plugins
+from tidelog.plugins import find_plugins, needs_extra
 
 __all__ = [
     "SOURCE_SCHEMES",
@@ -66,22 +66,12 @@ def open_source(
     """
     address = parse_address(url)
     if address.scheme == "kafka":
-        try:
+        with needs_extra("kafka source", "confluent_kafka", "kafka"):
             from tidelog.connectors.kafka.source import open_kafka
-        except ModuleNotFoundError as exc:
-            if exc.name and exc.name.startswith("confluent_kafka"):
-                text = "kafka source is not installed: pip install 'tidelog[kafka]'"
-                raise InvalidError(text) from exc
-            raise
         return open_kafka(address, environ=environ)
     if address.scheme == "kinesis":
-        try:
+        with needs_extra("kinesis source", "boto", "aws"):
             from tidelog.connectors.kinesis.source import open_kinesis
-        except ModuleNotFoundError as exc:
-            if exc.name and exc.name.startswith("boto"):
-                text = "kinesis source is not installed: pip install 'tidelog[aws]'"
-                raise InvalidError(text) from exc
-            raise
         return open_kinesis(address, environ=environ)
     if address.scheme == "scylla":
         from tidelog.connectors.scylla.source import open_scylla
@@ -133,22 +123,12 @@ def open_sink(url: str, *, environ: Mapping[str, str], open_context: OpenContext
     with open_context() as context:
         store = context.store.url
     if address.scheme == "kafka":
-        try:
+        with needs_extra("kafka sink", "confluent_kafka", "kafka"):
             from tidelog.connectors.kafka.sink import open_kafka
-        except ModuleNotFoundError as exc:
-            if exc.name and exc.name.startswith("confluent_kafka"):
-                text = "kafka sink is not installed: pip install 'tidelog[kafka]'"
-                raise InvalidError(text) from exc
-            raise
         return open_kafka(address, environ=environ, store=store)
     if address.scheme == "kinesis":
-        try:
+        with needs_extra("kinesis sink", "boto", "aws"):
             from tidelog.connectors.kinesis.sink import open_kinesis
-        except ModuleNotFoundError as exc:
-            if exc.name and exc.name.startswith("boto"):
-                text = "kinesis sink is not installed: pip install 'tidelog[aws]'"
-                raise InvalidError(text) from exc
-            raise
         return open_kinesis(address, environ=environ, store=store)
     for entry in find_plugins("tidelog.sinks", address.scheme):
         sink: TargetSink = entry.load()(address, environ=environ, store=store)

@@ -31,6 +31,7 @@ from tidelog.model.backoff import Backoff
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState
+from tidelog.plugins import needs_extra
 
 __all__ = [
     "PIECE_BYTES",
@@ -374,17 +375,12 @@ def remade(name: str, role: str) -> InvalidError:
 
 def _optional_opener(kind: str, package: str, extra: str) -> Any:
     """Returns the function that opens a sink whose client is an optional package."""
-    try:
+    with needs_extra(f"{kind} sink", package, extra):
         if kind == "kafka":
             from tidelog.connectors.kafka.sink import open_kafka_playback
 
             return open_kafka_playback
         from tidelog.connectors.kinesis.sink import open_kinesis_playback
-    except ModuleNotFoundError as exc:
-        if exc.name and exc.name.startswith(package):
-            text = f"{kind} sink is not installed: pip install 'tidelog[{extra}]'"
-            raise InvalidError(text) from exc
-        raise
     return open_kinesis_playback
 
 

@@ -53,7 +53,7 @@ __all__ = ["archive"]
 @click.argument("name")
 @click.option("--delete-files", is_flag=True, help="Delete its files and free its name.")
 @click.option(
-    "--lost-files", is_flag=True, help="Free its name although its folder outside the home is gone."
+    "--lost-files", is_flag=True, help="Free its name although its folder outside the home is lost."
 )
 @yes_option
 @json_option
@@ -63,7 +63,7 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **giv
 
     Its drivers stop, and trims no longer wait for it. Without --delete-files, its files can still
     be read, and erasures and proofs still reach them. --lost-files is for an archive outside the
-    home whose folder is gone. If the folder comes back, sweeps delete the archive's files in it.
+    home whose folder is lost. If the folder comes back, sweeps delete the archive's files in it.
     Asks first on a terminal. In scripts, pass --yes.
 
     \b

@@ -91,7 +91,7 @@ def home(context: click.Context, output: Output) -> None:
 
 
 @home.command()
-@click.option("--moved", is_flag=True, help="Keep the id, because the original is gone.")
+@click.option("--moved", is_flag=True, help="Keep the id, because the original no longer exists.")
 @json_option
 @click.pass_obj
 def adopt(home_text: str | None, output: Output, moved: bool) -> None:
@@ -102,7 +102,7 @@ def adopt(home_text: str | None, output: Output, moved: bool) -> None:
     read-only; pipelines, tables, playbacks and notifications to the outside do not run.
 
     With --moved the home keeps its id and all that is outside. Use it after a move, or after a
-    restore to another place when the original is gone.
+    restore to another place when the original no longer exists.
 
     A catalog that was restored from before the adoption gets the home's id back. Run `tidelog
     verify` then: it names what the catalog does not know.

@@ -61,7 +61,7 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     "--rate",
     type=float,
     metavar="N",
-    help="Limit on requests per second of one token or address; 0 is no limit. Beyond it the "
+    help="Limit on requests per second of one token or address; 0 switches it off. Beyond it the "
     "server answers 429. [default: 1000; no limit while the server is open]",
 )
 @click.option(
