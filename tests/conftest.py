@@ -37,7 +37,7 @@ SLOW = (
     "tests/catalog/test_sqlite.py::test_a_killed_writer_leaves_whole_writes",
     "tests/codec/formats/test_roundtrip.py::test_a_reader_gives_a_bounded_amount",
     "tests/codec/parsers/test_names.py::test_every_row_has_a_path",
-    "tests/codec/parsers/test_time_folders.py::test_the_names_of_a_whole_year",
+    "tests/codec/parsers/test_folders.py::test_the_names_of_a_whole_year",
     "tests/journal/test_machine.py",
     "tests/journal/test_scribe.py::test_a_scribe_may_die_after_every_call",
     "tests/log/maintenance/test_sweep_journals.py",

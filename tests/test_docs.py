@@ -123,7 +123,13 @@ def test_the_quickstarts_commands_run_and_print_what_is_shown(tmp_path: Path) ->
 
 
 GUIDES = ("journals", "recipes/laptop-log", "recipes/workers", "recipes/tables", "recipes/playback")
-GUIDES += ("recipes/erase", "recipes/correct", "recipes/log-files", "recipes/retention")
+GUIDES += (
+    "recipes/erase",
+    "recipes/correct",
+    "recipes/log-files",
+    "recipes/retention",
+    "recipes/sql",
+)
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.process import LocalProcesses
+from tidelog.process import LocalProcesses, create_file, create_folder
 
 OTHER = 4_000_000  # a process id that no process of the test has
 
@@ -124,3 +124,30 @@ def test_living_and_ended_processes_of_this_machine_are_told_apart() -> None:
         assert processes.is_dead(mark), "it has ended and was not waited for"
         child.wait()
     assert processes.is_dead(mark)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_root_gives_away_what_it_creates_and_nothing_that_a_link_leads_to(tmp_path: Path) -> None:
+    """The owner of a folder may have put a link there that leads to a file of root's."""
+    folder, secret = tmp_path / "folder", tmp_path / "secret"
+    folder.mkdir()
+    secret.touch()
+    os.chown(folder, 65534, 65534)
+    (folder / "link").symlink_to(secret)
+    (folder / "dangling").symlink_to(tmp_path / "missing")
+    (folder / "linked").symlink_to(tmp_path)
+    for name in ("new", "new", "link", "dangling"):
+        os.close(create_file(folder / name, os.O_RDWR, folder))
+    create_folder(folder / "made")
+    create_folder(folder / "linked")
+    mine = [path for path in (folder / "new", folder / "made") if path.stat().st_uid == 65534]
+    assert len(mine) == 2
+    kept = (secret, tmp_path / "missing", tmp_path)
+    assert [path.stat().st_uid for path in kept] == [0, 0, 0]
+
+
+def test_file_that_exists_is_opened_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"kept")
+    os.close(create_file(path, os.O_RDWR, tmp_path))
+    assert path.read_bytes() == b"kept"

@@ -10,8 +10,20 @@ from typing import Any
 
 import boto3
 import botocore.session
+from botocore import exceptions as sdk
 
-__all__ = ["aws_session"]
+__all__ = ["NO_CREDENTIALS", "aws_session"]
+
+NO_CREDENTIALS = (  # errors of the SDK that mean that it has no usable ones
+    sdk.CredentialRetrievalError,
+    sdk.LoginError,
+    sdk.NoAuthTokenError,
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.ProfileNotFound,
+    sdk.SSOError,
+    sdk.TokenRetrievalError,
+)
 
 _loaders: dict[tuple[str, ...], Any] = {}  # by the folders that they read: AWS_DATA_PATH adds some
 

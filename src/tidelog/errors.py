@@ -10,6 +10,7 @@
     ├── NotFoundError        (also KeyError)              → create it or fix the name
     ├── AlreadyExistsError                                → choose another or accept it
     ├── PartialAppendError   some events are stored       → append its remainder, read back unknown
+    ├── FailedError          a part of the work is done   → read what is done, fix what it names
     ├── InvalidError         (also ValueError)            → fix the argument or setting
     ├── CorruptError         bytes are not what we wrote  → stop, keep the evidence, tell a person
     └── InternalError        our bug                      → report
@@ -31,6 +32,7 @@ __all__ = [
     "AlreadyExistsError",
     "ConflictError",
     "CorruptError",
+    "FailedError",
     "FencedError",
     "InternalError",
     "InvalidError",
@@ -144,6 +146,12 @@ class PartialAppendError(TidelogError):
             for index, position in enumerate(self.positions)
             if position is None and index not in unknown
         ]
+
+
+class FailedError(TidelogError):
+    """A call or a command could not do all of its work; the message says what is done."""
+
+    kind = "failed"
 
 
 class InvalidError(TidelogError, ValueError):

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - archives and pipelines take longer to import than the rest
 """A home: one store and one catalog that belong together.
 
 :func:`open_home` opens what the settings point to, :func:`create_home` makes it where it is not
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 import pyarrow as pa
 
+from tidelog.api.append_lines import LineCalls
+from tidelog.api.browse import BrowseCalls
 from tidelog.api.consumers import Consumers
-from tidelog.api.newest import NewestCalls
-from tidelog.api.tokens import Tokens
 from tidelog.api.upkeep import NotifyCalls, UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
 from tidelog.coordination.actions import user_at_host
+from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
 from tidelog.journal.calls import JournalCalls
@@ -38,11 +40,10 @@ from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.log.producer.producer import Producer
+from tidelog.log.readers import Past, check_all_read
 from tidelog.log.status import (
     Lag,
     PartitionState,
-    Past,
-    check_all_read,
     consumer_lag,
     consumer_names,
     partition_states,
@@ -56,12 +57,12 @@ from tidelog.opening import World, create_context, open_context, real_world
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.pool import Pool
 from tidelog.process import check_process
-from tidelog.settings import Settings, config_string, load_settings
+from tidelog.settings import Settings, check_options, config_string, load_settings
 from tidelog.store import Store
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives
-    from tidelog.api.pipelines import Pumps
+    from tidelog.api.pipelines import Pumps, Stream
     from tidelog.api.playbacks import Playbacks, PlayOptions
     from tidelog.playback.play import PlaybackResult
 
@@ -70,7 +71,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
+class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, UpkeepCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:
@@ -153,6 +154,17 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
 
         self._check_open()
         return Pumps(self.context)
+
+    def stream(self, source: str) -> Stream:
+        """Return a stream of a source's events to a Python handler, without a topic in between.
+
+        >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
+        3
+        """
+        from tidelog.api.pipelines import Stream
+
+        self._check_open()
+        return Stream(self.context, source, self._append_own)
 
     @property
     def tokens(self) -> Tokens:
@@ -452,9 +464,10 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
             if name is not None or options:
                 raise InvalidError("playback: name and options are for a place: give to")
             return play_events(self.context, topic, start, end)
-        from tidelog.api.playbacks import play_to, time_text
+        from tidelog.api.playbacks import PlayOptions, play_to, time_text
         from tidelog.playback.request import PlaybackRequest
 
+        check_options("playback", options, PlayOptions)
         as_of = options.get("as_of")
         asked = PlaybackRequest(topic, to, time_text(start), time_text(end), as_of)
         return play_to(self.context, asked, name, options)
@@ -482,6 +495,9 @@ class Home(JournalCalls, NewestCalls, NotifyCalls, UpkeepCalls):
         """
         self._check_open()
         return play_arrow(self.context, topic, start, end)
+
+    def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
+        self.update_archives(topic, ids)
 
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         from tidelog.maintenance import turn

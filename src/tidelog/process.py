@@ -14,6 +14,9 @@ every use of the object raises one clear error, and nothing of it is written.
 Guards are marked when the process forks, so a check costs no system call. A :class:`RefusingLock`
 replaces the object's lock, so hot paths need no check at all.
 
+What root creates in a home belongs to the owner of the folder that it is in
+(:func:`create_file`), as SQLite does it with its log.
+
 Locks of native libraries are out of reach: a child may wait forever for a lock of Arrow's that
 another thread held. So fork only while no other thread works, or use ``spawn``.
 """
@@ -37,6 +40,9 @@ __all__ = [
     "Processes",
     "RefusingLock",
     "check_process",
+    "create_file",
+    "create_folder",
+    "match_owner",
 ]
 
 
@@ -189,3 +195,50 @@ def _mark_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_inherited)
+
+
+def create_file(path: Path, flags: int, like: Path, mode: int = 0o644) -> int:
+    """Opens a file, which it creates if there is none; returns the descriptor.
+
+    As root it gives a new file to the owner of ``like``, so that this user can change it. Only a
+    file that it has created: an existing one may be a link to a file of root's.
+    """
+    flags |= os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:  # another process was faster, or it is a link to a missing file
+        return os.open(path, flags | os.O_CREAT, mode)
+    match_owner(descriptor, like)
+    return descriptor
+
+
+def create_folder(folder: Path) -> None:
+    """Creates a folder if there is none; as root, for the owner of the folder that it is in."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):  # best effort, and never through a link
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(folder, flags)
+        try:
+            match_owner(descriptor, folder.parent)
+        finally:
+            os.close(descriptor)
+
+
+def match_owner(created: int, like: Path) -> None:
+    """Gives a file or folder that root has just created to the owner of ``like``, by descriptor.
+
+    Other users cannot give files away, so for them it does nothing. Best effort: without the right
+    to do it, root of a container or of a network file system keeps the file.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        wanted, found = os.stat(like), os.fstat(created)
+        owner = wanted.st_uid, wanted.st_gid
+        if owner != (found.st_uid, found.st_gid):
+            os.fchown(created, *owner)

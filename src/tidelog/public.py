@@ -3,8 +3,12 @@
 ``tidelog.__all__`` lists all public names.
 """
 
+from tidelog.api.append_lines import LineCounts as LineCounts
+from tidelog.api.append_lines import LineOptions as LineOptions
 from tidelog.api.archive_view import ArchiveTables as ArchiveTables
 from tidelog.api.archive_view import CommittedFile as CommittedFile
+from tidelog.api.archive_view import FolderEntry as FolderEntry
+from tidelog.api.archive_view import FolderPage as FolderPage
 from tidelog.api.archives import ArchiveHandle as ArchiveHandle
 from tidelog.api.archives import Archives as Archives
 from tidelog.api.archives import BackfillOptions as BackfillOptions
@@ -21,9 +25,10 @@ from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
 from tidelog.api.pipelines import Pumps as Pumps
 from tidelog.api.pipelines import RunOptions as RunOptions
 from tidelog.api.pipelines import RunResult as RunResult
+from tidelog.api.pipelines import Stream as Stream
+from tidelog.api.pipelines import StreamOptions as StreamOptions
 from tidelog.api.playbacks import Playbacks as Playbacks
 from tidelog.api.playbacks import PlayOptions as PlayOptions
-from tidelog.api.tokens import Tokens as Tokens
 from tidelog.api.upkeep import CompileOptions as CompileOptions
 from tidelog.api.upkeep import EraseOptions as EraseOptions
 from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
@@ -40,11 +45,13 @@ from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_rows import Problem as Problem
 from tidelog.coordination.keepers import SupervisedPart as SupervisedPart
+from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.from_archives import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
 from tidelog.erasure.proof import Proof as Proof
 from tidelog.erasure.proof import Trace as Trace
 from tidelog.erasure.rewrite import ArchiveErasure as ArchiveErasure
+from tidelog.erasure.updates import ArchiveUpdate as ArchiveUpdate
 from tidelog.journal.amend import AmendResult as AmendResult
 from tidelog.journal.audit import AuditRecord as AuditRecord
 from tidelog.journal.compile import CompileReport as CompileReport
@@ -89,7 +96,10 @@ from tidelog.model.topic import Topic as Topic
 from tidelog.pipeline.base import CycleReport as CycleReport
 from tidelog.pipeline.pump import PumpPartition as PumpPartition
 from tidelog.pipeline.pump import PumpStatus as PumpStatus
+from tidelog.pipeline.seek import PositionMove as PositionMove
 from tidelog.playback.play import PlaybackResult as PlaybackResult
 from tidelog.playback.play import SlotCount as SlotCount
+from tidelog.playback.search import SearchQuery as SearchQuery
+from tidelog.playback.search import SearchResult as SearchResult
 from tidelog.playback.session import KnownPlayback as KnownPlayback
 from tidelog.settings import Settings as Settings

@@ -28,6 +28,7 @@ __all__ = [
     "FILE_NAME",
     "LogSettings",
     "Settings",
+    "check_options",
     "config_string",
     "load_settings",
 ]
@@ -58,7 +59,7 @@ class LogSettings:
     segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
     buffer_bytes: int = 64 << 20  # limit of a producer's buffer; a full one blocks
     event_bytes_max: int = limits.EVENT_BYTES_MAX  # larger events are refused
-    lease_ttl_ms: int = 10_000  # a consumer that is silent for longer loses its leases
+    lease_ttl_ms: int = 10_000  # a consumer or driver silent for longer loses its partitions
     max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class Settings:
     segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
     buffer_bytes: int = 64 << 20  # limit of a producer's buffer; a full one blocks
     event_bytes_max: int = 1 << 20  # larger events are refused
-    lease_ttl_ms: int = 10_000  # a consumer that is silent for longer loses its leases
+    lease_ttl_ms: int = 10_000  # a consumer or driver silent for longer loses its partitions
     max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
 
     def __post_init__(self) -> None:
@@ -163,6 +164,20 @@ def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) ->
     if not values.keys() & {"store", "catalog"}:
         values.update(_of_folder(folder / DEFAULT_FOLDER), found_in="default", is_default=True)
     return _build(values)
+
+
+def check_options(what: str, given: Mapping[str, Any], known: type) -> None:
+    """Raises ``InvalidError`` for an option that a ``TypedDict`` does not have.
+
+    Python itself does not check keyword arguments that such a type describes.
+    """
+    for name in given:
+        if name not in known.__annotations__:
+            options = ", ".join(sorted(known.__annotations__))
+            raise InvalidError(
+                f"{what}: unknown option `{name}`{nearest(name, known.__annotations__)}: "
+                f"give one of {options}"
+            )
 
 
 def config_string(store_url: str, catalog_url: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,43 @@ def test_pump_with_other_settings_is_refused(home: Home) -> None:
         home.pumps.create("copy", source="topic:orders", topic="copies", id_field="at")
     assert home.pumps.get("copy").run().events == 0
     assert home.pumps.get("copy").status().events == 10
+
+
+def test_unknown_options_are_refused(home: Home) -> None:
+    home.create_topic("copies", 2)
+    archive = home.archives.create("daily", source="topic:orders")
+    pump = home.pumps.create("copy", source="topic:orders", topic="copies")
+    calls: dict[str, Callable[[], object]] = {
+        "granularity": lambda: home.archives.create("a", source="topic:orders", granularty="hour"),  # type: ignore[call-arg]
+        "accept_loss": lambda: archive.run(accept_los=True),  # type: ignore[call-arg]
+        "parser": lambda: archive.replay(parse="json:at"),  # type: ignore[call-arg]
+        "rate": lambda: archive.restore("topic:copies", rates=1),  # type: ignore[call-arg]
+        "format": lambda: archive.backfill(frmat="avro"),  # type: ignore[call-arg]
+        "id_field": lambda: home.pumps.create(source="topic:orders", topic="copies", idfield="x"),  # type: ignore[call-arg]
+        "max_age": lambda: pump.run(maxage="1s"),  # type: ignore[call-arg]
+        "batch": lambda: home.stream("topic:orders").run(len, name="s", bacth=True),  # type: ignore[call-arg]
+        "if_absent": lambda: home.append_lines("orders", io.BytesIO(b"x\n"), ifabsent=True),  # type: ignore[call-arg]
+        "incarnation": lambda: home.erase("orders", ids=["o1"], incarnaton="x"),  # type: ignore[call-overload]
+        "on_swap": lambda: home.compile_all(onswap=print),  # type: ignore[call-arg]
+        "as_of": lambda: home.playback("orders", to="topic:copies", asof="x"),  # type: ignore[call-overload]
+    }
+    for name, call in calls.items():
+        with pytest.raises(InvalidError, match=f"did you mean `{name}`"):
+            call()
+    assert home.get("orders", "o1") is not None
+    assert [each.name for each in home.archives.list()] == ["daily"]
+
+
+def test_every_function_with_open_options_checks_them() -> None:
+    for path in Path(tidelog.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef) or node.args.kwarg is None:
+                continue
+            note, body = node.args.kwarg.annotation, ast.unparse(node.body)  # type: ignore[arg-type]
+            if note is None or "Unpack[" not in ast.unparse(note) or body.strip() == "...":
+                continue
+            passed = f"**{node.args.kwarg.arg})" in body  # to a function or a class that checks
+            assert passed or "check_options(" in body, f"{path.name}: {node.name}"
 
 
 def test_playback_resumes_by_its_name(home: Home) -> None:

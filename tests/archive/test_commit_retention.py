@@ -206,7 +206,7 @@ def test_tables_and_finalize_go_on_over_merged_ranges(home: Home) -> None:
     assert register(home.context, archive)[0].files == 0, "each range once"
     offsets = DeltaTable(registered.where).to_pyarrow_table().column("offset").to_pylist()
     assert Counter(offsets) == Counter(n for n in range(120) if n % 7)
-    where = layout.pipeline_shards(archive.pipeline())
+    where = layout.pipeline_members(archive.pipeline())
     counted = sum(
         msgspec.msgpack.decode(row.value)["events"]
         for row in home.context.catalog.scan(where, "folder/", "folder0")

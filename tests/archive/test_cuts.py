@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.archive.test_archive import an_archive, fill, listed
+from tests.archive.test_archive import an_archive, fill, listed, payload
 from tests.archive.test_fill import BY_HOUR, live, trim
 from tests.support.cut_workers import CutWorkers
 from tidelog import Event, Home
@@ -22,6 +22,7 @@ from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.connectors.source import DividingReader, RangeReader, Source, SourceRange
 from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline import policy
@@ -192,3 +193,35 @@ def test_archive_of_an_archive_is_cut_where_commits_end(home: Home, workers: Cut
     drive(home, daily, workers)
     assert workers.cuts
     assert listed(home, daily) == Counter(range(4_000))
+
+
+def fill_with_dead(home: Home, dead: set[int]) -> None:
+    """Appends three cuts of 1,200 events; those at these offsets have no time."""
+    home.append("t", [Event(b"{}" if n in dead else payload(n)) for n in range(3_600)])
+
+
+def test_dead_letters_of_one_cut_are_a_share_of_the_whole_range(
+    home: Home, workers: CutWorkers
+) -> None:
+    dead = set(range(1_200, 1_350))  # 12.5 % of the second cut, 4.2 % of all
+    fill_with_dead(home, dead)
+    archive = an_archive(home, "daily", parser="json:at")
+    assert drive(home, archive, workers) == 3_600
+    assert workers.cuts == 2
+    assert listed(home, archive) == Counter(set(range(3_600)) - dead)
+    (manifest,) = read_manifests(home.context, archive.pipeline(), "t/0")
+    assert (manifest.written, manifest.dead) == (3_450, 150)
+
+
+def test_too_many_dead_letters_of_all_cuts_stop_the_range(home: Home, workers: CutWorkers) -> None:
+    dead = {n for n in range(3_600) if n % 1_200 < 80}  # fewer than 100 in each cut
+    fill_with_dead(home, dead)
+    archive = an_archive(home, "daily", parser="json:at", dead_share_max=0.0)
+    with pytest.raises(InvalidError, match="240 of 3600 events are dead letters") as refused:
+        drive(home, archive, workers)
+    assert refused.value.context["offset"] in dead
+    assert workers.cuts == 2
+    assert list(read_manifests(home.context, archive.pipeline(), "t/0")) == []
+    kept = [info.key for info in home.context.store.list("") if info.key.endswith(".parquet")]
+    assert kept == []
+    assert list(home.context.store.list("staging/")) == []

@@ -68,7 +68,7 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import DriverShare
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
@@ -181,7 +181,7 @@ class Ground:
 
     def drain(self, context: Context, pipeline: Pipeline, step: int | None = None) -> None:
         """A driver of its own epoch, until nothing is left to do."""
-        cycle = Cycle(context, pipeline, self.epoch)
+        cycle = Cycle(context, pipeline, f"driver-{self.epoch}")
         for _ in range(60):
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             for partition, held in bounds.items():
@@ -194,6 +194,8 @@ class Ground:
                     for p, end in limits.items()
                 }
             report = cycle.run(limits, bounds)
+            if report.taken:
+                return
             for error in report.errors.values():
                 raise error
             if not report.committed:
@@ -373,7 +375,7 @@ def test_sweep_deletes_what_a_replay_left_that_died_after_its_commit(
     drive(home, archive)
     with monkeypatch.context() as patch:
         patch.setattr(files_module.FilesSink, "discard", lambda *_: None)
-        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         assert replay(
             home.context, archive, ReplayOptions(parser=AT_OR_WHEN), LocalWorkers()
         ).replayed
@@ -568,7 +570,7 @@ def test_proof_names_the_replay_that_removes_what_a_killed_one_has_staged(
     options = ReplayOptions(parser=AT_OR_WHEN)
     with monkeypatch.context() as patch:
         patch.setattr(Cycle, "_record", die)
-        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         with pytest.raises(UnavailableError):
             replay(home.context, archive, options, LocalWorkers())
     home.sweep("0s")

@@ -15,9 +15,9 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.read import ReadRequest, archived_rows, file_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.codec.event_json import row_lines
+from tidelog.codec.event_json import plain_rows, row_lines
 from tidelog.codec.formats.base import OwnColumns
-from tidelog.codec.formats.raw_columns import plain_rows, read_rows
+from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.typed import ColumnarFormat
 from tidelog.erasure.proof import prove_erased
 from tidelog.maintenance.turn import carry_out

@@ -168,7 +168,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
     drive(home, an_archive(home, "daily", parser="json:at"))
     backfill(home)
     home.delete("t", ["id-7"], why="asked")
-    holds = erase._EraseLane._holds_some
+    holds = erase.EraseLane._holds_some
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def test_an_erasure_beside_a_drop_that_has_deleted_files_reports_no_damage(
                 drop_generation(home.context, "daily", 2)
         return holds(lane, committed, wanted)
 
-    monkeypatch.setattr(erase._EraseLane, "_holds_some", dropped)
+    monkeypatch.setattr(erase.EraseLane, "_holds_some", dropped)
     carry_out(home.context, home.topic("t"), grace_ms=0)
     archive = find_archive(home.context, "daily")
     assert list(archive.makings) == [1]

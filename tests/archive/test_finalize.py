@@ -101,7 +101,7 @@ class World:
             row = Put(
                 layout.partition_row(partition.text), encode_row(ListedPartition(partition.text))
             )
-            self.rows.write(layout.pipeline_shards("inc.1"), row, write_id=partition.text)
+            self.rows.write(layout.pipeline_members("inc.1"), row, write_id=partition.text)
 
     def context(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Context:
         clock = scheduler.clock if scheduler else self.clock
@@ -182,11 +182,11 @@ class World:
             assert (said["files"], said["events"]) == self.truth[folder], folder
 
     def unsettled(self) -> list[str]:
-        where = layout.pipeline_shards("inc.1")
+        where = layout.pipeline_members("inc.1")
         return [row.row for row in self.rows.scan(where, "unsettled/", "unsettled0")]
 
     def waiting(self) -> list[str]:
-        where = layout.pipeline_shards("inc.1")
+        where = layout.pipeline_members("inc.1")
         return [row.row for row in self.rows.scan(where, "waiting/", "waiting0")]
 
 
@@ -234,12 +234,57 @@ def test_events_that_nobody_has_read_hold_everything() -> None:
     assert world.watermark_ms is None
 
 
-def test_an_event_from_the_future_does_not_run_ahead_of_the_clock() -> None:
+def test_an_event_from_the_future_marks_no_folder_of_events_that_wait() -> None:
     world = World()
-    world.commit(["2026-11-16T10:00", "2026-11-17T10:00", "2199-01-01T00:00"], waiting=3)
+    world.commit(["2026-11-15T10:00", "2026-11-16T10:00", "2199-01-01T00:00"], waiting=3)
+    world.run()
+    assert world.watermark_ms == ms("2026-11-16T09:00")
+    world.check("t/dt=2026-11-15")
+    world.commit(["2026-11-17T18:00"], waiting=3)  # a wrong time zone
+    world.run()
+    assert world.watermark_ms == ms("2026-11-16T09:00")
+    world.commit(["2026-11-17T10:00"], waiting=3)
+    world.run()
+    assert world.watermark_ms == ms("2026-11-17T09:00")
+    world.check("t/dt=2026-11-15", "t/dt=2026-11-16")
+
+
+def test_partition_that_a_person_ended_holds_nothing() -> None:
+    world = World(2)
+    world.commit(["2026-11-16T10:00"])
+    world.commit(["2026-11-15T10:00"], partition=1, waiting=3)
+    where = layout.pipeline_partition("inc.1", "t/1")
+    row = world.rows.get(where, "head")
+    assert row is not None
+    head = decode_row(row.value, Progress, "head")
+    ended = msgspec.structs.replace(head, ended="remade", incarnation="before")
+    world.source.incarnation = "now"
+    world.rows.write(where, Put("head", encode_row(ended)), write_id="ended")
+    world.run()
+    assert world.watermark_ms == NOON - HOUR_MS
+    world.check("t/dt=2026-11-15", "t/dt=2026-11-16")
+
+
+def test_events_of_the_future_alone_hold_everything_until_all_is_read() -> None:
+    world = World(2)
+    world.commit(["2026-11-16T10:00"])
+    world.commit(["2199-01-01T00:00"], partition=1, waiting=3)
+    world.run()
+    assert world.watermark_ms == 0
+    world.check()
+    world.commit(["2026-11-16T10:00"] * 3, partition=1)
     world.run()
     assert world.watermark_ms == NOON - HOUR_MS
     world.check("t/dt=2026-11-16")
+
+
+def test_time_that_a_clock_ahead_committed_holds_everything() -> None:
+    world = World()
+    world.clock.jump(3 * 24 * 3600)
+    world.commit(["2026-11-16T10:00", "2026-11-18T10:00"], waiting=3)
+    world.clock.jump(-3 * 24 * 3600)
+    assert world.run().watermark_ms is None
+    world.check()
 
 
 def test_a_clock_that_is_ahead_does_not_move_the_watermark_past_the_store_s_time() -> None:
@@ -343,9 +388,9 @@ def test_a_dry_run_tells_the_same_and_changes_nothing() -> None:
     world.commit(["2026-11-15T10:00", "2026-11-16T10:00"])
     world.run()
     world.commit(["2026-11-15T10:00", "2026-11-14T10:00"])
-    before = (world.markers(), list(world.rows.scan(layout.pipeline_shards("inc.1"))))
+    before = (world.markers(), list(world.rows.scan(layout.pipeline_members("inc.1"))))
     foreseen = world.run(FinalizeOptions(HOUR_MS, dry_run=True))
-    assert before == (world.markers(), list(world.rows.scan(layout.pipeline_shards("inc.1"))))
+    assert before == (world.markers(), list(world.rows.scan(layout.pipeline_members("inc.1"))))
     assert len(world.told.told) == 2
     done = world.run()
     assert {(n.event, n.folder, n.files, n.watermark) for n in foreseen.notices} == {
@@ -503,9 +548,24 @@ def test_contradictory_settings_are_refused(wrong: dict[str, int]) -> None:
 
 SPANS = [
     ({}, "red/dt=2026-11-15", "2026-11-15T10:00", ["red/dt=2026-11-15 2026-11-16T00:00"]),
-    ({}, "dt=2026-11-16", "2026-11-15T10:00", []),  # the name is not of that time
+    ({}, "dt=2026-11-17", "2026-11-15T10:00", []),  # the name is not of that time
     ({}, "offset=100", "2026-11-15T10:00", []),
     ({}, "dt=9999-12-31", "9999-12-31T10:00", []),
+    ({}, "dt=9999-12-30/hr=01", "9999-12-31T23:59", []),
+    # What a replay named with other units, or in another time zone.
+    ({}, "t/dt=2026-11-15/hr=10", "2026-11-15T10:00", ["t/dt=2026-11-15 2026-11-16T00:00"]),
+    (
+        {"granularity": "hour"},
+        "t/dt=2026-11-15",
+        "2026-11-15T10:00",
+        ["t/dt=2026-11-15 2026-11-16T00:00"],
+    ),
+    (
+        {"granularity": "hour"},
+        "t/dt=2026-11-16/hr=00/min=05",
+        "2026-11-15T10:05",
+        ["t/dt=2026-11-16 2026-11-17T00:00", "t/dt=2026-11-16/hr=00 2026-11-16T01:00"],
+    ),
     ({"date_format": "%Y/%m"}, "2026/02", "2026-02-27T10:00", ["2026/02 2026-03-01T00:00"]),
     ({"date_format": "%G-W%V"}, "2026-W46", "2026-11-15T10:00", ["2026-W46 2026-11-16T00:00"]),
     ({"date_format": "%m-%d"}, "11-15", "2026-11-15T10:00", []),  # comes again each year

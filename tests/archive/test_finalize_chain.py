@@ -1,4 +1,4 @@
-"""Markers of an archive that is made of another archive: bounded by what the first one has read."""
+"""Markers of archives made of other archives, and of folders that a replay adds files to."""
 
 from __future__ import annotations
 
@@ -93,3 +93,25 @@ def test_chain_whose_topic_was_deleted_is_finalized_by_what_its_backup_has(home:
     watermark_ms = find_archive(home.context, "last").watermark_ms
     assert watermark_ms is not None
     assert watermark_ms > (BEGIN_S + 3 * DAY_S) * 1000
+
+
+@pytest.mark.parametrize(("own", "other"), [("day", "hour"), ("hour", "day"), ("hour", "minute")])
+def test_replay_with_other_folders_reopens_the_folder_that_they_are_in(
+    home: Home, own: str, other: str
+) -> None:
+    home.create_topic("orders", 1)
+    times = [1_794_571_200_000 + n for n in range(20)]
+    home.append("orders", [Event(json.dumps({"at": each}).encode()) for each in times])
+    home.append("orders", [Event(json.dumps({"late": each}).encode()) for each in times[:3]])
+    archive = home.archives.create("o", source="topic:orders", parser="json:at", granularity=own)
+    archive.run()
+    archive.finalize("0s")
+    archive.replay(parser="json:late", granularity=other)
+    events = {(each.event, each.folder): each.events for each in archive.finalize("0s").notices}
+    day = "orders/dt=2026-11-13"
+    assert events["reopened", day] == events["final", day] == 23
+    marks = [info.key for info in home.store.list("archives/o/") if info.key.endswith("_SUCCESS")]
+    for mark in marks:
+        below = home.store.list(mark.removesuffix("_SUCCESS"))
+        files = [info.key for info in below if info.key.endswith(".parquet")]
+        assert json.loads(home.store.get(mark))["files"] == len(files), mark

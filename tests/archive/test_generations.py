@@ -24,7 +24,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import FilePolicy
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings
 
 BY_HOUR = ArchiveFormat(parser="json:at", layout={"granularity": "hour"})
@@ -209,10 +209,10 @@ def test_a_sweep_removes_what_nobody_will_finish_and_nothing_else(home: Home) ->
     drive(home, archive)
     before = keys(home, "pipelines/")
     pipeline = archive.pipeline()
-    old = f"staging/{pipeline}/0000000000/attempt/0"
-    orphan = f"pipelines/{pipeline}/manifests/0000000000/t%2F0/orphan.json"
-    assert PipelineShard(home.context, pipeline, 0).try_take()
-    present = f"staging/{pipeline}/0000000002/attempt/0"
+    old = f"staging/{pipeline}/t%2F0/0000000000/attempt/0"
+    orphan = f"pipelines/{pipeline}/manifests/t%2F0/0000000000/orphan.json"
+    DriverMembers(home.context, pipeline).join()
+    present = f"staging/{pipeline}/t%2F0/0000000002/attempt/0"
     for key in (old, orphan, present):
         home.store.put(key, b"x")
     assert sweep_archives(home.context, grace_ms=3_600_000).objects_young == 2

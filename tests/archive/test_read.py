@@ -19,6 +19,7 @@ from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, open_pipeline
 from tidelog.archive.dead_letters import ReplayOptions, replay
+from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.read import ReadRequest, archived_rows, file_rows, find_event
 from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
 from tidelog.catalog.base import Delete, Put
@@ -480,24 +481,54 @@ def test_what_crashes_leave_is_noted_and_no_problem(home: Home) -> None:
     assert read_progress(home.context, replay_pipeline(pipeline), "t/0") is not None
 
 
+def final_folder(home: Home, archive: Archive) -> tuple[str, str, DateFolder]:
+    """Finalizes; returns the place of a folder's row, its name, and the row itself."""
+    finalize(home.context, archive, FinalizeOptions(delay_ms=0))
+    where = layout.pipeline_members(archive.pipeline())
+    row = next(iter(home.catalog.scan(where, "folder/", "folder0")))
+    folder = decode_row(row.value, DateFolder, row.row)
+    assert folder.state == "final"
+    return where, row.row, folder
+
+
 def test_marker_of_a_final_folder_is_held_against_its_row(home: Home) -> None:
     fill(home, range(10))
     archive = an_archive(home, parser=AT)
     drive(home, archive)
-    folder = DateFolder("t/dt=2026-11-15", 1_000, 1_000, files=1, events=2, state="final")
-    where = layout.pipeline_shards(archive.pipeline())
-    row = layout.folder_row(folder.end_ms, folder.folder)
-    home.catalog.write(where, Put(row, encode_row(folder)), write_id="final")
+    _, _, folder = final_folder(home, archive)
     key = layout.success(f"{archive.folder()}/{folder.folder}")
-    assert kinds(verified(home, archive)) == ["marker"]
-    said = encode_success(archive.name, folder)
-    home.store.put(key, said)
     assert kinds(verified(home, archive)) == []
+    said = home.store.get(key)
+    assert said == encode_success(archive.name, folder)
     home.store.delete([key])
-    home.store.put(key, said.replace(b'"events":2', b'"events":3'))
+    assert kinds(verified(home, archive)) == ["marker"]
+    home.store.put(key, said.replace(b'"events":', b'"events":1'))
     found = verified(home, archive)
     assert kinds(found) == ["marker"]
     assert said.decode() in found.problems[0].what
+
+
+def test_row_of_a_folder_is_held_against_its_files(home: Home) -> None:
+    fill(home, range(10))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    where, row, folder = final_folder(home, archive)
+    fill(home, range(10))
+    drive(home, archive)  # not counted before the next finalize, which reopens the folder
+    assert kinds(verified(home, archive)) == []
+    finalize(home.context, archive, FinalizeOptions(delay_ms=0))
+    assert kinds(verified(home, archive)) == []
+    # Row and marker agree with each other, as before, but no longer with the folder.
+    home.catalog.write(where, Put(row, encode_row(folder)), write_id="old")
+    key = layout.success(f"{archive.folder()}/{folder.folder}")
+    home.store.delete([key])
+    home.store.put(key, encode_success(archive.name, folder))
+    found = verified(home, archive)
+    assert kinds(found) == ["folder"]
+    said = f"says {folder.files} files with {folder.events} events, and manifests name"
+    assert f"{said} {2 * folder.files} with {2 * folder.events}" in found.problems[0].what
+    home.catalog.write(where, Delete(row), write_id="none")
+    assert kinds(verified(home, archive)) == ["folder"]
 
 
 class DyingSink:
@@ -516,7 +547,7 @@ def test_what_is_published_and_not_committed_yet_is_no_stray(home: Home) -> None
     archive = an_archive(home, parser=AT)
     pipeline = open_pipeline(home.context, archive, LocalWorkers())
     dying = dataclasses.replace(pipeline, sink=DyingSink(pipeline.sink))
-    cycle, partition = Cycle(home.context, dying, 1), SourcePartition("t", "0")
+    cycle, partition = Cycle(home.context, dying, "dying"), SourcePartition("t", "0")
     bounds = dying.source.bounds([partition])
     cycle.adopt(partition, Begin("0", "earliest"))
     assert cycle.run({partition: "50"}, bounds).errors

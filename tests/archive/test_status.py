@@ -33,7 +33,7 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Intent
 from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 
@@ -138,13 +138,13 @@ def test_drivers_that_live_and_that_died(tmp_path: Path) -> None:
             read_status(home.context, archive).drivers,
             read_status(home.context, archive).silent,
         ) == (0, 0)
-        shard = PipelineShard(home.context, archive.pipeline(), 0)
-        assert shard.try_take()
+        driver = DriverMembers(home.context, archive.pipeline())
+        driver.join()
         status = read_status(home.context, archive)
         assert (status.drivers, status.silent) == (1, 0)
         assert troubles(status, Limits()) == []
         clock.advance(12)
-        shard.beat()
+        driver.beat()
         clock.advance(12)
         assert read_status(home.context, archive).drivers == 1
         clock.advance(10)
@@ -152,7 +152,7 @@ def test_drivers_that_live_and_that_died(tmp_path: Path) -> None:
         assert (status.drivers, status.silent) == (0, 1)
         assert "1 of its drivers died" in said(status)
         assert "no driver is running" in said(status)
-        shard.release()
+        driver.leave()
         assert (
             read_status(home.context, archive).drivers,
             read_status(home.context, archive).silent,

@@ -31,6 +31,7 @@ from tests.support.iceberg_rest import IcebergRest, serving
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.dead_letters import ReplayOptions, replay
+from tidelog.archive.delta import DeltaLog
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.tables import change_tables, check_table, register, register_table
 from tidelog.catalog.base import Delete, Put
@@ -167,6 +168,29 @@ def test_readers_skip_by_partition_by_offset_and_by_time_without_losing_anything
     assert list(dataset.get_fragments(field("offset") >= 300)) == []
 
 
+def test_readers_filter_by_columns_without_statistics(home: Home, catalog: IcebergRest) -> None:
+    home.append("t", [Event(value(n), id=f"e{n}", key=b"k%d" % n) for n in range(20)], partition=0)
+    making = {"format_settings": {"schema": "n int", "keep_value": True}}
+    archive = an_archive(home, parser="json:at", **making)
+    drive(home, archive)
+    name = f"iceberg:{catalog.url}#lake.filters"
+    with pytest.MonkeyPatch.context() as patch:  # a table of before
+        patch.setattr(DeltaLog, "_configuration", lambda self: {})
+        register_table(home.context, archive, "delta")
+    for table in ("delta", name, "delta"):
+        register_table(home.context, archive, table)
+    delta, iceberg = read_delta(archive), read_iceberg(name)
+    for column, wanted in (("id", "e7"), ("n", 7), ("topic", "t"), ("partition", 0)):
+        expected = 1 if column in ("id", "n") else 20
+        text = repr(wanted)
+        assert iceberg.scan(row_filter=f"{column} = {text}").to_arrow().num_rows == expected
+        assert delta.to_pyarrow_table(filters=[(column, "=", wanted)]).num_rows == expected, column
+    dataset = delta.to_pyarrow_dataset()
+    assert dataset.filter(field("key") == b"k7").count_rows() == 1
+    assert dataset.filter(field("type").is_null()).count_rows() == 20
+    assert list(dataset.get_fragments(field("offset") >= 300)) == []
+
+
 def test_a_backup_and_folders_of_hours_and_of_odd_names(home: Home, table: str) -> None:
     fill(home, range(60))
     odd = [Event(json.dumps({"at": FIRST_S, "n": 60, "who": 'a/b c%=":ü'}).encode())]
@@ -230,8 +254,8 @@ def test_only_parquet_can_be_a_table_and_names_must_say_what(home: Home) -> None
     with pytest.raises(InvalidError, match="files are avro, and tables are made of parquet"):
         register_table(home.context, other, "delta")
     archive = an_archive(home)
-    for wrong in ("", "delta2", "iceberg", "iceberg:", "iceberg:x", "iceberg:x#t", "hive:x#a.b"):
-        with pytest.raises(InvalidError, match="give delta, or iceberg"):
+    for wrong in ("", "delta2", "iceberg", "iceberg:", "iceberg:x", "iceberg:x#t", "glue:x"):
+        with pytest.raises(InvalidError, match="give delta, iceberg"):
             check_table(archive, wrong)
     with pytest.raises(InvalidError, match="names a user or password"):
         register_table(home.context, archive, "iceberg:postgresql://me:pw@host/db#a.b")
@@ -483,3 +507,14 @@ def test_a_table_is_not_in_the_way_of_who_lists_the_folder(home: Home, table: st
     strange = [key for key in others if not key.endswith(".parquet")]
     assert all(any(part.startswith("_") for part in key.split("/")) for key in strange)
     assert change_archive(home.context, "daily", lambda found: found).name == "daily"
+
+
+def test_replayed_dead_letters_are_in_a_table_that_is_kept(home: Home, table: str) -> None:
+    fill(home, range(40))
+    late = [Event(json.dumps({"late": FIRST_S, "n": n}).encode()) for n in range(40, 45)]
+    home.append("t", late, partition=0)
+    archive = home.archives.create("late", source="topic:t", parser="json:at", granularity="hour")
+    archive.run()
+    archive.tables.register(table, keep=True)
+    archive.replay(parser="json:late", granularity="day")
+    assert numbers(contents(archive.info, table)) == Counter(range(45))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,35 @@ import pytest
 from selenium import webdriver
 
 from tests.browser.person import Person
+from tests.servers.fetch import Package, ensure, run_fetch
+from tests.servers.tools import NPM, path_of
 
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+
+
+AXE_VERSION = "4.14.0"
+
+
+def _fill_axe(folder: Path) -> None:
+    """Bring axe-core, which looks for what people with disabilities cannot use, into a folder."""
+    target = ["pack", f"axe-core@{AXE_VERSION}", "--pack-destination", str(folder)]
+    run_fetch("axe-core", [path_of(NPM), *target])
+    packed = folder / f"axe-core-{AXE_VERSION}.tgz"
+    with tarfile.open(packed) as files:
+        source = files.extractfile("package/axe.min.js")
+        assert source is not None
+        (folder / "axe.min.js").write_bytes(source.read())
+    packed.unlink()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core."""
+    package = Package("axe-core", AXE_VERSION, "axe.min.js", (NPM,), _fill_axe)
+    if shutil.which("npm") is None:
+        pytest.skip("no npm: install Node.js, whose npm gets axe-core")
+    return (ensure(package) / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="session")

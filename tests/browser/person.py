@@ -55,6 +55,22 @@ class Person:
 
         self.waits_for(click, f"{css} with `{text}`")
 
+    def violations(self, axe: str, *rules: str) -> list[str]:
+        """What axe-core finds wrong with the page, by some rules or by all: the rule, and where."""
+        self.driver.set_script_timeout(120)
+        self.driver.execute_script(axe)
+        found = self.driver.execute_async_script(
+            "const [rules, done] = arguments; const how = {resultTypes: ['violations']};"
+            "if (rules.length) how.runOnly = {type: 'rule', values: rules};"
+            "axe.run(how).then(done, (error) => done({violations: "
+            "[{id: String(error), nodes: []}]}))",
+            list(rules),
+        )
+        return [
+            f"{each['id']}: {[node['target'] for node in each['nodes'][:3]]}"
+            for each in found["violations"]
+        ]
+
     def chooses(self, css: str, value: str) -> None:
         """An option of a list, by its value."""
         Select(self.finds(css)).select_by_value(value)

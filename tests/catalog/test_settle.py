@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.catalog.base import ABSENT, Change, Put, Row, conflict
 from tidelog.catalog.update import LostReplyError, Repeat, write_settled
-from tidelog.errors import ConflictError, UnknownOutcomeError
+from tidelog.errors import ConflictError, InvalidError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
 from tidelog.testing.scheduler import FakeClock
 
@@ -65,3 +65,27 @@ def test_conflict_after_a_lost_reply_reads_the_rows() -> None:
     landed = Backend([LostReplyError(), refusal(a="mine", b="mine")], {"a": "v1", "b": None})
     landed.write()
     assert landed.reads == ["a", "b"]
+
+
+def expired() -> InvalidError:
+    return InvalidError("catalog: the credentials have expired: renew them")
+
+
+def test_refusal_of_the_first_attempt_is_reported_as_it_is() -> None:
+    with pytest.raises(InvalidError, match="expired"):
+        Backend([expired()], {"a": "v1", "b": None}).write()
+
+
+def test_refusal_after_a_lost_reply_does_not_say_that_nothing_was_written() -> None:
+    backend = Backend([LostReplyError(), expired()], {"a": "v1", "b": None})
+    with pytest.raises(UnknownOutcomeError, match="expired"):
+        backend.write()
+
+
+def test_refused_read_after_a_lost_reply_does_not_say_that_nothing_was_written() -> None:
+    class Refusing(Backend):
+        def read_version(self, row: str) -> str | None:
+            raise expired()
+
+    with pytest.raises(UnknownOutcomeError, match="expired"):
+        Refusing([LostReplyError()], {}).write()

@@ -11,10 +11,11 @@ import pytest
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import RACE, REREAD, Decision, Rows, read_stable, update
 from tidelog.clock import Clock, Ids, RandomIds
 from tidelog.errors import (
     ConflictError,
+    InvalidError,
     NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
@@ -317,11 +318,55 @@ def test_error_after_a_lost_reply_does_not_say_that_nothing_was_written() -> Non
         run(catalog)
 
 
+def test_refusal_after_a_lost_reply_does_not_say_that_nothing_was_written() -> None:
+    catalog = Meddler()
+    catalog.replies = ["lost before"]
+
+    def refuse(row: str) -> None:
+        if catalog.writes:
+            raise InvalidError("catalog: the credentials have expired: renew them")
+
+    catalog.before_read = refuse
+    with pytest.raises(UnknownOutcomeError, match=r"counter `n`.*expired"):
+        run(catalog)
+
+
+def test_error_of_a_decision_after_a_lost_reply_is_raised_as_it_is() -> None:
+    catalog = Meddler()
+    catalog.replies = ["lost before"]
+
+    def once(rows: Rows) -> Decision[int]:
+        if catalog.writes:
+            raise InvalidError("decided otherwise")
+        return count(rows)
+
+    with pytest.raises(InvalidError, match="decided otherwise"):
+        run(catalog, once)
+
+
 def test_unavailable_catalog_is_reported_as_it_is() -> None:
     catalog = Meddler()
     catalog.replies = ["unavailable"]
     with pytest.raises(UnavailableError, match="is down"):
         run(catalog)
+
+
+def test_read_is_repeated_until_nothing_changes_meanwhile() -> None:
+    tools, found = Tools(Meddler()), [None, None, "rows"]
+    began_s = tools.clock.monotonic_s()
+    assert read_stable(tools, lambda: found.pop(0), NotFoundError("never")) == "rows"
+    assert 0 < tools.clock.monotonic_s() - began_s < 0.01
+
+
+def test_read_that_is_always_disturbed_ends_in_the_error_of_its_caller() -> None:
+    tools, calls = Tools(Meddler()), []
+    failed = UnavailableError("partition `t/0`: is compiled again and again")
+    began_s = tools.clock.monotonic_s()
+    with pytest.raises(UnavailableError) as raised:
+        read_stable(tools, lambda: calls.append(1), failed)
+    assert raised.value is failed
+    assert len(calls) == REREAD.attempts
+    assert 0 < tools.clock.monotonic_s() - began_s < 2
 
 
 def test_two_updaters_count_to_n() -> None:

@@ -117,8 +117,6 @@ def test_settings_are_refused_and_nothing_is_made(run: Run, case: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--shard", "2/2"], "shard"),
-        (["--shard", "all"], "give M/N"),
         (["--rate", "0"], "--rate"),
         (["--dead-share", "-1"], "give 0 to 1"),
         (["--conf", "memory=1g"], "give spark.NAME=VALUE"),

@@ -67,6 +67,7 @@ def test_only_the_value_must_be_there_and_times_may_be_numbers() -> None:
     assert event_of_line(b'{"value": "x"}') == Event(b"x")
     assert event_of_line(b'{"value": null, "timestamp": 7}') == Event(None, timestamp=7)
     assert event_of_line(b'{"value": "", "headers": null}') == Event(b"")
+    assert event_of_line(b'{"value": {"n":  1.0}}') == Event(b'{"n":  1.0}')
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,11 @@ def test_only_the_value_must_be_there_and_times_may_be_numbers() -> None:
     [
         (b"[]", "Expected `object`"),
         (b"{}", "missing required field `value`"),
-        (b'{"value": 1}', "$.value"),
+        (b'{"value": {"base64": 1}}', "$.value"),
+        (b'{"value": 1, "key": 1}', "$.key"),
         (b'{"value": "x", "timestmp": 1}', "unknown field `timestmp`"),
         (b'{"value": {"base64": "!"}}', "base64"),
-        (b'{"value": {"base46": ""}}', "base46"),
+        (b'{"value": "x", "key": {"base46": ""}}', "base46"),
         (b'{"value": "\xff"}', "utf-8"),
         (b'{"value": "\\ud800 and more"}', "not valid Unicode"),
         (b'{"value": "x", "timestamp": "yesterday"}', "ISO 8601"),

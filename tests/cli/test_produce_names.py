@@ -47,9 +47,9 @@ def test_lines_that_a_crash_left_out_are_stored_for_the_same_input_only(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One partition is behind the other: nothing is stored there before all lines agree."""
-    monkeypatch.setattr("tidelog.cli.append_lines._BATCH_BYTES", 12)
-    monkeypatch.setattr("tidelog.cli.append_lines._READ_BYTES", 12)
-    monkeypatch.setattr("tidelog.cli.append_lines._HELD_BYTES", 8)
+    monkeypatch.setattr("tidelog.api.append_lines._BATCH_BYTES", 12)
+    monkeypatch.setattr("tidelog.api.append_lines._READ_BYTES", 12)
+    monkeypatch.setattr("tidelog.api.append_lines._HELD_BYTES", 8)
     tidelog("topic", "create", "t", "--partitions", "2")
     lines = b"".join(b"%d\n" % n for n in range(20, 40))
     assert tidelog("produce", "t", "--name", "n", stdin=lines[:12]).code == 0  # 20 to 23
@@ -117,7 +117,7 @@ def test_blank_lines_and_a_fixed_line_go_on_under_a_name(tidelog: Run) -> None:
 
 
 def test_held_events_keep_all_their_fields(tidelog: Run) -> None:
-    from tidelog.cli.append_lines import _PendingLine, _WaitingLines
+    from tidelog.api.append_lines import _PendingLine, _WaitingLines
     from tidelog.model.event import Event
 
     held = _WaitingLines()

@@ -13,6 +13,7 @@ from tidelog import Event
 from tidelog.archive.read import find_event
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.model import layout
 
 
 def fill() -> None:
@@ -90,7 +91,7 @@ def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
         for path in folder.rglob("[0-9]*.parquet"):
             path.chmod(0o644)
             path.write_bytes(b"garbage")
-        stray = f"staging/{archives[1].pipeline()}/0000000000/attempt/0"
+        stray = f"{layout.staging(archives[1].pipeline(), 't/0', 0, 'attempt')}/0"
         home.store.put(stray, b"of a driver that is dead")
         home.delete("t", ["0-4"])
     done = tidelog("scribe", "--once", "--amended", "--grace", "0s", "--json")

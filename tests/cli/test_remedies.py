@@ -28,12 +28,13 @@ from tidelog.archive.archive import find_archive
 from tidelog.archive.delete import end_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.connectors.source import SourcePartition
+from tidelog.coordination.members import Member
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.errors import UnavailableError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
+from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Intent, Progress
 from tidelog.pipeline.failures import PipelineFailures
 
@@ -116,13 +117,12 @@ def lost_and_accepted(place: Place) -> None:
 
 
 def silent(place: Place) -> None:
-    """A driver of another machine holds the shard, and says nothing for years."""
+    """A driver of another machine is a member, and says nothing for years."""
     place.send()
     place.drive()
     with library.open() as home:
-        where = layout.pipeline_shards(find_archive(home.context, "daily").pipeline())
-        (row,) = home.catalog.scan(where, "shard/", "shard0")
-        gone = Put(row.row, encode_row(HeldRow("other", 1_000, 1, "", 1)), row.version)
+        where = layout.pipeline_members(find_archive(home.context, "daily").pipeline())
+        gone = Put(layout.member_row("other"), encode_row(Member(1, "", 1)), ABSENT)
         home.catalog.write(where, gone, write_id=home.context.ids.new())
 
 
@@ -291,10 +291,9 @@ def test_outage_that_a_driver_reports_ends_when_the_source_answers(place: Place)
         PipelineFailures(home.context, pipeline).add_whole(
             UnavailableError("broker: away: try again")
         )
-        where = layout.pipeline_shards(pipeline)
-        (row,) = home.catalog.scan(where, "shard/", "shard0")
-        beats = HeldRow("other", 1_000, 1, "", home.context.clock.now_ms())
-        change = Put(row.row, encode_row(beats), row.version)
+        where = layout.pipeline_members(pipeline)
+        beats = Member(1_000, "", home.context.clock.now_ms())
+        change = Put(layout.member_row("other"), encode_row(beats), ABSENT)
         home.catalog.write(where, change, write_id=home.context.ids.new())
     assert any("its driver cannot reach the source since" in each for each in place.check())
     place.drive("--take-over")

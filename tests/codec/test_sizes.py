@@ -14,8 +14,8 @@ from tidelog.codec.sizes import fitting_rows, row_sizes, slices
 from tidelog.connectors.sink import lot_pieces
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event
-from tidelog.server.api.by_time import _fitting
-from tidelog.server.console.search import _some
+from tidelog.playback.pages import _fitting
+from tidelog.playback.search import _some
 
 LARGE = 50_000
 

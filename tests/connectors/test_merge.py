@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, table_of, with_position
-from tidelog.connectors.merge import Stream, gathered, merged, within
+from tidelog.connectors.merge import MergeInput, gathered, merged, within
 from tidelog.errors import CorruptError
 from tidelog.model.event import Event
 
@@ -26,7 +26,7 @@ def rows(offsets: list[int], size: int = 1) -> pa.RecordBatch:
 
 def stream(
     *batches: list[int], opened: list[int] | None = None, first: int | None = None
-) -> Stream:
+) -> MergeInput:
     begin = min((min(each) for each in batches if each), default=0) if first is None else first
 
     def batches_of() -> Iterator[pa.RecordBatch]:
@@ -34,10 +34,10 @@ def stream(
             opened.append(begin)
         yield from map(rows, batches)
 
-    return Stream(f"stream at {begin}", begin, batches_of)
+    return MergeInput(f"stream at {begin}", begin, batches_of)
 
 
-def offsets_of(streams: list[Stream]) -> list[int]:
+def offsets_of(streams: list[MergeInput]) -> list[int]:
     found: list[int] = []
     for batch in merged(streams):
         assert batch.num_rows
@@ -95,7 +95,7 @@ def test_a_stream_is_opened_when_it_is_reached() -> None:
         ([stream([1, 2], first=2)], "do not rise after 1"),
     ],
 )
-def test_what_is_not_in_order_is_told(streams: list[Stream], says: str) -> None:
+def test_what_is_not_in_order_is_told(streams: list[MergeInput], says: str) -> None:
     with pytest.raises(CorruptError, match=says):
         list(merged(streams))
 

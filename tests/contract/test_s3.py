@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import SystemClock
 from tidelog.context import Context
-from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
@@ -91,6 +91,8 @@ def test_a_server_that_is_down_is_unavailable() -> None:
         ("s3://bucket?regoin=x", "did you mean `region`"),
         ("s3://bucket?path_style=maybe", "give true or false"),
         ("s3://bucket?kms_key=a b", "no key of KMS"),
+        ("s3://bucket?storage_class=DEEP_ARCHIVE", "that can be read at once"),
+        ("s3://bucket?tags=team", "give up to 10 NAME=VALUE"),
         ("s3://bucket?endpoint=ftp://x", "is not an http or https address"),
         ("s3://key:secret@bucket", "credentials come from the environment"),
         ("s3://bucket?secret_access_key=x", "looks like a secret"),
@@ -118,6 +120,41 @@ def test_objects_and_copies_are_encrypted_by_the_key_of_the_address(moto_server:
             assert head.get("SSEKMSKeyId") == wanted
             assert (head.get("ServerSideEncryption") == "aws:kms") == (wanted is not None)
     client.close()
+
+
+def test_objects_and_copies_have_the_class_and_tags_of_the_address(moto_server: Moto) -> None:
+    """On moto, which keeps both; the contract below holds on the other server."""
+    bucket = f"marks-{uuid.uuid4().hex[:8]}"
+    client = boto3.client("s3", endpoint_url=moto_server.endpoint, region_name=moto_server.region)
+    client.create_bucket(Bucket=bucket)
+    where = f"endpoint={moto_server.endpoint}&region={moto_server.region}"
+    store = a_store(f"s3://{bucket}/p?{where}&storage_class=STANDARD_IA&tags=team=data,cost+id=a/1")
+    store.put("staging/one", b"1")
+    store.copy("staging/one", "archives/two")
+    etag = store.put("archives/three", b"3")
+    store.replace("archives/three", b"33", etag)
+    with pytest.raises(NotFoundError):
+        store.copy("nothing", "archives/four")
+    with pytest.raises(AlreadyExistsError):
+        store.copy("staging/one", "archives/two")
+    assert list(store.uploads()) == []
+    for name, wanted in (("staging/one", None), ("archives/two", "STANDARD_IA")):
+        place = {"Bucket": bucket, "Key": f"p/{name}"}
+        assert client.head_object(**place).get("StorageClass") == wanted
+        tags = client.get_object_tagging(**place)["TagSet"]
+        assert {each["Key"]: each["Value"] for each in tags} == {"team": "data", "cost id": "a/1"}
+    head = client.head_object(Bucket=bucket, Key="p/archives/three")
+    assert (head["ContentLength"], head["StorageClass"]) == (2, "STANDARD_IA")
+    client.close()
+
+
+class TestS3StoreWithMarks(StoreContract):
+    @pytest.fixture
+    def store(self, url: str) -> Iterator[Store]:
+        marked = f"{url}&storage_class=STANDARD_IA&tags=team=data"
+        yield RetryingStore(
+            a_store(marked), clock=SystemClock(), random=random.Random(1), backoff=Backoff()
+        )
 
 
 @pytest.mark.server

@@ -228,7 +228,7 @@ def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -
         _drive(home, "raw")
         backup.store()
     backup.restore(place)
-    # The driver of the backup holds its shard: for half a second, as seen by the next one.
+    # The driver of the backup has its partitions: for half a second, as seen by the next one.
     hasty = replace(load_settings(str(place), {}, tmp_path), lease_ttl_ms=500)
     with create_home(hasty)[0] as home:
         _append(home, 0, 7, "after")
@@ -270,13 +270,13 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
         store = FaultyStore(sink._store(), faults)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sink, "_store", lambda: store)
-            cycle = Cycle(context, replace(pipeline, sink=sink), 99)
+            cycle = Cycle(context, replace(pipeline, sink=sink), "one")
             with contextlib.suppress(Crash):
                 for partition in pipeline.source.partitions():
                     cycle.adopt(partition, Begin("0", "earliest"))
                 bounds = pipeline.source.bounds(pipeline.source.partitions())
                 cycle.run({each: held.end for each, held in bounds.items()}, bounds)
-        next_one = Cycle(home.context, pipeline, 100)
+        next_one = Cycle(home.context, pipeline, "other")
         for partition in pipeline.source.partitions():
             next_one.adopt(partition, Begin("0", "earliest"))
         for _ in range(3):

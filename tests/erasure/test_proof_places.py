@@ -51,7 +51,8 @@ def append(home: Home, *ids: str, key: bytes | None = None, payload: Any = None)
 def staged_copy(home: Home, archive: Archive) -> list[str]:
     """All files of an archive, staged as one of its attempts would under its present epoch."""
     files = [info.key for info in home.store.list(f"{archive.folder()}/")]
-    targets = [f"staging/{archive.pipeline()}/0000000009/attempt/0/{n}" for n in range(len(files))]
+    folder = layout.staging(archive.pipeline(), "t/0", 9, "attempt")
+    targets = [f"{folder}/0/{n}" for n in range(len(files))]
     for source, target in zip(files, targets, strict=True):
         home.store.copy(source, target)
     return targets
@@ -337,7 +338,7 @@ def test_what_is_staged_in_another_store_is_found_and_swept(
     topic = home.topic("t")
     carry_out(home.context, topic, 0)
     assert prove_erased(home.context, topic, ["gone"]).traces == []
-    late = f"staging/{pipeline}/0000000000/attempt/0/0"  # of a driver that slept
+    late = f"{layout.staging(pipeline, 't/0', 0, 'attempt')}/0/0"  # of a driver that slept
     store.put(late, data)
     assert [trace.object for trace in prove_erased(home.context, topic, ["gone"]).traces] == [late]
     if of == "a dropped generation":

@@ -18,10 +18,11 @@ from tidelog.coordination.keepers import Keeper, SupervisedPart, put_keeper, rem
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.erasure import proof
 from tidelog.erasure.proof import Trace, prove_erased
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.maintenance.turn import carry_out
-from tidelog.model.archive import ArchiveFormat
+from tidelog.model import layout
+from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import Run
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
@@ -79,6 +80,99 @@ def test_error_of_a_failing_archive_that_quotes_an_event_is_a_trace(home: Home) 
         home.context, open_pipeline(home.context, archive, LocalWorkers(2)), DriverOptions()
     ).run()
     assert prove(home) == []
+
+
+SECRET = b"4711-secret"
+
+
+def run_into_dead_letters(home: Home, parser: str = "json:at") -> Archive:
+    """Returns an archive whose driver stops at 200 dead letters, and says so in a row."""
+    home.create_topic("s", 1)
+    home.append("s", [Event(b'{"at": "%s"}' % SECRET, id=f"e{n}") for n in range(200)])
+    wanted = msgspec.structs.replace(
+        an_archive(home, "strict", source="topic:s", parser=parser), dead_share_max=0.1
+    )
+    archive = change_archive(home.context, "strict", lambda _: wanted)
+    with pytest.raises(TidelogError, match=SECRET.decode()):
+        drive(home, archive)
+    return archive
+
+
+def drive(home: Home, archive: Archive, generation: int | None = None) -> None:
+    pipeline = open_pipeline(home.context, archive, LocalWorkers(2), generation)
+    Driver(home.context, pipeline, DriverOptions()).run()
+
+
+def prove_id(home: Home, name: str) -> list[Trace]:
+    carry_out(home.context, home.topic("s"), grace_ms=0, wait_ms=0)
+    return prove_erased(home.context, home.topic("s"), [name]).traces
+
+
+def rows_with(home: Home, text: bytes, pipeline: str) -> list[str]:
+    rows = home.context.catalog.scan(layout.pipeline_members(pipeline), "", "~")
+    return [row.row for row in rows if text in row.value]
+
+
+def test_value_that_an_error_quotes_is_a_trace_by_its_offset(home: Home) -> None:
+    archive = run_into_dead_letters(home)
+    where = f"pipeline/{archive.pipeline()} · failure/s/0"
+    assert rows_with(home, SECRET, archive.pipeline()) == ["failure/s/0"]
+    home.delete("s", ["e7"], why="test")
+    assert where not in [each.object for each in prove_id(home, "e7")], "it quotes offset 0"
+    home.delete("s", ["e0"], why="test")
+    quoting = [each for each in prove_id(home, "e0") if each.object == where]
+    assert [each.what for each in quoting] == ["may quote one of them in an error"]
+
+
+def test_archive_that_was_ended_quotes_nothing(home: Home) -> None:
+    archive = run_into_dead_letters(home)
+    stalled = PipelineFailures(home.context, archive.pipeline())
+    home.delete("s", ["e0"], why="test")
+    home.archives.get("strict").delete()
+    assert rows_with(home, SECRET, archive.pipeline()) == []
+    stalled.add([(SourcePartition("s", "0"), InvalidError("late: 4711-secret", offset=0))])
+    assert rows_with(home, SECRET, archive.pipeline()) == []
+    assert prove_id(home, "e0") == []
+
+
+def test_error_without_an_offset_may_quote_what_is_not_committed(home: Home) -> None:
+    archive = an_archive(home)
+    drive(home, archive)
+    home.append("t", [Event(b"{}", id="later")])
+    failures = PipelineFailures(home.context, archive.pipeline())
+    failures.add([(SourcePartition("t", "0"), InternalError("t/0: unexpected ValueError: 4711"))])
+    home.delete_key("t", KEY)  # all of these are committed
+    assert prove(home) == []
+    home.delete("t", ["later"], why="test")
+    (trace,) = prove_erased(home.context, home.topic("t"), ["later"]).traces[-1:]
+    assert trace.what == "may quote one of them in an error"
+
+
+def test_keeper_of_a_failing_archive_may_quote_any_event(home: Home) -> None:
+    an_archive(home)
+    for name, state in (("archive daily", "failed"), ("archive other", "failed")):
+        part = SupervisedPart(name, state, 0, error="not a time: 4711-secret: fix it")
+        put_keeper(home.context, Keeper(name[-1], "host", 1, "", 0, 0, parts=(part,)))
+    home.delete_key("t", KEY)
+    assert [each.object for each in prove(home)] == ["keepers · keeper/y"]
+
+
+def test_erasure_from_an_archive_deletes_errors_that_quote_the_events(home: Home) -> None:
+    home.create_topic("s", 1)
+    home.append("s", [Event(b'{"at": "%s"}' % SECRET, id=f"e{n}") for n in range(200)])
+    an_archive(home, "raw", source="topic:s", parser="timestamp")
+    few = msgspec.structs.replace(find_archive(home.context, "raw"), dead_share_max=0.1)
+    drive(home, change_archive(home.context, "raw", lambda _: few))
+    built, generation = begin_backfill(home.context, "raw", ArchiveFormat(parser="json:at"))
+    with pytest.raises(TidelogError, match=SECRET.decode()):
+        drive(home, built, generation)
+    home.delete_topic("s", past_readers=True)
+    assert rows_with(home, SECRET, built.pipeline(generation)) == ["failure/s/0"]
+    archive = home.archives.get("raw")
+    archive.erase(ids=["e9"])
+    assert rows_with(home, SECRET, built.pipeline(generation)) == ["failure/s/0"], "of offset 0"
+    archive.erase(ids=["e0"])
+    assert rows_with(home, SECRET, built.pipeline(generation)) == []
 
 
 def test_error_of_a_kept_generation_is_a_trace_until_it_is_dropped(home: Home) -> None:

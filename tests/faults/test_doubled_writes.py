@@ -38,7 +38,7 @@ ALLOWED = {
         "put_keeper",
     ): "a heartbeat that is shown; an old one counts as silent",
     (
-        "log/consumer/leases.py",
+        "coordination/members.py",
         "_beat",
     ): "a heartbeat, in a write that expects the fence of its members",
     ("playback/session.py", "start_playback"): "a name for lists; the pin says whether it is there",

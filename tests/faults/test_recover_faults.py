@@ -131,7 +131,7 @@ def test_segment_and_journals_of_it_are_recovered_once() -> None:
 @pytest.mark.parametrize(
     ("grace_ms", "step"),
     [
-        (0, 4),  # calls between two deaths
+        (0, 7),  # calls between two deaths
         pytest.param(0, 1, marks=pytest.mark.long),
         pytest.param(3_600_000, 1, marks=pytest.mark.long),
     ],

@@ -110,11 +110,11 @@ class World:
         settings = TopicSettings(self.topic, "memory:", False, EventLimit(1 << 20))
         return TopicSink(open_context, settings, lambda _: context.store)
 
-    def drive(self, context: Context) -> None:
-        """A driver that drains what is there, in ranges of some offsets."""
+    def drive(self, context: Context) -> bool:
+        """A driver that drains what is there; whether another one took a partition meanwhile."""
         self.epoch += 1
         pipeline = Pipeline("p", PIPELINE, self.source, self.sink(context), LocalWorkers())
-        cycle = Cycle(context, pipeline, self.epoch)
+        cycle = Cycle(context, pipeline, f"driver-{self.epoch}")
         partitions = self.source.partitions()
         bounds = self.source.bounds(partitions)
         for _ in range(60):
@@ -125,12 +125,15 @@ class World:
                 p: str(min(int(bounds[p].end), int(cycle.position(p)) + STEP)) for p in partitions
             }
             report = cycle.run(limits, bounds)
+            if report.taken:
+                return True
             for error in report.errors.values():
                 if isinstance(error, FencedError | CorruptError):
                     raise error
             done = [cycle.adopted(p) and cycle.position(p) == bounds[p].end for p in partitions]
             if all(done):
-                return
+                return False
+        return False
 
     def sweep(self, context: Context | None = None) -> None:
         """Everything that a sweep may delete, without any grace."""
@@ -272,7 +275,7 @@ def test_a_driver_that_slept_while_another_left_out_erased_events_is_fenced(eras
             world.drive(world.plain)
 
         try:
-            world.drive(world.context(Between(call, other)))
+            fenced += world.drive(world.context(Between(call, other)))
         except FencedError:
             fenced += 1
         found = Counter(value for p in range(PARTITIONS) for value in world.stored(p))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,34 +108,66 @@ def test_fork_waits_for_a_connection_that_an_ending_thread_closes(tmp_path: Path
     dropping.join()
 
 
+@contextlib.contextmanager
+def a_child() -> Iterator[None]:
+    """Forks a child that lives as long as the block."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+        os.close(reader)
+
+
+@contextlib.contextmanager
+def a_child_of_a_lock(
+    monkeypatch: pytest.MonkeyPatch, slow: str, work: Callable[[], object]
+) -> Iterator[None]:
+    """Forks while ``work`` is in a call of ``os``; the block runs when it has ended."""
+    holds, go_on = threading.Event(), threading.Event()
+    real = getattr(os, slow)
+
+    def waiting(*args: Any, **how: Any) -> None:
+        holds.set()
+        assert go_on.wait(60)
+        real(*args, **how)
+
+    monkeypatch.setattr(local.os, slow, waiting)
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert holds.wait(60)
+    with a_child():
+        go_on.set()
+        worker.join()
+        yield
+
+
+def check_free(lock: Path) -> None:
+    descriptor = os.open(lock, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where the child holds it
+    os.close(descriptor)
+
+
 def test_a_child_does_not_keep_the_lock_of_a_local_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = a_store(tmp_path.as_uri())
     store.put("a", b"1")
-    holds, go_on = threading.Event(), threading.Event()
-    unlink = os.unlink
+    with a_child_of_a_lock(monkeypatch, "unlink", lambda: store.delete(["a"])):
+        check_free(tmp_path / ".tidelog" / "lock")
 
-    def slow_unlink(path: Path, **how: int) -> None:
-        holds.set()
-        assert go_on.wait(60)
-        unlink(path, **how)
 
-    monkeypatch.setattr(local.os, "unlink", slow_unlink)
-    deleter = threading.Thread(target=store.delete, args=(["a"],))
-    deleter.start()
-    assert holds.wait(60)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:  # lives until the test closes the pipe
-        os.close(writer)
-        os.read(reader, 1)
-        os._exit(0)
-    go_on.set()
-    deleter.join()
-    descriptor = os.open(tmp_path / ".tidelog" / "lock", os.O_RDWR)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where the child holds it
-    os.close(descriptor)
-    os.close(writer)
-    os.waitpid(child, 0)
-    os.close(reader)
+def test_child_does_not_keep_the_lock_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = a_store(tmp_path.as_uri())
+    store.put("a/b", b"1")
+    with a_child_of_a_lock(monkeypatch, "link", lambda: store.put("c/d", b"2")):
+        check_free(tmp_path / ".tidelog" / "folders")
+        store.delete(["a/b"])

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from tests.archive.test_archive import an_archive, drive
 from tests.support.cli_run import Run, run_here
+from tests.support.homes import a_catalog
 from tests.support.mounts import small_disk
 from tidelog import Event, Home
 from tidelog.archive.delete import delete_archive
 from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.catalog import sqlite as module
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.base import ABSENT, Catalog, Put
+from tidelog.catalog.update import LostReplyError
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import TidelogError, UnavailableError
+from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.home import World, create_home
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.log.producer.append import Appender
@@ -28,6 +32,7 @@ from tidelog.model import limits
 from tidelog.settings import Settings
 
 ROOM = 4 << 20
+FRAME = 4_120  # bytes of a page in SQLite's log
 
 
 @pytest.fixture
@@ -153,6 +158,41 @@ def test_commands_end_with_one_line_on_a_full_disk(
     assert done.code == 0, done.err
 
 
+def use_up_inodes(disk: Path) -> None:
+    for number in range(10_000):
+        try:
+            (disk / f"file-{number}").touch(exist_ok=False)
+        except OSError:
+            break
+    assert os.statvfs(disk).f_favail == 0
+
+
+def test_sweep_needs_no_space_on_the_disk_of_the_store(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8, inodes=60) as folder:
+        settings = Settings(str(folder / "o"), str(tmp_path / "c.sqlite"))
+        with create_home(settings, world=World(environ={}))[0] as home:
+            home.create_topic("t", 1)
+            home.append("t", [Event(b"first")])
+            home.append("t", [Event(b"second")])
+            use_up_inodes(folder)
+            with pytest.raises(UnavailableError, match="the disk is full"):
+                home.append("t", [Event(b"more")])
+            home.trim("t", ToOffsets({0: 2}))
+            assert home.sweep(grace="0s").objects_deleted == 2
+            assert events(home) == []
+
+
+def test_catalog_on_a_disk_without_inodes_names_the_cause(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16, inodes=60) as folder:
+        made(folder).close()
+        use_up_inodes(folder)
+        with pytest.raises(UnavailableError, match="no inodes left"):
+            made(folder)
+        (folder / "file-0").unlink()
+        (folder / "file-1").unlink()
+        made(folder).close()
+
+
 def test_opening_uses_a_slice_of_the_reserve_alone(disk: Path) -> None:
     prepared(disk)
     with made(disk) as home:
@@ -163,6 +203,73 @@ def test_opening_uses_a_slice_of_the_reserve_alone(disk: Path) -> None:
     fill_up(disk)
     with pytest.raises(UnavailableError, match="the disk is full, nothing was written: free"):
         made(disk)
+
+
+def test_write_that_the_log_holds_but_not_its_index_has_an_unknown_outcome(tmp_path: Path) -> None:
+    """SQLite's index has no space for the commit frame, which the log has: a crash brings it."""
+    with small_disk(tmp_path / "disk", 64) as disk:
+        catalog = a_catalog(f"sqlite://{disk}/c.sqlite", create=True)
+        other = sqlite3.connect(disk / "c.sqlite", isolation_level=None)
+        other.execute("BEGIN")  # a reader, so that the log is not begun again
+        other.execute("SELECT count(*) FROM rows").fetchall()
+        log, number = disk / "c.sqlite-wal", 0
+        while log.stat().st_size < 4_000 * FRAME:  # a page of the index has 4,062
+            catalog.write("where", Put("large", bytes(200_000)), write_id=f"large-{number}")
+            number += 1
+        number = write_until_it_fails(disk, catalog)
+        for name in ("c.sqlite", "c.sqlite-wal"):  # as after a crash: the index is lost
+            shutil.copy(disk / name, tmp_path / name)
+        other.close()
+        catalog.close()
+    crashed = a_catalog(f"sqlite://{tmp_path}/c.sqlite")
+    found = crashed.get("where", "small")
+    assert found is not None
+    assert found.version == f"small-{number}"
+    crashed.close()
+
+
+def write_until_it_fails(disk: Path, catalog: Catalog) -> int:
+    """Leaves space for some frames, but not for the next page of the index."""
+    with open(disk / "ballast", "ab", buffering=0) as file:
+        for number in range(100):
+            leave_free(disk, file, 24_576)
+            try:
+                catalog.write("where", Put("small", b"value"), write_id=f"small-{number}")
+            except UnknownOutcomeError:
+                return number
+    pytest.fail("the index had space for all")
+
+
+def leave_free(disk: Path, file: IO[bytes], size: int) -> None:
+    """Takes or frees space so that this much is left."""
+    while os.statvfs(disk).f_bavail * 4_096 > size:
+        file.write(bytes(4_096))
+    while os.statvfs(disk).f_bavail * 4_096 < size:
+        file.truncate(os.fstat(file.fileno()).st_size - 4_096)
+
+
+def test_write_that_frees_space_is_sent_again_after_an_unknown_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(tmp_path) as home:
+        real, fails = module._write_once, [True]
+
+        def full(*given: object) -> None:
+            real(*given)  # type: ignore[arg-type]
+            if fails:
+                fails.pop()
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+                raise LostReplyError(str(error)) from error
+
+        monkeypatch.setattr(module, "_write_once", full)
+        put = Put("row", b"value", ABSENT)
+        with home.catalog.freeing():  # type: ignore[attr-defined]
+            home.catalog.write("where", put, write_id="mine")
+        assert not fails
+        row = home.catalog.get("where", "row")
+        assert row is not None
+        assert row.version == "mine"
 
 
 def test_write_that_frees_space_uses_the_reserve_without_a_mount(

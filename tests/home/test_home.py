@@ -174,6 +174,23 @@ def test_files_that_are_no_catalog_of_ours_are_refused(tmp_path: Path) -> None:
     assert not Path(one.store).exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_what_root_creates_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    settings = Settings(str(folder / "objects"), str(folder / "new" / "catalog.sqlite"))
+    with create_home(settings, world=world(tmp_path))[0] as home:
+        home.create_topic("t", 1)
+        home.append("t", [tidelog.Event(b"x")])
+        home.compile("t")
+        home.sweep(grace="0s")
+        found = {each: each.stat() for each in folder.rglob("*")}
+    assert {each.suffix for each in found} >= {".parquet", ".sqlite", ".sqlite-reserve"}
+    others = [each for each, stat in found.items() if (stat.st_uid, stat.st_gid) != (65534, 65534)]
+    assert others == []
+
+
 def as_nobody(folder: Path) -> None:
     """Drop root's right to write everywhere, as a test under root would otherwise have."""
     os.chmod(folder, 0o555)

@@ -23,10 +23,14 @@ from tidelog.errors import NotFoundError
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import list_journals, read_journal
-from tidelog.journal.lookup import Lookups
+from tidelog.journal.lookup import Lookup, Lookups
+from tidelog.log.maintenance.leftovers import remove_amendments, remove_shadowed
+from tidelog.log.maintenance.references import read_references
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
+from tidelog.log.topics import delete_topic, find_head
+from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.playback.merge import play_events
@@ -94,6 +98,20 @@ def test_reader_never_gets_what_was_amended_before_a_trim(
     pytest.fail("the reader never ended")
 
 
+@pytest.mark.parametrize("room", [1 << 20, 0], ids=["cached", "not cached"])
+def test_event_after_a_trim_in_the_middle_of_its_run_is_found_beside_a_compile(room: int) -> None:
+    for call in range(1, CALLS_MAX):
+        press, topic = filled()
+        trim_topic(press.context, topic, ToOffsets({0: 3}))
+        act = partial(compile_topic, press.context, topic, CompilePolicy(min_events=1))
+        between = Between(call, act)
+        context = press.faulty(Faults(scheduler=cast(Scheduler, between)))
+        assert Lookup(context, topic, bytes_max=room).get("id4").value == b"old 4"
+        if between.calls_left > 0:
+            return
+    pytest.fail("the lookup never ended")
+
+
 def test_trim_beside_a_listing_only_moves_its_start() -> None:
     for call in range(1, CALLS_MAX):
         press, topic = filled()
@@ -150,3 +168,30 @@ def test_deleted_event_that_is_trimmed_leaves_its_journal_with_the_next_compile(
     found = [file.read(group, ["offset"]).column("offset").to_pylist() for group in file.groups]
     assert found == [[3, 4, 5]]
     assert press.rows(topic, "amend/") == []
+
+
+def clean_compile(context: Context, topic: Topic) -> None:
+    remove_shadowed(context, topic, 0, 6)
+
+
+def clean_amendments(context: Context, topic: Topic) -> None:
+    head = find_head(context, topic, 0)
+    found = read_references(context, topic, 0, head).applied
+    remove_amendments(context, topic, 0, [(each.row, each.version, "values/x") for each in found])
+
+
+@pytest.mark.parametrize("clean", [clean_compile, clean_amendments])
+def test_work_between_any_two_calls_of_a_delete_leaves_nothing_but_the_closed_head(
+    clean: Callable[[Context, Topic], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.journal.compile.remove_shadowed", lambda *_: None)
+    for call in range(1, CALLS_MAX):
+        press, topic = filled()
+        compile_topic(press.context, topic, CompilePolicy.everything())
+        between = Between(call, partial(clean, press.context, topic))
+        delete_topic(press.faulty(Faults(scheduler=cast(Scheduler, between))), topic.name)
+        where = layout.topic_partition(topic.incarnation, 0)
+        assert [row.row for row in press.catalog.scan(where)] == ["head"]
+        if between.calls_left > 0:
+            return
+    pytest.fail("the delete never ended")

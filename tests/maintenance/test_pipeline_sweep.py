@@ -28,7 +28,7 @@ from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import DriverShare
 
 __all__ = ["home"]
 
@@ -71,8 +71,9 @@ def test_what_a_failing_archive_has_staged_is_swept_and_the_proof_is_clean(
     sweep_archives(home.context, grace_ms=0)  # as it says
     assert staged(home) == []
     carry_out(home.context, topic, grace_ms=0, wait_ms=0)
-    (left,) = prove_erased(home.context, topic, ["e3"]).traces
+    left, failure = prove_erased(home.context, topic, ["e3"]).traces
     assert "is under way" in left.what
+    assert "may quote one of them" in failure.what  # the error names no event
     assert "or end it with `tidelog archive delete daily`" in left.do
     if ends:
         end_archive(home.context, "daily")
@@ -100,7 +101,7 @@ def test_what_a_driver_has_staged_stays_while_it_works(home: Home) -> None:
 def test_what_a_killed_driver_has_staged_stays_until_the_archive_has_run(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PipelineShard, "release", lambda self: None)
+    monkeypatch.setattr(DriverShare, "leave", lambda self, cycle: None)
     archive = failing(home)
     sweep_archives(home.context, grace_ms=-1)
     assert staged(home), "it may only be slow"
@@ -122,7 +123,7 @@ def test_what_is_staged_of_a_kept_generation_goes_whatever_epochs_its_heads_have
     drive(home, archive)
     home.append("two", [Event(b"y")], partition=1)
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         patch.setattr(TopicSource, "partitions", lambda _: [SourcePartition("two", "1")])
         with pytest.raises(InvalidError, match="moves rows"):
             drive(home, archive, workers=Refusing())
@@ -150,7 +151,7 @@ def test_what_is_staged_goes_though_a_source_partition_was_never_seen_again(
     monkeypatch.setattr(TopicSource, "partitions", lambda _: [SourcePartition("two", "1")])
     home.append("two", [Event(b"y")], partition=1)
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         with pytest.raises(InvalidError, match="moves rows"):
             drive(home, archive, workers=Refusing())
     assert drive(home, archive, take_over=True) == 1
@@ -165,7 +166,7 @@ def test_what_a_driver_left_that_was_killed_after_its_commit_goes_at_once(
     home.append("t", [Event(b"x")])
     archive = an_archive(home)
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineShard, "release", lambda self: None)
+        patch.setattr(DriverShare, "leave", lambda self, cycle: None)
         patch.setattr(FilesSink, "discard", lambda *_: None)
         assert drive(home, archive) == 1
     assert staged(home)

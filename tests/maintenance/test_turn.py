@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def leftovers(home: Home, archive: Archive) -> str:
     """What an attempt of an earlier driver has staged."""
-    key = f"{layout.staging(archive.pipeline(), 0, home.context.ids.new())}/0"
+    key = f"{layout.staging(archive.pipeline(), 't/0', 0, home.context.ids.new())}/0"
     home.store.put(key, b"half a file")
     return key
 

@@ -70,7 +70,7 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
         catalog = FaultyCatalog(home.catalog, faults)
         context = replace(context, store=FaultyStore(home.store, faults), catalog=catalog)
         pipeline = replace(pipeline, sink=sink)
-    mine = Cycle(context, pipeline, epoch)
+    mine = Cycle(context, pipeline, f"driver-{epoch}")
     total = CycleReport()
     for _ in range(2):
         bounds = pipeline.source.bounds(pipeline.source.partitions())
@@ -230,7 +230,7 @@ def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: 
     before = markers(home)
     assert len(before) == 2
     own = archive.pipeline()
-    places = [layout.pipeline_partition(own, OLD.text), layout.pipeline_shards(own)]
+    places = [layout.pipeline_partition(own, OLD.text), layout.pipeline_members(own)]
     saved = {where: list(home.catalog.scan(where)) for where in places}
     send_old(home, 1)  # into one of the folders
     cycle(home, archive, 2)
@@ -241,7 +241,7 @@ def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: 
     (head,) = [row for row in saved[places[0]] if row.row == "head"]
     end = {OLD: decode_row(head.value, Progress, "head").position}
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
-    third = Cycle(home.context, pipeline, 3)
+    third = Cycle(home.context, pipeline, "third")
     third.adopt(OLD, Begin("0", "earliest"))
     report = third.run(end, pipeline.source.bounds([OLD]))  # it begins no range of its own
     assert [each.events for each in report.aside] == [1]
@@ -262,7 +262,7 @@ def test_marker_put_after_the_copy_of_the_catalog_is_removed_until_the_folder_ha
     before = markers(home)
     forget(home, archive)
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
-    second = Cycle(home.context, pipeline, 2)
+    second = Cycle(home.context, pipeline, "second")
     second.adopt(OLD, Begin("0", "earliest"))
     second.run({OLD: "0"}, pipeline.source.bounds([OLD]))
     finalize(home.context, archive, how)

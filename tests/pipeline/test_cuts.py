@@ -39,7 +39,7 @@ class CutArchive(Archive):
     def cycle(self, context: Context, accept_loss: bool = False) -> Cycle:
         self.epoch += 1
         pipeline = Pipeline("a", "inc", self.source, LinesSink(context.store), self.workers)
-        cycle = Cycle(context, pipeline, self.epoch, accept_loss)
+        cycle = Cycle(context, pipeline, f"driver-{self.epoch}", accept_loss)
         run = cycle.run
         cycle.run = lambda limits, bounds: run(limits, bounds, dict.fromkeys(limits, 3))  # type: ignore[assignment, misc, method-assign]
         return cycle

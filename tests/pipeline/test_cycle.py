@@ -16,12 +16,12 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
-from tidelog.errors import CorruptError, FencedError, UnavailableError
+from tidelog.errors import CorruptError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Begin, Gap, Intent, Progress
-from tidelog.pipeline.base import LocalWorkers, Pipeline
+from tidelog.pipeline.base import LocalWorkers, Pipeline, TakenError
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.failures import RemadeError
 from tidelog.store.memory import MemoryStore
@@ -57,7 +57,7 @@ class Archive:
         self.epoch += 1
         sink = LinesSink(context.store)
         pipeline = Pipeline("a", "inc", self.source, sink, LocalWorkers())
-        return Cycle(context, pipeline, self.epoch, accept_loss)
+        return Cycle(context, pipeline, f"driver-{self.epoch}", accept_loss)
 
     def drive(self, context: Context, step: int = 9, accept_loss: bool = False) -> CycleReport:
         """A driver that drains what is there, in ranges of some offsets."""
@@ -78,7 +78,7 @@ class Archive:
                 for p in partitions
             }
             report = cycle.run(limits, bounds)
-            if any(isinstance(error, FencedError) for error in report.errors.values()):
+            if report.taken:
                 return report
             if any(isinstance(error, LostError) for error in report.errors.values()):
                 return report
@@ -150,7 +150,7 @@ def _holds(archive: Archive) -> None:
     assert not doubled, f"archived twice: {doubled}"
 
 
-def test_an_old_driver_is_fenced() -> None:
+def test_driver_that_lost_a_partition_is_fenced_there() -> None:
     archive = Archive()
     context = archive.context()
     partition = SourcePartition("t", "0")
@@ -158,9 +158,12 @@ def test_an_old_driver_is_fenced() -> None:
     old.adopt(partition, Begin("0", "earliest"))
     new.adopt(partition, Begin("0", "earliest"))
     bounds = archive.source.bounds([partition])
-    assert isinstance(old.run({partition: "10"}, bounds).errors[partition], FencedError)
-    with pytest.raises(FencedError, match="another driver has it"):
-        old.adopt(partition, Begin("0", "earliest"))
+    report = old.run({partition: "10"}, bounds)
+    assert (report.taken, report.events, report.errors) == ({partition}, 0, {})
+    assert not old.has(partition)
+    living = Cycle(context, old._pipeline, "careful", may_take=lambda owner: owner != new._owner)
+    with pytest.raises(TakenError, match="another driver has it"):
+        living.adopt(partition, Begin("0", "earliest"))
     assert new.run({partition: "10"}, bounds).events > 0
 
 

@@ -1,4 +1,4 @@
-"""Drivers: they drain, follow by policy, stand by, take over, and stop when told."""
+"""Drivers: they drain, follow by policy, share partitions, take over, and stop when told."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from tests.support.fake_pipelines import LinesSink, ListSource, listed
-from tests.support.heartbeats import beaten_between_takes
+from tests.support.heartbeats import beaten_between_looks
 from tests.support.waiting import until
+from tidelog.catalog.base import Catalog
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
 from tidelog.context import Context, LogSettings
+from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import LocalWorkers, Pipeline, Task, TaskOutcome
-from tidelog.pipeline.cycle import Cycle, LostError
+from tidelog.pipeline.base import LocalWorkers, Pipeline, TakenError, Task, TaskOutcome
+from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.policy import Due, FilePolicy
-from tidelog.pipeline.shard import PipelineShard, request_flush, share_of
+from tidelog.pipeline.share import request_flush
 from tidelog.store.memory import MemoryStore
 
 
@@ -158,21 +161,19 @@ class StuckWorkers:
         return LocalWorkers().run(tasks)
 
 
-def test_a_standby_waits_while_a_long_job_beats_and_goes_on_after_it(home: Home) -> None:
+def test_run_that_waits_goes_on_after_a_long_job_of_another_driver(home: Home) -> None:
     stuck = StuckWorkers()
     slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
-    first = threading.Thread(target=Driver(home.context, slow, DriverOptions()).run)
+    long = Driver(home.context, slow, DriverOptions())
+    first = threading.Thread(target=long.run)
     first.start()
     assert stuck.began.wait(60)
     done: list[int] = []
-    second = threading.Thread(target=lambda: done.append(home.driver().run()))
-    with beaten_between_takes() as refused:
+    second = threading.Thread(target=lambda: done.append(home.driver(wait=True).run()))
+    with beaten_between_looks(long._members):
         second.start()
-        began_s = time.monotonic()
-        while time.monotonic() - began_s < 1.0 or refused.count < 4:  # over thrice the time to live
-            assert time.monotonic() - began_s < 60
-            assert second.is_alive()
-            time.sleep(0.02)
+        time.sleep(1.0)  # more than three times the time to live
+        assert second.is_alive()
         assert done == []
         stuck.go.set()
         first.join(60)
@@ -181,26 +182,73 @@ def test_a_standby_waits_while_a_long_job_beats_and_goes_on_after_it(home: Home)
     home.check()
 
 
-def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -> None:
+def test_run_that_drains_leaves_other_drivers_their_partitions(home: Home) -> None:
     stuck = StuckWorkers()
     slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
-    told: list[BaseException] = []
+    long = Driver(home.context, slow, DriverOptions())
+    first = threading.Thread(target=long.run)
+    first.start()
+    assert stuck.began.wait(60)
+    fresh = SourcePartition("t", "9")
+    home.source.firsts[fresh], home.source.ends[fresh] = 0, 5
+    home.source.events[fresh] = {n: f"9:{n}" for n in range(5)}
+    left: list[tuple[int, int]] = []
+    with beaten_between_looks(long._members):
+        assert home.driver(on_left=lambda *counts: left.append(counts)).run() == 5
+    assert left == [(3, 4)]
+    assert Counter(listed(home.store)) == Counter(home.source.events[fresh].values())
+    stuck.go.set()
+    first.join(60)
+    home.check()
+
+
+def test_runs_that_wait_for_each_other_both_end(home: Home) -> None:
+    stuck = StuckWorkers()
+    slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
+    done: list[int] = []
+
+    def run(driver: Driver) -> None:
+        done.append(driver.run())
+
+    first = threading.Thread(
+        target=run, args=(Driver(home.context, slow, DriverOptions(wait=True)),)
+    )
+    first.start()
+    assert stuck.began.wait(60)
+    fresh = SourcePartition("t", "9")
+    home.source.firsts[fresh], home.source.ends[fresh] = 0, 5
+    home.source.events[fresh] = {n: f"9:{n}" for n in range(5)}
+    second = threading.Thread(target=run, args=(home.driver(wait=True),))
+    second.start()
+    until(lambda: "9:4" in listed(home.store))
+    assert done == []
+    stuck.go.set()
+    first.join(60)
+    second.join(60)
+    assert sum(done) == sum(map(len, home.source.events.values()))
+    home.check()
+
+
+class SilentHeartbeats:
+    """Stands for ``Driver._heartbeats`` of one that stalls: no beats, and nothing is released."""
+
+    def __init__(self, _: Cycle) -> None: ...
+
+    def __enter__(self) -> threading.Event:
+        return threading.Event()
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_silent_driver_loses_its_partitions_and_commits_nothing_more(home: Home) -> None:
+    stuck = StuckWorkers()
+    slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
+    reports: list[CycleReport] = []
 
     def drive() -> None:
-        driver = Driver(home.context, slow, DriverOptions())
-        driver._heartbeats = silent  # type: ignore[method-assign,assignment]
-        try:
-            driver.run()
-        except FencedError as exc:
-            told.append(exc)
-
-    class silent:  # noqa: N801 - stands for a method
-        def __init__(self, _: PipelineShard) -> None: ...
-
-        def __enter__(self) -> threading.Event:
-            return threading.Event()
-
-        def __exit__(self, *_: object) -> None: ...
+        driver = Driver(home.context, slow, DriverOptions(on_cycle=reports.append))
+        driver._heartbeats = SilentHeartbeats  # type: ignore[method-assign,assignment]
+        driver.run()
 
     first = threading.Thread(target=drive)
     first.start()
@@ -209,72 +257,213 @@ def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -
     home.check()
     stuck.go.set()
     first.join(60)
-    assert len(told) == 1
+    assert reports[0].taken == set(home.source.events)
+    assert not reports[0].errors
+    assert not any(report.committed for report in reports)
+    assert read_failures(home.context, "inc") == {}
     home.check()
 
 
-def test_shards_share_the_partitions_of_a_source() -> None:
-    home = Home(partitions=8)
-    events = [home.driver(shard=number, shards=3).run() for number in range(3)]
-    assert sum(events) == sum(map(len, home.source.events.values()))
-    assert sum(1 for count in events if count) > 1
-    home.check()
+class Followers:
+    """Drivers that follow one pipeline, each in a thread, with what each has."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.stops: dict[int, threading.Event] = {}
+        self.has: dict[int, int] = {}
+        self.errors: list[BaseException] = []
+        self._threads: dict[int, threading.Thread] = {}
+
+    def start(self, number: int, **how: object) -> None:
+        stop = self.stops[number] = threading.Event()
+        driver = self.home.driver(
+            follow=True,
+            stop=stop,
+            policy=FilePolicy(max_age_ms=10),
+            on_share=lambda has, _: self.has.update({number: has}),
+            **how,
+        )
+
+        def run() -> None:
+            try:
+                driver.run()
+            except FencedError as exc:
+                self.errors.append(exc)
+            self.has.pop(number, None)
+
+        thread = self._threads[number] = threading.Thread(target=run, daemon=True)
+        thread.start()
+
+    def stop(self, number: int) -> None:
+        self.stops[number].set()
+        self._threads[number].join(60)
+
+    def shares(self) -> list[int]:
+        return sorted(self.has.values())
+
+    def __enter__(self) -> Followers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self.stops:
+            self.stop(number)
 
 
-def test_number_of_shards_can_be_changed() -> None:
-    """Epochs of heads grow, no matter which epochs the shards have had."""
+def owners(home: Home) -> dict[str, int]:
+    """How many source partitions each driver has, by the heads."""
+    found = (read_progress(home.context, "inc", each.text) for each in home.source.events)
+    return dict(Counter(head.owner if head else "" for head in found))
+
+
+def test_drivers_share_the_partitions_and_take_over_from_those_that_leave() -> None:
     home = Home(partitions=8)
-    for shards in (1, 1, 1, 2, 3, 2, 1, 5):
-        for number in range(shards):
-            home.driver(shard=number, shards=shards).run()
-        home.check()
+    home.context = dataclasses.replace(home.context, settings=LogSettings(lease_ttl_ms=2_000))
+    with Followers(home) as drivers:
+        for count, shares in ((1, [8]), (2, [4, 4]), (3, [2, 3, 3])):
+            drivers.start(count)
+            until(lambda shares=shares: drivers.shares() == shares)
+            until(lambda shares=shares: sorted(owners(home).values()) == shares)
+            grow(home, home.source.ends[SourcePartition("t", "0")] + 10)
+        drivers.stop(1)
+        until(lambda: drivers.shares() == [4, 4])
         grow(home, home.source.ends[SourcePartition("t", "0")] + 10)
-
-
-def test_driver_of_another_number_of_shards_waits_or_takes_over() -> None:
-    home = Home(partitions=4)
-    home.context = dataclasses.replace(home.context, settings=LogSettings(lease_ttl_ms=120_000))
-    stop = threading.Event()
-    fenced: list[FencedError] = []
-
-    def follow() -> None:
-        try:
-            home.driver(follow=True, stop=stop, policy=FilePolicy(max_age_ms=10)).run()
-        except FencedError as exc:
-            fenced.append(exc)
-
-    old = threading.Thread(target=follow, daemon=True)
-    old.start()
-    until(lambda: home.context.catalog.get(layout.pipeline_shards("inc"), "shard/000001/000000"))
-    ended = threading.Event()
-    waits = home.driver(shard=0, shards=2, stop=ended)
-    new = threading.Thread(target=waits.run, daemon=True)
-    new.start()
-    events = sum(map(len, home.source.events.values()))
-    until(lambda: len(listed(home.store)) == events)
-    row = home.context.catalog.get(layout.pipeline_shards("inc"), "shard/000002/000000")
-    assert row is None, "it waits as a standby"
-    ended.set()
-    new.join(60)
-    grow(home, 70)
-    for number in range(2):
-        home.driver(shard=number, shards=2, take_over=True).run()
-    grow(home, 80)  # what the old one tries now is fenced
-    old.join(60)
-    assert len(fenced) == 1
-    assert read_failures(home.context, "inc") == {}, "one that was replaced reports no failure"
-    for number in range(2):
-        home.driver(shard=number, shards=2).run()
+        events = sum(map(len, home.source.events.values()))
+        until(lambda: len(listed(home.store)) == events)
+    assert drivers.errors == []
+    assert owners(home) == {"": 8}, "those that end release what they have"
+    where = layout.pipeline_members("inc")
+    assert not list(home.context.catalog.scan(where, "member/", "member0"))
     home.check()
 
 
-@pytest.mark.parametrize("shards", [2, 3, 4, 8])
-@pytest.mark.parametrize("topic", ["t", "orders", "clicks", "a.b", "ü"])
-def test_partitions_of_a_topic_are_shared_out_evenly(topic: str, shards: int) -> None:
-    counts = Counter(share_of(SourcePartition(topic, str(n)), shards) for n in range(2 * shards))
-    assert counts == dict.fromkeys(range(shards), 2)
-    named = Counter(share_of(SourcePartition(f"{topic}-{n}", "0"), 2) for n in range(100))
-    assert min(named.values()) > 25
+def test_driver_that_takes_over_stops_the_others() -> None:
+    home = Home(partitions=4)
+    with Followers(home) as drivers:
+        drivers.start(1)
+        until(lambda: drivers.shares() == [4])
+        grow(home, 70)
+        before = home.driver(take_over=True)
+        before.run()
+        until(lambda: len(drivers.errors) == 1)
+    assert read_failures(home.context, "inc") == {}, "one that was replaced reports no failure"
+    grow(home, 80)
+    home.driver().run()
+    home.check()
+
+
+def test_each_take_over_raises_the_epoch_of_the_head(home: Home) -> None:
+    partition = SourcePartition("t", "0")
+    epochs = []
+    for number in range(3):
+        cycle = Cycle(home.context, home.pipeline, f"driver-{number}")
+        cycle.adopt(partition, Begin("0", "earliest"))
+        head = read_progress(home.context, "inc", partition.text)
+        assert head is not None
+        assert head.owner == f"driver-{number}"
+        epochs.append(head.epoch)
+        if number == 1:  # the same driver keeps its epoch, another one takes it from there
+            cycle.adopt(partition, Begin("0", "earliest"))
+            again = read_progress(home.context, "inc", partition.text)
+            assert again is not None
+            assert again.epoch == head.epoch
+    assert epochs == [1, 2, 3]
+    cycle.release(partition)
+    free = read_progress(home.context, "inc", partition.text)
+    assert free is not None
+    assert (free.owner, free.epoch) == ("", 3)
+
+
+class DiedError(BaseException):
+    """A process has ended."""
+
+
+class DyingCatalog:
+    """The catalog of a process that dies after some calls."""
+
+    def __init__(self, real: Catalog, last: int) -> None:
+        self._real = real
+        self.left = last
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("get", "scan", "write"):
+            return getattr(self._real, name)
+
+        def call(*args: object, **how: object) -> object:
+            if self.left <= 0:
+                raise DiedError
+            self.left -= 1
+            return getattr(self._real, name)(*args, **how)
+
+        return call
+
+
+class KnownProcesses:
+    """Knows which processes have ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def mark(self) -> str:
+        return self.name
+
+    def is_dead(self, mark: str) -> bool:
+        return mark == "dead"
+
+
+def dying_driver(home: Home, last: int, **how: object) -> DyingCatalog:
+    """Run a driver whose process dies after some calls; the catalog as it saw it."""
+    catalog = DyingCatalog(home.context.catalog, last)
+    context = dataclasses.replace(
+        home.context,
+        catalog=catalog,  # type: ignore[arg-type]
+        processes=KnownProcesses("dead"),
+    )
+    with contextlib.suppress(DiedError):
+        Driver(context, home.pipeline, DriverOptions(**how)).run()  # type: ignore[arg-type]
+    return catalog
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_driver_that_dies_after_any_call_is_taken_over(take_over: bool) -> None:
+    """Each step of joining, taking, working, releasing and leaving: P4 over the crash table."""
+    last = 0
+    while True:
+        last += 1
+        home = Home(partitions=2)
+        settings = LogSettings(lease_ttl_ms=120_000)  # no heartbeat comes between the calls
+        home.context = dataclasses.replace(
+            home.context, processes=KnownProcesses("alive"), settings=settings
+        )
+        if take_over:  # from a driver that died in the middle of its ranges
+            dying_driver(home, 25)
+        catalog = dying_driver(home, last, take_over=take_over)
+        home.driver().run()
+        home.check()
+        assert owners(home) == {"": 2}
+        if catalog.left:
+            break
+    assert last > 20
+
+
+def test_driver_that_stalls_in_a_take_over_does_no_harm(home: Home) -> None:
+    """It has decided that the owner is dead, and writes after another one took the partition."""
+    partition = SourcePartition("t", "0")
+    stalled = Cycle(home.context, home.pipeline, "stalled", may_take=lambda _: late())
+    Cycle(home.context, home.pipeline, "dead").adopt(partition, Begin("0", "earliest"))
+    other = Cycle(home.context, home.pipeline, "other")
+    taken: list[bool] = []
+
+    def late() -> bool:
+        if taken:
+            return False  # its owner is alive
+        other.adopt(partition, Begin("0", "earliest"))
+        taken.append(True)
+        return True
+
+    with pytest.raises(TakenError):
+        stalled.adopt(partition, Begin("0", "earliest"))
+    bounds = home.source.bounds([partition])
+    assert other.run({partition: "10"}, bounds).events > 0
 
 
 def test_a_lasting_error_ends_the_run_and_the_next_goes_on(home: Home) -> None:
@@ -315,7 +504,7 @@ def test_what_another_driver_commits_after_the_look_does_not_end_a_partition(
         seen = real(partitions)
         home.source.bounds = real  # type: ignore[method-assign]
         grow(home, 80)
-        other = Cycle(home.context, home.pipeline, epoch=1)
+        other = Cycle(home.context, home.pipeline, "other")
         for partition, held in seen.items():
             other.adopt(partition, Begin(held.first, held.begins, 0))
         assert other.run(dict.fromkeys(seen, "80"), real(partitions)).events
@@ -385,6 +574,5 @@ def test_due_by_size_or_by_age() -> None:
     for bad in ({"max_bytes": 0}, {"max_age_ms": 0}):
         with pytest.raises(InvalidError):
             FilePolicy(**bad)
-    for how in ({"shard": 1}, {"start": "middle"}):
-        with pytest.raises(InvalidError):
-            DriverOptions(**how)  # type: ignore[arg-type]
+    with pytest.raises(InvalidError):
+        DriverOptions(start="middle")

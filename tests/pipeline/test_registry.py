@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.heartbeats import beaten_between_takes
+from tests.support.heartbeats import beaten_between_looks
 from tidelog import Event, Home
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.pipeline_rows import list_partitions
@@ -28,7 +28,7 @@ from tidelog.pipeline.registry import (
     list_pipelines,
     open_named,
 )
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, FakeClock
@@ -142,7 +142,7 @@ def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> N
     made = create_pipeline(home.context, "copy", "topic:from", "topic:to")
     append(home, 0, 5)
     pipeline = opened(home)
-    cycle = Cycle(home.context, pipeline, 1)
+    cycle = Cycle(home.context, pipeline, "one")
     partitions = pipeline.source.partitions()
     bounds = pipeline.source.bounds(partitions)
     for partition in partitions:
@@ -153,25 +153,25 @@ def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> N
     report = cycle.run(dict.fromkeys(partitions, "5"), bounds)
     assert all(isinstance(error, FencedError) for error in report.errors.values())
     with pytest.raises(FencedError):
-        Cycle(home.context, pipeline, 99).adopt(partitions[0], Begin("0", "earliest"))
+        Cycle(home.context, pipeline, "later").adopt(partitions[0], Begin("0", "earliest"))
     assert copied(home) == 6
     assert made.incarnation == pipeline.id
 
 
 def test_a_pipeline_that_is_driven_is_not_removed(home: Home) -> None:
     made = create_pipeline(home.context, "copy", "topic:from", "topic:to")
-    shard, stop = PipelineShard(home.context, made.incarnation, 0), threading.Event()
-    assert shard.try_take()
+    member, stop = DriverMembers(home.context, made.incarnation), threading.Event()
+    member.join()
 
     def beat() -> None:
         while not stop.wait(0.05):
-            shard.beat()
+            member.beat()
 
     driver = threading.Thread(target=beat)
     driver.start()
     try:
         with (
-            beaten_between_takes(),
+            beaten_between_looks(member),
             pytest.raises(InvalidError, match="a driver runs it: stop that one"),
         ):
             delete_pipeline(home.context, "copy")
@@ -226,7 +226,7 @@ def test_pipelines_that_feed_each_other_are_refused(home: Home) -> None:
 def test_head_that_a_stalled_driver_would_make_is_closed(home: Home) -> None:
     named = create_pipeline(home.context, "copy", "topic:from", "topic:to")
     list_partitions(home.context, named.incarnation, [ListedPartition("from/0")])
-    stalled = Cycle(home.context, opened(home), 1)  # sleeps here
+    stalled = Cycle(home.context, opened(home), "stalled")  # sleeps here
     delete_pipeline(home.context, "copy")
     with pytest.raises(FencedError):
         stalled.adopt(SourcePartition("from", "0"), Begin("0", "earliest"))

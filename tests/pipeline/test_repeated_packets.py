@@ -75,7 +75,7 @@ def test_driver_archives_everything_once() -> None:
 def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that knows no ends has nothing to read; the driver keeps its partition."""
     home = home_on(RepeatingCatalog())
-    cycle = Cycle(home.context, home.pipeline, epoch=1)
+    cycle = Cycle(home.context, home.pipeline, "one")
     cycle.adopt(PARTITION, Begin("0", "earliest"))
 
     def nothing(wanted: SourceRange) -> Iterator[Chunk]:

@@ -200,7 +200,7 @@ def test_what_a_killed_playback_by_spark_has_staged_is_swept(tidelog: Run) -> No
         root = Path(home.store.url.removeprefix("file://"))
         old_s = time.time() - 7_200
         for playback, ages in (("dead", (old_s,) * 3), ("live", (old_s, old_s, time.time()))):
-            folder = layout.staging(layout.playback_staging(playback), 0, "windows")
+            folder = layout.staging(layout.playback_staging(playback), "all", 0, "windows")
             for number, age_s in enumerate(ages):
                 home.store.put(f"{folder}/{number}/0", b"staged")
                 os.utime(root / f"{folder}/{number}/0", (age_s, age_s))

@@ -28,6 +28,7 @@ JAVA = Tool("java", f"install a JDK {JAVA_MAJOR_MIN} or later")
 JAVAC = Tool("javac", f"install a JDK {JAVA_MAJOR_MIN} or later, a JRE is not enough")
 MAVEN = Tool("mvn", "install Maven 3.8 or later")
 GO = Tool("go", "install Go 1.25 or later")
+NPM = Tool("npm", "install Node.js 18 or later")
 
 
 def find(tool: Tool) -> str | None:

@@ -1,19 +1,23 @@
 """Run many seeds of the simulated worlds, and count.
 
 ``python -m tests.sim [SEEDS [FIRST [WORLD]]]`` runs the seeds of every world, or of the one that is
-named, and prints figures. ``python -m tests.sim planted`` prints how many seeds it takes until each
-planted bug is caught.
+named, and prints figures. ``python -m tests.sim planted`` puts a seed that catches each planted bug
+into ``docs/guarantees.md``: tests try that one first.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tests.sim import archive_planted, journal_planted
+from tests.sim import planted as log_planted
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import (
     CutsWorld,
@@ -23,17 +27,18 @@ from tests.sim.archive_worlds import (
     MarkersWorld,
 )
 from tests.sim.base import SimWorld
-from tests.sim.clients import ClientsWorld, LossyWorld
+from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
 from tests.sim.lifecycle import LifecycleWorld
-from tests.sim.planted import BUGS, SEEDS_MAX, seeds_needed
+from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.rollback_world import RollbackWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.world import World
+from tests.test_docs import ROOT
 from tidelog.testing.faults import Fault
 
 WORLDS: dict[str, type[SimWorld]] = {
@@ -47,6 +52,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "playback": PlaybackWorld,
     "recreate": RecreateWorld,
     "lossy": LossyWorld,
+    "denied": DeniedWorld,
     "members": RebalanceWorld,
     "topics": LifecycleWorld,
     "rollback": RollbackWorld,
@@ -58,6 +64,15 @@ WORLDS: dict[str, type[SimWorld]] = {
     "staged": StagedWorld,
     "cuts": CutsWorld,
 }
+PLANTED: tuple[tuple[str, Mapping[str, Any], Callable[[Any, int], bool]], ...] = (
+    ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),
+    (
+        "### Bugs planted into journals, copies and playback",
+        journal_planted.BUGS,
+        journal_planted.notices,
+    ),
+    ("### Bugs planted into the log", log_planted.BUGS, log_planted.notices),
+)
 COLLECT_SEEDS = 8
 
 
@@ -108,22 +123,25 @@ def run(name: str, make: type[SimWorld], seeds: range) -> dict[str, object]:
 
 
 def planted() -> int:
-    """Print a table of the planted bugs; the number of those that are not caught."""
-    missed = 0
-    for name, bug in BUGS.items():
-        seeds = seeds_needed(bug)
-        missed += seeds is None
-        print(f"| {name} | {bug.breaks} | {seeds or 'not caught'} |", flush=True)
-    worlds = {world: name for name, world in WORLDS.items()}
-    for name, planted in journal_planted.BUGS.items():
-        seeds = journal_planted.seeds_until_caught(planted, SEEDS_MAX)
-        missed += seeds is None
-        print(f"| {name} | `{worlds[planted.world]}` | {seeds or 'not caught'} |", flush=True)
-    for name, wrong in archive_planted.BUGS.items():
-        seeds = archive_planted.seeds_until_caught(wrong, SEEDS_MAX)
-        missed += seeds is None
-        world = worlds[wrong.world]
-        print(f"| {name} | `{world}` | {wrong.breaks} | {seeds or 'not caught'} |", flush=True)
+    """Put a seed that catches each planted bug into the document; how many are not caught.
+
+    A seed that the document names stays as long as it catches its bug.
+    """
+    document = ROOT / "docs/guarantees.md"
+    text, missed = document.read_text(), 0
+    for heading, bugs, notices in PLANTED:
+        head, table = text.split(heading, 1)
+        for name, bug in bugs.items():
+            row = re.search(rf"^\| {re.escape(name)} \|.* (\d+) \|$", table, re.M)
+            if row is None:
+                raise ValueError(f"{document.name} has no row for the bug: {name}")
+            seeds = (int(row[1]) - 1, *range(SEEDS_MAX))
+            caught = next((seed + 1 for seed in seeds if notices(bug, seed)), None)
+            print(f"{name}: {caught or 'not caught'}", flush=True)
+            missed += caught is None
+            table = f"{table[: row.start(1)]}{caught or row[1]}{table[row.end(1) :]}"
+        text = head + heading + table
+        document.write_text(text)
     return missed
 
 

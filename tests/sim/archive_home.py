@@ -20,6 +20,7 @@ import pytest
 
 from tests.sim import base
 from tests.sim.archive_accounts import Accountant
+from tests.sim.archive_heads import Heads
 from tests.sim.archive_many import HoledBackup, ManyTopics
 from tests.sim.archive_marks import Erasures, Markers
 from tests.sim.archive_store import Folders
@@ -49,7 +50,7 @@ from tidelog.opening import World as Outside
 from tidelog.pipeline import endpoints as places
 from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import Due
+from tidelog.pipeline.policy import Due, FilePolicy
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.testing.faults import Fault, Process
@@ -130,6 +131,9 @@ class ArchivesHome(HomeWorld):
             self.folders, self.accountant, self.truth, self.scheduler, self.delay_ms
         )
         self.bare_objects.on_put = self._see_put
+        ttl_s = self.quiet.settings.lease_ttl_ms / 1000
+        self.heads = Heads(self.scheduler.clock.monotonic_s, ttl_s, self.is_dead)
+        self.bare_rows.on_rows = self.heads.written
         self.refused: Counter[str] = Counter()  # errors of calls, for debugging a seed
         self._stores: dict[Process, Store] = {}
         self._looked = (-1, -1)
@@ -167,6 +171,11 @@ class ArchivesHome(HomeWorld):
         self.erasures.put(key, data)
         if key.endswith("/_SUCCESS"):
             self.markers.put(key)
+
+    def is_dead(self, mark: str) -> bool:
+        """Whether the process with a mark has ended."""
+        processes = (each for host in self.hosts for each in host.processes.values())
+        return any(each.processes.mark() == mark and each.dead for each in processes)
 
     # For actors.
 
@@ -238,7 +247,25 @@ class ArchivesHome(HomeWorld):
         """One driver, until the source is drained."""
         archive = find_archive(home.context, name)
         pipeline = open_pipeline(home.context, archive, self.workers, generation)
-        return Driver(home.context, pipeline, DriverOptions(stop=self.stop(), **how)).run()
+        return Driver(home.context, pipeline, DriverOptions(**({"stop": self.stop()} | how))).run()
+
+    def some_driver(self, take_over: float) -> dict[str, Any]:
+        """How one of several drivers runs: it drains, waits for others, follows, or takes over."""
+        chance = self.random.random()
+        if chance < take_over:
+            return {"take_over": True}
+        if chance < 0.8:
+            return {"wait": chance < 0.45}
+        stop, looks = self.stop(), self.random.randint(1, 12)
+
+        def look(*_: Any) -> None:
+            nonlocal looks
+            looks -= 1
+            if looks <= 0:
+                stop.set()
+
+        policy = FilePolicy(max_age_ms=self.random.choice([1, 3_000]))
+        return {"follow": True, "policy": policy, "stop": stop, "on_share": look}
 
     @property
     def workers(self) -> Workers:

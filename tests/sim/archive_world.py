@@ -213,13 +213,11 @@ class ArchivesWorld(ArchivesHome):
         for _ in range(6):
             home.context.clock.sleep(self.random.uniform(0, 8))
             name = self.random.choice(["day", *self.names()])
-            take_over, accept_loss = self.chance(0.3), self.chance(0.5)
+            how, accept_loss = self.some_driver(0.3), self.chance(0.5)
             with self.tolerating(InvalidError, NotFoundError):  # lost events, a retired generation
-                how: dict[str, Any] = {"start": "latest"} if name == "many" else {}
+                how |= {"start": "latest"} if name == "many" else {}
                 building = find_archive(home.context, name).building if self.chance(0.3) else None
-                self.drive(
-                    home, name, building, take_over=take_over, accept_loss=accept_loss, **how
-                )
+                self.drive(home, name, building, accept_loss=accept_loss, **how)
                 self.done.drained += 1
 
     def build(self) -> None:
@@ -254,9 +252,13 @@ class ArchivesWorld(ArchivesHome):
             home.context.clock.sleep(self.random.uniform(2, 15))
             with self.tolerating(NotFoundError):
                 parser = self.random.choice([FIRST_KIND, ANY_KIND])
-                how = ReplayOptions(parser=parser, stop=self.stop())
+                how = ReplayOptions(parser=parser, layout=self.replay_layout(), stop=self.stop())
                 replay(home.context, find_archive(home.context, "day"), how, LocalWorkers(1))
                 self.done.replays += 1
+
+    def replay_layout(self) -> dict[str, str]:
+        """How a replay names folders, if not as the archive does."""
+        return {}
 
     def finalize(self) -> None:
         home = self.home()

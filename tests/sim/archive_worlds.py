@@ -1,11 +1,11 @@
 """Worlds of archives with fewer processes that meet more often: generations, erasures, markers.
 
 ``GenerationsWorld``: generations are built, promoted, rolled back and dropped while others append
-and drive all the time, under one shard or two. ``HolesWorld``: the same, from a backup that lacks
-events in between. ``ErasureWorld``: events are deleted by id and by
-key soon after they came, or after the topic was trimmed, and proofs are asked for at any moment,
-while drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while
-events come late and dead letters are replayed. ``CutsWorld``: what
+and drive all the time, in several drivers that share the partitions. ``HolesWorld``: the same, from
+a backup that lacks events in between. ``ErasureWorld``: events are deleted by id and by key soon
+after they came, or after the topic was trimmed, and proofs are asked for at any moment, while
+drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while events
+come late and dead letters are replayed. ``CutsWorld``: what
 ``ArchivesWorld`` does, with ranges that are cut into several tasks.
 """
 
@@ -41,7 +41,6 @@ from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = ["CutsWorld", "ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
 
-SHARDS = ((0, 1), (0, 1), (0, 2), (1, 2))
 WHY = Why("sim", "request")
 RATES = archive_home.RATES | {
     Fault.LOSE_REQUEST: 0.002,
@@ -102,10 +101,8 @@ class BusyWorld(ArchivesWorld):
                 self.drive_some(home, None)
 
     def drive_some(self, home: Home, generation: int | None) -> None:
-        """Drive one shard of one or of two, and change their number now and then."""
-        shard, shards = self.random.choice(SHARDS)
-        take_over = shards == 2 or self.chance(0.3)
-        how = {"shard": shard, "shards": shards, "take_over": take_over}
+        """Drive the archive, alone or beside others."""
+        how = self.some_driver(0.3)
         self.drive(home, "day", generation, accept_loss=self.chance(0.5), **how)
         self.done.drained += 1
 
@@ -277,7 +274,7 @@ class ErasureWorld(BusyWorld):
 
 
 class MarkersWorld(ArchivesWorld):
-    """Folders of minutes, events that come late, and replays into folders that are marked."""
+    """Folders of minutes, events late or from the future, and replays into marked folders."""
 
     rates = RATES
     attempts = (3,)
@@ -285,13 +282,24 @@ class MarkersWorld(ArchivesWorld):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.kinds = {"finalize", "replay", self.random.choice(["chain", "erase", "build"])}
+        other = self.random.choice(["chain", "erase", "build"])
+        self.kinds = {"finalize", "replay", other if seed % 4 else "chain"}
+        self.ahead = 0.6 if seed % 2 else 0.0
+        if self.ahead or not seed % 4:  # what waits is soon older than that
+            self.delay_ms = self.markers.delay_ms = 3_000
+
+    def replay_layout(self) -> dict[str, str]:
+        """Replays may put events of a minute into the folder of its hour or day."""
+        return {"granularity": self.random.choice(["day", "hour", "minute"])}
 
     def event(self) -> Event:
-        """Some events are late by up to some minutes."""
+        """Some events are late by up to some minutes; in every second world some are days ahead."""
         event = super().event()
-        if not self.chance(0.15):
+        shift_ms = -self.random.randrange(30_000, 240_000) if self.chance(0.15) else 0
+        if self.ahead and not shift_ms and self.chance(self.ahead):
+            shift_ms = self.random.randrange(1, 30) * 86_400_000
+        if not shift_ms:
             return event
         event_id, _, kind = (event.value or b"").decode().split("=")
-        time_ms = self.scheduler.time.now_ms() - self.random.randrange(30_000, 240_000)
+        time_ms = self.scheduler.time.now_ms() + shift_ms
         return Event(f"{event_id}={time_ms}={kind}".encode(), key=event.key, id=event.id)

@@ -32,7 +32,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log import status
+from tidelog.log import readers
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
@@ -46,14 +46,12 @@ from tidelog.model.event import Event, Position
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault, Host
 
-__all__ = ["ClientsWorld", "LossyWorld"]
+__all__ = ["ClientsWorld", "DeniedWorld", "LossyWorld"]
 
 PARTITIONS = 2
 KEYS = 4  # idempotency keys
 WEEK_S = 7 * 24 * 3600
 PEACE_S = 120.0  # how long what was left behind may delay those who come after
-
-_NOT_STORED = (UnavailableError, ConflictError, NotFoundError)
 
 
 class ClientsWorld(SimWorld):
@@ -66,6 +64,7 @@ class ClientsWorld(SimWorld):
         UnknownOutcomeError,
         ConflictError,
     )
+    not_stored: tuple[type[TidelogError], ...] = (UnavailableError, ConflictError, NotFoundError)
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, self.catalog)
@@ -145,7 +144,7 @@ class ClientsWorld(SimWorld):
                 key = value if self.chance(0.3) else None
                 try:
                     futures.append((value, producer.send(value, key)))
-                except UnavailableError:
+                except self.not_stored:
                     left.append(value)
             for value, future in futures:
                 left += self._settle(topic, [value], partial(_result, future))
@@ -180,7 +179,7 @@ class ClientsWorld(SimWorld):
         positions: Iterable[Position | None] = ()
         try:
             positions = call()
-        except _NOT_STORED:
+        except self.not_stored:
             denied = list(values)
         except UnknownOutcomeError:
             return []
@@ -302,8 +301,10 @@ class ClientsWorld(SimWorld):
         except NotFoundError as exc:  # trimmed: reported, and accepted here
             if "start" not in exc.context:
                 raise
+            partition, start = exc.context["partition"], exc.context["start"]
+            self.ledger.accept_trim(consumer.name, topic.incarnation, partition, start)
             with contextlib.suppress(InvalidError):  # the lease may be another's by now
-                consumer.seek(exc.context["partition"], exc.context["start"])
+                consumer.seek(partition, start)
         else:
             self.ledger.deliver(consumer.name, topic.incarnation, events)
 
@@ -397,7 +398,7 @@ class ClientsWorld(SimWorld):
     def _trim_with_care(self, context: Context, topic: Topic) -> None:
         """Trims unless that passes a reader; a reader that was there before is never passed."""
         cursors = self.ledger.cursors("c", topic.incarnation)
-        check = partial(status.check_readers, context, topic, False)
+        check = partial(readers.check_readers, context, topic, False)
         with contextlib.suppress(InvalidError):
             for done in trim_topic(context, topic, self._trim_to(context, topic), check):
                 now = self.ledger.cursors("c", topic.incarnation)
@@ -518,6 +519,27 @@ class LossyWorld(ClientsWorld):
     def spawn_all(self) -> None:
         self._start("sender", self.send, 2)
         self._start("consumer", self.consume, 3)
+
+
+class DeniedWorld(ClientsWorld):
+    """Credentials expire now and then, often right after a lost reply."""
+
+    rates = {**RATES, Fault.LOSE_REPLY: 0.1, Fault.DENY: 0.05}  # noqa: RUF012 - as in its base
+    accepted = (*ClientsWorld.accepted, InvalidError)
+    passing = (*ClientsWorld.passing, InvalidError)
+    not_stored = (*ClientsWorld.not_stored, InvalidError)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.has_all = seed % 2 == 0
+
+    def spawn_all(self) -> None:
+        if self.has_all:
+            super().spawn_all()
+            return
+        self._start("sender", self.send, 2)
+        self._start("server", self.serve, 2)
+        self._start("consumer", self.consume, 2)
 
 
 def _result(future: SendFuture) -> list[Position]:

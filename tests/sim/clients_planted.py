@@ -9,10 +9,11 @@ from unittest import mock
 
 from tidelog.catalog.base import Put
 from tidelog.context import Context
+from tidelog.coordination.members import Member
 from tidelog.errors import UnknownOutcomeError
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer.consumer import Consumer
-from tidelog.log.consumer.leases import Lease, LeaseReader, Leases, Member, read_lease_row
+from tidelog.log.consumer.leases import Lease, LeaseReader, Leases
 from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
 from tidelog.model.event import Position
@@ -27,9 +28,9 @@ __all__ = [
     "commit_unless_remembered",
     "due_to_one_thread",
     "keep_one_failure",
-    "lease_of_any_consumer",
     "mark_whichever",
     "never_overtaken",
+    "no_check_of_a_consumer",
     "release_without_version",
     "result_tells_the_flush",
 ]
@@ -129,11 +130,8 @@ def never_overtaken(self: Any, version: str) -> None:
     """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
 
 
-def lease_of_any_consumer(
-    context: Context, topic: Topic, name: str, partition: int
-) -> tuple[Lease, str] | None:
+def no_check_of_a_consumer(context: Context, topic: Topic, name: str) -> None:
     """Takes it for granted that the consumer is there, since the caller has looked before."""
-    return read_lease_row(context, topic, name, partition)
 
 
 def beat_whatever(self: Leases) -> bool:

@@ -369,7 +369,7 @@ BUGS: Mapping[str, Bug] = {
     "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
     "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
     "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),
-    "a swap does not expect the head": Bug(CopyWorld, _swap_expects_no_head),
+    "a swap does not expect the head": Bug(AmendWorld, _swap_expects_no_head),
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
     "a sweep dated ahead stops the scribe": Bug(JournalWorld, _sweep_dated_ahead_counts),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),

@@ -9,7 +9,7 @@ A history never goes back: an event that was deleted stays deleted, and no value
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -81,9 +81,14 @@ class WatchedCatalog(AuditedCatalog):
     def __init__(self) -> None:
         super().__init__()
         self.truth: Truth | None = None
+        # Called after each write, with the rows of the partition before it and after it.
+        self.on_rows: Callable[[str, dict[str, bytes], dict[str, bytes]], None] | None = None
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        before = self.values(partition) if self.on_rows is not None else {}
         super().write(partition, *changes, write_id=write_id)
+        if self.on_rows is not None:
+            self.on_rows(partition, before, self.values(partition))
         if self.truth is not None:
             self.truth.written(partition)
 

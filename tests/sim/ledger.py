@@ -32,6 +32,7 @@ class Ledger:
     denied: set[bytes] = field(default_factory=set)  # told not to be stored, and not sent again
     delivered: dict[tuple[str, str, int], set[int]] = field(default_factory=dict)  # by group
     seeks: dict[tuple[str, str, int], int] = field(default_factory=dict)  # the lowest, by group
+    trims: dict[tuple[str, str, int], int] = field(default_factory=dict)  # accepted, the lowest
     told: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest notified offset
     values: dict[Place, bytes] = field(default_factory=dict)  # all that was ever stored
     deleted: set[str] = field(default_factory=set)  # incarnations whose deletion has begun
@@ -77,6 +78,11 @@ class Ledger:
     def seek(self, group: str, incarnation: str, partition: int, offset: int) -> None:
         key = (group, incarnation, partition)
         self.seeks[key] = min(offset, self.seeks.get(key, offset))
+
+    def accept_trim(self, group: str, incarnation: str, partition: int, start: int) -> None:
+        """A member seeks to the start: others that had the lease meanwhile may be further."""
+        key = (group, incarnation, partition)
+        self.trims[key] = min(start, self.trims.get(key, start))
 
     def moves(self, group: str, incarnation: str, partition: int) -> list[int]:
         """Where the cursor of a lease was so far, the last as it is now."""
@@ -180,7 +186,8 @@ class Ledger:
         state = self.consumer_state(incarnation, group)
         assert state not in ("deleted", None), f"{key} has a cursor, its consumer is {state}"
         if cursor < before:
-            assert cursor >= self.seeks.get(key, before), f"the cursor of {key} went back unasked"
+            asked = min(self.seeks.get(key, before), self.trims.get(key, before))
+            assert cursor >= asked, f"the cursor of {key} went back unasked"
         head = self.bare.head(incarnation, int(partition))
         start = 0 if head is None else head["start"]
         delivered = self.delivered.get(key, set())

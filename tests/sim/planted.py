@@ -18,22 +18,30 @@ import pyarrow as pa
 from tests.sim import clients_planted as wrong
 from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
-from tests.sim.clients import ClientsWorld
+from tests.sim.clients import ClientsWorld, DeniedWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
-from tests.sim.rollback_world import RollbackWorld
+from tests.sim.rollback_world import LastCommitWorld, RollbackWorld
 from tests.sim.stale import check_kind
 from tests.sim.world import Parts, World
-from tidelog.catalog.base import Catalog, Change, Delete, Put
+from tidelog.catalog import update as settling
+from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
-from tidelog.errors import ConflictError, FencedError, NotFoundError, TidelogError, UnavailableError
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.journal import recover
 from tidelog.journal.audit import key_mark, read_records
 from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
-from tidelog.log import status, topics
+from tidelog.log import readers, topics
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer import move
 from tidelog.log.consumer.consumer import Consumer
@@ -225,6 +233,20 @@ def conflict_means_not_stored(self: Appender, partition: int, plan: AppendPlan) 
     """Takes a write whose reply was lost for one that never landed."""
     self._forget(partition)
     return False
+
+
+def refused_means_not_stored(
+    read_version: Callable[[str], str | None],
+    partition: str,
+    changes: Sequence[Change],
+    write_id: str,
+) -> WriteOutcome:
+    """Lets a read that the catalog refuses say that nothing was stored."""
+    try:
+        versions = {change.row: read_version(change.row) for change in changes}
+    except UnavailableError as exc:
+        raise UnknownOutcomeError("no reply") from exc
+    return judge(changes, versions, write_id)
 
 
 def number_then_wait(
@@ -463,6 +485,10 @@ def _rollback(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, RollbackWorld, RollbackWorld, patches)
 
 
+def _last_commit(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, LastCommitWorld, LastCommitWorld, patches)
+
+
 def _members(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, RebalanceWorld, RebalanceWorld, patches)
 
@@ -480,6 +506,9 @@ BUGS: dict[str, Bug] = {
     "unavailable though stored": _clients("P1, P7", (Appender, "_settled", settled_by_reads)),
     "lost reply taken for nothing stored": _clients(
         "P1", (Appender, "_settled", conflict_means_not_stored)
+    ),
+    "refusal after a lost reply means not stored": Bug(
+        "P1", DeniedWorld, DeniedWorld, ((settling, "_read_outcome", refused_means_not_stored),)
     ),
     "one failure kept at a time": _clients("P1", (FlushFailures, "add", wrong.keep_one_failure)),
     "future of one event answers for its flush": _clients(
@@ -505,7 +534,7 @@ BUGS: dict[str, Bug] = {
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
     "key forgotten by two clocks": _clients("P1", (sweep, "forget_producer", forget_by_own_clock)),
-    "trim passes a reader": _clients("P7", (status, "readers_behind", no_readers)),
+    "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
         (Consumer, "_all_or_nothing", wrong.back_to_positions),
@@ -521,7 +550,7 @@ BUGS: dict[str, Bug] = {
         "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
     ),
     "cursor of a deleted consumer moved": _members(
-        "P3", (move, "_read_lease", wrong.lease_of_any_consumer)
+        "P3", (move, "check_consumer", wrong.no_check_of_a_consumer)
     ),
     "heartbeat passes a delete": _members("P3", (Leases, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
@@ -531,11 +560,11 @@ BUGS: dict[str, Bug] = {
         "P1", (leftovers, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
     ),
     "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
-    "strays go after the grace": _rollback("P1", (sweep, "_kept_since", noted_long_ago)),
+    "strays go after the grace": _last_commit("P1", (sweep, "_kept_since", noted_long_ago)),
     "named objects are never doubted": _rollback(
         "P1", (sweep, "is_shared", never_shared), (verify, "is_shared", never_shared)
     ),
-    "the week begins at the upload": _rollback("P1", (sweep, "_kept_since", week_from_upload)),
+    "the week begins at the upload": _last_commit("P1", (sweep, "_kept_since", week_from_upload)),
     "journals prove by their names": _rollback("P1", (losses, "contradiction", lambda *_: None)),
     "recovery without numbers": _rollback(
         "P1", (recover, "recovery_producer", recovery_without_numbers)

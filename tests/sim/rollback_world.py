@@ -57,7 +57,7 @@ from tidelog.model.topic import Topic
 from tidelog.store.base import put_fresh
 from tidelog.testing.faults import Fault
 
-__all__ = ["RollbackWorld"]
+__all__ = ["LastCommitWorld", "RollbackWorld"]
 
 PARTITIONS = 2
 KEYS = (b"k0", b"k1")
@@ -569,3 +569,24 @@ class RollbackWorld(SimWorld):
 
 def _time_ms(table: pa.Table) -> int:
     return int(table.column("timestamp").cast(pa.int64())[0].as_py())
+
+
+class LastCommitWorld(RollbackWorld):
+    """The catalog loses one commit, so no other object proves that it was there."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.copy_at = 1 << 30
+        self.copies_between = False
+
+    def go_back(self) -> None:
+        self._keep_copy()
+        rates, self.faults.rates = self.faults.rates, {}
+        in_peace(self, "last", self._append_last, PEACE_S)
+        self.faults.rates = rates
+        super().go_back()
+
+    def _append_last(self, context: Context) -> None:
+        appender = Appender(context, find_topic(context, "t"), f"~{context.ids.new()}")
+        self._append(context, appender, [self.random.randrange(PARTITIONS)], {})
+        appender.close()

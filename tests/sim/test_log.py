@@ -11,8 +11,16 @@ from tests.sim.planted import BUGS, SEEDS_MAX, notices, seeds_needed
 from tests.test_docs import table_after
 from tidelog.testing.faults import Fault
 
-SEEDS = {"protocols": 40, "clients": 60, "lossy": 20, "topics": 40, "members": 20, "rollback": 40}
-LISTS = [world for world in SEEDS if world not in ("lossy", "members")]  # without a sweeper
+SEEDS = {
+    "protocols": 40,
+    "clients": 60,
+    "lossy": 20,
+    "denied": 20,
+    "topics": 40,
+    "members": 20,
+    "rollback": 40,
+}
+LISTS = [w for w in SEEDS if w not in ("lossy", "denied", "members")]  # those have no sweeper
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -35,7 +43,15 @@ def test_every_kind_of_fault_happens(world: str) -> None:
     counts: Counter[Fault] = Counter()
     for seed in range(1_000, 1_008):
         counts += WORLDS[world](seed).run()
-    assert all(counts[fault] for fault in Fault)
+    assert all(counts[fault] for fault in Fault if fault is not Fault.DENY)
+
+
+def test_credentials_expire_after_lost_replies() -> None:
+    counts: Counter[Fault] = Counter()
+    for seed in range(1_000, 1_004):
+        counts += WORLDS["denied"](seed).run()
+    assert counts[Fault.DENY]
+    assert counts[Fault.LOSE_REPLY]
 
 
 def documented_bugs() -> list[tuple[str, ...]]:

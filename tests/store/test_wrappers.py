@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -72,6 +72,32 @@ def test_it_gives_up_after_its_attempts(wrapped: Wrapped) -> None:
     with pytest.raises(UnavailableError):
         wrapped.store.get("a")
     wrapped.faults.on_next("put", *[Fault.LOSE_REQUEST] * 4)
+    with pytest.raises(UnknownOutcomeError):
+        wrapped.store.put("b", b"x")
+
+
+@pytest.mark.parametrize("then", [Fault.TRY_AGAIN, Fault.DENY])
+@pytest.mark.parametrize("verb", ["put", "copy", "replace"])
+def test_refusal_after_a_lost_reply_does_not_say_that_nothing_was_stored(
+    wrapped: Wrapped, verb: str, then: Fault
+) -> None:
+    etag = wrapped.inner.put("a", b"old")
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: wrapped.store.put("b", b"x"),
+        "copy": lambda: wrapped.store.copy("a", "b"),
+        "replace": lambda: wrapped.store.replace("a", b"x", etag),
+    }
+    wrapped.faults.on_next(verb, Fault.LOSE_REPLY, *[then] * 3)
+    with pytest.raises(UnknownOutcomeError):
+        calls[verb]()
+
+
+@pytest.mark.parametrize("then", [Fault.LOSE_REQUEST, Fault.DENY])
+def test_read_that_fails_after_a_lost_reply_does_not_say_that_nothing_was_stored(
+    wrapped: Wrapped, then: Fault
+) -> None:
+    wrapped.faults.on_next("put", Fault.LOSE_REPLY, Fault.NONE)
+    wrapped.faults.on_next("head", *[then] * 4)
     with pytest.raises(UnknownOutcomeError):
         wrapped.store.put("b", b"x")
 

@@ -13,6 +13,6 @@ def forget(home: Home, archive: Archive) -> None:
     """The catalog is one from before the archive had any range."""
     own = archive.pipeline()
     places = [layout.pipeline_partition(own, each) for each in read_partitions(home.context, own)]
-    for where in (*places, layout.pipeline_shards(own)):
+    for where in (*places, layout.pipeline_members(own)):
         for row in list(home.catalog.scan(where)):
             home.catalog.write(where, Delete(row.row), write_id=home.context.ids.new())

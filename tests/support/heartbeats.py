@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from tidelog.context import Context
+from tidelog.coordination.members import Membership
 from tidelog.coordination.ownership import Ownership
-from tidelog.log.consumer.leases import Leases
 from tidelog.model import layout
 
 SECONDS_MAX = 60
@@ -41,10 +41,10 @@ def beaten_between_takes() -> Iterator[Refused]:
     """While the body runs, each ``Ownership.try_take`` waits for a beat since its last one."""
     real, refused = Ownership.try_take, Refused()
 
-    def try_take(holding: Ownership, force: bool = False) -> bool:
+    def try_take(holding: Ownership) -> bool:
         seen = holding._silence._seen[0]
         await_beat(holding._context, holding._where, holding._row, seen)
-        taken = real(holding, force)
+        taken = real(holding)
         refused.count += not taken
         return taken
 
@@ -54,11 +54,11 @@ def beaten_between_takes() -> Iterator[Refused]:
 
 
 @contextlib.contextmanager
-def beaten_between_looks(member: Leases) -> Iterator[None]:
+def beaten_between_looks(member: Membership) -> Iterator[None]:
     """While the body runs, others find out who is alive only after a beat of this member."""
-    real, row = Leases.alive, layout.member_row(member.id)
+    real, row = Membership.alive, layout.member_row(member.id)
 
-    def alive(watcher: Leases) -> list[str]:
+    def alive(watcher: Membership) -> list[str]:
         if watcher is not member:
             await_beat(
                 watcher._context, watcher._members, row, watcher._seen.get(row, ("", 0.0))[0]
@@ -66,5 +66,5 @@ def beaten_between_looks(member: Leases) -> Iterator[None]:
         return real(watcher)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Leases, "alive", alive)
+        patch.setattr(Membership, "alive", alive)
         yield

@@ -13,10 +13,11 @@ __all__ = ["read_only", "small_disk"]
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+def small_disk(folder: Path, megabytes: int, inodes: int = 100_000) -> Iterator[Path]:
     """A disk of this size; skips the test where mounting is not permitted."""
     folder.mkdir(exist_ok=True)
-    with _mounted("-t", "tmpfs", "-o", f"size={megabytes}m", "tidelog-test", str(folder)):
+    size = f"size={megabytes}m,nr_inodes={inodes}"
+    with _mounted("-t", "tmpfs", "-o", size, "tidelog-test", str(folder)):
         yield folder
 
 

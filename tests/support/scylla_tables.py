@@ -45,7 +45,7 @@ def drain(home: Home, name: str, clock: Clock) -> int:
     return Driver(home.context, opened_pipeline(home, name, clock), DriverOptions()).run()
 
 
-def main(config: str, name: str, time_ms: int, shard: int, shards: int, last: int) -> None:
+def main(config: str, name: str, time_ms: int, last: int, follow: int) -> None:
     killer = Killer()
     killer.last = last
     with open_home(config) as home:
@@ -56,7 +56,7 @@ def main(config: str, name: str, time_ms: int, shard: int, shards: int, last: in
         )
         pipeline = opened_pipeline(home, name, FakeClock(time_ms))
         policy = FilePolicy(max_bytes=1_000, max_age_ms=1)
-        how = DriverOptions(follow=not last, policy=policy, shard=shard, shards=shards)
+        how = DriverOptions(follow=bool(follow), policy=policy)
         Driver(home.context, pipeline, how).run()
     print(killer.calls)
 

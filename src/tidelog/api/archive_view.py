@@ -1,7 +1,4 @@
-"""What can be looked at in an archive, without changing it.
-
-The Delta and Iceberg tables of an archive.
-"""
+"""What can be looked at in an archive without changing it, and its Delta and Iceberg tables."""
 
 from __future__ import annotations
 
@@ -36,8 +33,11 @@ from tidelog.errors import InvalidError
 from tidelog.journal.audit import AuditRecord, read_audit
 from tidelog.model.archive import Archive
 from tidelog.pipeline.endpoints import store_at
+from tidelog.store import Store
 
-__all__ = ["ArchiveTables", "ArchiveView", "CommittedFile"]
+__all__ = ["ArchiveTables", "ArchiveView", "CommittedFile", "FolderEntry", "FolderPage"]
+
+_ENTRIES_MAX = 500  # of a folder in one page
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,29 @@ class CommittedFile:
     last_offset: int
     bytes: int
     crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """A file in an archive's folder, or a folder in it."""
+
+    name: str
+    size: int | None = None  # None: a folder
+    modified_ms: int = 0
+
+    @property
+    def place(self) -> str:
+        """Where the next page begins after this one: a folder and a file may share a name."""
+        return f"{self.name}/" if self.size is None else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPage:
+    """Some entries of a folder, and where the next page begins; None after the last."""
+
+    prefix: str  # of the folder in the archive's store
+    entries: tuple[FolderEntry, ...]
+    following: str | None
 
 
 class ArchiveView:
@@ -168,6 +191,23 @@ class ArchiveView:
         files = store_at(self._context, found.store).list(f"{found.folder(generation)}/")
         return sum(each.size for each in files)
 
+    def folder(self, under: str = "", after: str = "") -> FolderPage:
+        """Return the files and folders in a folder of the live generation, up to 500 at a time.
+
+        ``after`` is ``following`` of the page before. Raises ``InvalidError`` for a path with
+        empty or relative parts.
+
+        >>> [entry.name for entry in home.archives.get("daily").folder().entries]
+        ['orders']
+        """
+        if any(part in ("", ".", "..") for part in under.split("/") if under):
+            raise InvalidError(f"folder `{under[:80]}`: is none of an archive: choose one of it")
+        found = self.reload()
+        prefix = f"{found.folder()}/" + (f"{under}/" if under else "")
+        entries, is_whole = _list_folder(store_at(self._context, found.store), prefix, after)
+        following = None if is_whole or not entries else entries[-1].place
+        return FolderPage(prefix, tuple(entries), following)
+
     def restore_limit(self, generation: int | None = None) -> str:
         """Return what a restore cannot bring back; empty where it brings back everything.
 
@@ -276,7 +316,7 @@ class ArchiveView:
 class ArchiveTables:
     """The tables of an archive: ``archive.tables``.
 
-    A table is named ``delta``, or ``iceberg:CATALOG#NAMESPACE.NAME``.
+    A table is named ``delta``, ``iceberg:CATALOG#NAMESPACE.NAME`` or ``glue:DATABASE.NAME``.
     """
 
     def __init__(self, context: Context, archive: ArchiveView) -> None:
@@ -332,3 +372,29 @@ class ArchiveTables:
         []
         """
         return list(self._archive.reload().tables)
+
+
+def _list_folder(store: Store, prefix: str, after: str) -> tuple[list[FolderEntry], bool]:
+    """Returns the entries of a folder in order, and whether these are all.
+
+    Skips what is further down. ``after`` is the place of the last entry of the page before.
+    """
+    entries: list[FolderEntry] = []
+    start = f"{prefix}{after}" if after else ""
+    if after.endswith("/"):
+        start += "\U0010ffff"
+    while len(entries) < _ENTRIES_MAX:
+        jump = ""
+        for info in store.list(prefix, start):
+            name, slash, _ = info.key.removeprefix(prefix).partition("/")
+            if slash:
+                entries.append(FolderEntry(name))
+                jump = f"{prefix}{name}/\U0010ffff"
+                break
+            entries.append(FolderEntry(name, info.size, info.modified_ms))
+            if len(entries) >= _ENTRIES_MAX:
+                return entries, False
+        if not jump:
+            return entries, True
+        start = jump
+    return entries, False

@@ -50,8 +50,10 @@ from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers
 from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.policy import FilePolicy
-from tidelog.pipeline.shard import request_flush, wait_until_done
+from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
+from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.pipeline.source_partitions import track
+from tidelog.settings import check_options
 
 __all__ = [
     "ArchiveHandle",
@@ -99,6 +101,7 @@ class Archives:
         >>> archive.run().events
         3
         """
+        check_options(f"create of archive `{name}`", options, ArchiveOptions)
         wanted = archive_record(self._context, name, source, kind, options)
         return ArchiveHandle(self._context, create_archive(self._context, wanted))
 
@@ -153,14 +156,16 @@ class ArchiveHandle(ArchiveView):
 
         With ``follow`` it goes on until ``stop`` is set. ``spark`` is a Spark master; without it
         the work is done in this process. ``start`` changes where an archive begins that has not
-        begun yet. ``dead_share`` is for this run. Another driver of the archive is waited for.
-        Tables that drivers keep up to date follow each cycle. After a promote the run goes on with
-        the generation that is live then. Safe to kill, to repeat, and to run twice at once.
+        begun yet. ``dead_share`` is for this run. Several drivers share the source's partitions;
+        without ``follow`` a run leaves the others those that they have (``on_left``). Tables that
+        drivers keep up to date follow each cycle. After a promote the run goes on with the
+        generation that is live then. Safe to kill, to repeat, and to run twice at once.
 
         >>> _ = home.append("orders", [tidelog.Event(b'{"at": 1794744000000}')])
         >>> home.archives.get("daily").run().events
         1
         """
+        check_options(f"run of archive `{self.name}`", options, RunOptions)
         check_active(self.reload())  # before Spark is started
         if start is not None:
             choose_start(self._context, self.name, start)
@@ -217,17 +222,50 @@ class ArchiveHandle(ArchiveView):
         left = functools.partial(waits, source)
         return list(wait_until_done(self._context, found.pipeline(), ends, left, timeout_s))
 
+    def plan_seek(self, to: str | int, partition: str | None = None) -> list[PositionMove]:
+        """Return where :meth:`seek` would move each position, and what it would skip.
+
+        >>> [move.skipped for move in home.archives.get("daily").plan_seek("latest")]
+        [0]
+        """
+        wanted = SeekOptions(str(to), partition, is_archive=True)
+        pipeline = open_pipeline(self._context, self.reload(), LocalWorkers())
+        return plan_seek(self._context, pipeline, wanted)
+
+    def seek(
+        self, to: str | int, partition: str | None = None, *, why: str = ""
+    ) -> list[PositionMove]:
+        """Move the archive's position in its source and return what moved.
+
+        ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
+        ``partition``, such as ``orders/0`` or ``0``, all positions move. What is skipped becomes a
+        gap with the reason ``seek``, and the audit records it with ``why``. Moving back undoes such
+        gaps. Raises ``InvalidError`` for offsets that the archive has: it holds each event once. It
+        does so too for offsets that a chained archive, a pump or a restore has read of this one.
+
+        >>> archive = home.archives.create("new", source="topic:orders")
+        >>> [move.to for move in archive.seek("latest", why="old events are not wanted")]
+        ['3']
+        >>> archive.run().events
+        0
+        """
+        wanted = SeekOptions(str(to), partition, is_archive=True, why=why)
+        pipeline = open_pipeline(self._context, self.reload(), LocalWorkers())
+        return seek(self._context, pipeline, wanted)
+
     # Dead letters and restores.
 
     def replay(self, **options: Unpack[DeadLetterOptions]) -> ReplayResult:
         """Try the dead letters again and return how many are archived now.
 
-        ``parser``, ``granularity`` and ``time_zone`` replace those of the archive. Safe to kill, to
-        repeat, and to run twice at once.
+        ``parser``, ``granularity`` and ``time_zone`` replace those of the archive. Tables that
+        drivers keep up to date list the new files. Safe to kill, to repeat, and to run twice at
+        once.
 
         >>> home.archives.get("daily").replay(parser="json:created_at").tried
         0
         """
+        check_options(f"replay of archive `{self.name}`", options, DeadLetterOptions)
         layout = {"granularity": options.get("granularity"), "time_zone": options.get("time_zone")}
         how = ReplayOptions(
             options.get("generation"),
@@ -236,7 +274,9 @@ class ArchiveHandle(ArchiveView):
         )
         how.stop = options.get("stop", how.stop)
         how.on_cycle = options.get("on_cycle", how.on_cycle)
-        return replay(self._context, self.reload(), how, LocalWorkers(2))
+        done = replay(self._context, self.reload(), how, LocalWorkers(2))
+        register(self._context, self.reload())
+        return done
 
     def restore(
         self,
@@ -257,11 +297,12 @@ class ArchiveHandle(ArchiveView):
         >>> home.archives.get("daily").restore(to="topic:again").events
         3
         """
+        check_options(f"restore of archive `{self.name}`", options, RunOptions)
         wanted = RestoreOptions(self.reload().name, to, generation, partition)
         pipeline = open_restore(self._context, wanted, LocalWorkers(), options.get("rate"))
         workers = open_workers(pipeline.name, spark, options.get("spark_conf"))
         pipeline = dataclasses.replace(pipeline, workers=workers)
-        return run_pipeline(self._context, pipeline, driver_options(options))
+        return run_pipeline(self._context, pipeline, driver_options(options, wait=True))
 
     # Generations.
 
@@ -286,6 +327,7 @@ class ArchiveHandle(ArchiveView):
         >>> done.generation, done.events
         (2, 3)
         """
+        check_options(f"backfill of archive `{self.name}`", options, BackfillOptions)
         made = archive_format(options, self.reload().making(), source)
         made = msgspec.structs.replace(made, start=start or "")
         found, generation = begin_backfill(self._context, self.name, made)
@@ -300,7 +342,7 @@ class ArchiveHandle(ArchiveView):
             options.get("accept_loss", False),
         )
         policy = FilePolicy(found.max_bytes, found.max_age_ms)
-        how = driver_options(options, policy=policy)
+        how = driver_options(options, policy=policy, wait=True)
         try:
             return run_pipeline(self._context, pipeline, how, RunResult(generation=generation))
         except CorruptError as exc:

@@ -15,14 +15,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.coordination.actions import record_action
-from tidelog.errors import ConflictError, FencedError, InvalidError, NotFoundError
+from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
 from tidelog.log.consumer.leases import Start
-from tidelog.log.consumer.move import CursorMove, check_consumer, move_cursor, plan_move
+from tidelog.log.consumer.move import (
+    CursorMove,
+    check_consumer,
+    move_cursor,
+    plan_move,
+    seek_cursor,
+)
 from tidelog.log.status import Lag, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
@@ -252,8 +257,7 @@ class ConsumerHandle:
         >>> home.consumers("orders").get("billing").plan_seek("latest", 0).skipped
         3
         """
-        text = to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)
-        return plan_move(self._context, self.topic, self.name, partition, text)
+        return plan_move(self._context, self.topic, self.name, partition, _place(to))
 
     def move(self, partition: int, to: int, version: str, *, who: str = "") -> bool:
         """Move a cursor as a plan says; False if the consumer committed since the plan.
@@ -274,7 +278,7 @@ class ConsumerHandle:
 
         ``to`` is ``earliest``, ``latest``, an offset, or a time. Without ``partition`` all cursors
         move. Members that run go on from there. Raises ``InvalidError`` for an offset that is not
-        there, and ``ConflictError`` if the consumer keeps committing meanwhile.
+        there, and ``UnavailableError`` if its leases keep changing meanwhile.
 
         >>> with home.consumer("orders", "billing") as consumer:
         ...     _ = consumer.poll()
@@ -302,12 +306,13 @@ class ConsumerHandle:
         delete_consumer(self._context, self.topic, self.name, force=force, shown=self._shown)
 
     def _seek(self, to: str | int | datetime, partition: int) -> CursorMove:
-        for delay_s in RACE.delays_s(self._context.random):
-            plan = self.plan_seek(to, partition)
-            if self.move(partition, plan.to, plan.version):
-                return plan
-            self._context.clock.sleep(delay_s)
-        raise ConflictError(
-            f"consumer `{self.name}` of `{self.topic.name}/{partition}`: keeps committing: stop "
-            "its members, then seek again"
-        )
+        text = _place(to)
+        self.plan_seek(to, partition)  # what is refused is not recorded
+        what = f"consumer {self.name} of {self.topic.name}/{partition}"
+        record_action(self._context, "cursor move", what, f"to {text}")
+        return seek_cursor(self._context, self.topic, self.name, partition, text)
+
+
+def _place(to: str | int | datetime) -> str:
+    """Returns where to seek as a text: ``earliest``, ``latest``, an offset, or a time."""
+    return to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)

@@ -19,10 +19,11 @@ from tidelog.context import Context
 from tidelog.coordination.ages import store_now_ms
 from tidelog.errors import TidelogError
 from tidelog.log.maintenance.incarnations import inspect_home
+from tidelog.model import layout
 from tidelog.opening import World, open_context, probe_store, real_world
 from tidelog.settings import DEFAULT_FOLDER, load_settings
 
-__all__ = ["HealthCheck", "diagnose"]
+__all__ = ["HealthCheck", "ResponseTimes", "diagnose", "response_times"]
 
 _FILES_MIN = 1024  # open files; the server and Spark need more than a shell's usual 256
 _FREE_MIN = 1 << 30  # bytes of a local store's disk
@@ -59,6 +60,29 @@ def diagnose(
     """
     world = world or real_world()
     return [*_machine(world), *_home(None if home is None else os.fspath(home), world)]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTimes:
+    """How long a small read takes, from the store and from the catalog."""
+
+    catalog_ms: float
+    store_ms: float | None  # None: it failed
+    store_error: TidelogError | None
+
+
+def response_times(context: Context) -> ResponseTimes:
+    """Returns how fast a home's store and catalog respond; raises what the catalog raises."""
+    now_s = context.clock.monotonic_s
+    began_s, store_ms, error = now_s(), None, None
+    try:
+        context.store.head(layout.HOME_OBJECT)
+        store_ms = (now_s() - began_s) * 1000
+    except TidelogError as exc:
+        error = exc
+    began_s = now_s()
+    context.catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
+    return ResponseTimes((now_s() - began_s) * 1000, store_ms, error)
 
 
 def _home(text: str | None, world: World) -> Iterator[HealthCheck]:

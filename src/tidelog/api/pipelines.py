@@ -1,4 +1,7 @@
+# ruff: noqa: PLC0415 - Spark takes a second to import
 """Pumps as Python code uses them: ``home.pumps``, and a handle for each pump.
+
+Streams from a source to a handler: ``home.stream``.
 
 Runs of a pipeline: where its tasks run, what its caller may say about it, and what it did.
 """
@@ -11,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from tidelog.archive.metrics import pipelines_text
 from tidelog.codec.fields import FieldPaths
@@ -19,6 +22,13 @@ from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import RowSource
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
+from tidelog.log.consumer.handler import (
+    Append,
+    Handler,
+    HandlerOptions,
+    HandlerSettings,
+    dead_letter_to,
+)
 from tidelog.model.archive import Start
 from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
@@ -35,6 +45,15 @@ from tidelog.pipeline.pump import (
     read_pump_status,
 )
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
+from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
+from tidelog.pipeline.stream import (
+    HandlerFailed,
+    HandlerWorkers,
+    is_stream,
+    open_stream,
+    stream_pipeline,
+)
+from tidelog.settings import check_options
 
 __all__ = [
     "PumpFields",
@@ -43,6 +62,8 @@ __all__ = [
     "Pumps",
     "RunOptions",
     "RunResult",
+    "Stream",
+    "StreamOptions",
     "driver_options",
     "open_workers",
     "run_pipeline",
@@ -57,11 +78,12 @@ class RunOptions(TypedDict, total=False):
     rate: float | None  # read at most this many events a second; default: no limit
     spark_conf: Mapping[str, str]  # settings of Spark
     accept_loss: bool  # go on where a source has lost events, and record it
-    take_over: bool  # from a driver that runs, without waiting for its end
+    take_over: bool  # stop the drivers that run, without waiting for their end
     flush_on_stop: bool  # write what waits before ending
-    shard: tuple[int, int]  # (M, N): drive share M of N of the source partitions; default (0, 1)
     stop: threading.Event  # set it, and the run ends after its cycle
     on_look: Callable[[int], None]  # gets the number of events that wait
+    on_share: Callable[[int, int], None]  # gets the number of partitions that it has, and of all
+    on_left: Callable[[int, int], None]  # at its end: partitions of other drivers, and all
     on_cycle: Callable[[CycleReport], None]  # gets what a cycle has committed
     on_outage: Callable[[TidelogError, float], None]  # the source is away; seconds until a retry
     on_error: Callable[[TidelogError], None]  # a table could not be brought up to date; retried
@@ -99,22 +121,27 @@ def open_workers(name: str, spark: str | None, conf: Mapping[str, str] | None = 
 
 
 def driver_options(
-    options: RunOptions, *, follow: bool = False, policy: FilePolicy | None = None, start: str = ""
+    options: RunOptions,
+    *,
+    follow: bool = False,
+    policy: FilePolicy | None = None,
+    start: str = "",
+    wait: bool = False,
 ) -> DriverOptions:
     """Returns how a driver runs."""
-    shard, shards = options.get("shard", (0, 1))
     how = DriverOptions(
         follow=follow,
         policy=policy or FilePolicy(),
         accept_loss=options.get("accept_loss", False),
-        shard=shard,
-        shards=shards,
         start=start,
+        wait=wait,
         take_over=options.get("take_over", False),
         flush_on_stop=options.get("flush_on_stop", False),
     )
     how.stop = options.get("stop", how.stop)
     how.on_look = options.get("on_look", how.on_look)
+    how.on_share = options.get("on_share", how.on_share)
+    how.on_left = options.get("on_left", how.on_left)
     how.on_cycle = options.get("on_cycle", how.on_cycle)
     how.on_outage = options.get("on_outage", how.on_outage)
     return how
@@ -125,7 +152,7 @@ def run_pipeline(
 ) -> RunResult:
     """Drive a pipeline until it is drained or told to stop; returns what was done, in ``result``.
 
-    ``FencedError`` when another driver has taken it over.
+    ``FencedError`` when another driver has stopped it.
     """
     done = RunResult() if result is None else result
     told = how.on_cycle
@@ -182,6 +209,7 @@ class Pumps:
         >>> home.pumps.create("copy", source="topic:orders", topic="copies").run().events
         3
         """
+        check_options("create of a pump", fields, PumpFields)
         paths = FieldPaths(
             fields.get("key_field", ""),
             fields.get("id_field", ""),
@@ -211,13 +239,13 @@ class Pumps:
         return pipelines_text(self._context)
 
     def list(self, *, restores: bool = False) -> list[PumpHandle]:
-        """Return the handles of all pumps, by name; with ``restores`` those of restores too.
+        """Return the handles of all pumps, by name; with ``restores`` restores and streams too.
 
         >>> home.pumps.list()
         []
         """
         found = [PumpHandle(self._context, each) for each in list_pipelines(self._context)]
-        return [each for each in found if restores or not each.is_restore]
+        return [each for each in found if restores or not (each.is_restore or each.is_stream)]
 
 
 class PumpHandle:
@@ -245,6 +273,16 @@ class PumpHandle:
         """
         return is_restore(self.info)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a stream to a handler, which only :meth:`Home.stream` runs.
+
+        >>> _ = home.stream("topic:orders").run(len, name="n", batch=True, until_caught_up=True)
+        >>> [each.is_stream for each in home.pumps.list(restores=True)]
+        [True]
+        """
+        return is_stream(self.info)
+
     def run(
         self,
         *,
@@ -255,8 +293,9 @@ class PumpHandle:
         """Bring the source's events into the topic, each once, and return what was done.
 
         With ``follow`` it goes on until ``stop`` is set. ``spark`` is a Spark master; without it
-        the work is done in this process. Another process that runs the pump is waited for. Safe to
-        kill, to repeat, and to run twice at once.
+        the work is done in this process. Several processes that run the pump share the source's
+        partitions; without ``follow`` it leaves them those that they have. Safe to kill, to repeat,
+        and to run twice at once.
 
         >>> _ = home.create_topic("copies")
         >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
@@ -265,6 +304,9 @@ class PumpHandle:
         """
         if self.is_restore:
             raise InvalidError(f"pipeline `{self.name}`: is a restore: restore the archive again")
+        if self.is_stream:
+            raise InvalidError(f"pipeline `{self.name}`: is a stream: give home.stream its handler")
+        check_options(f"run of pump `{self.name}`", options, PumpRunOptions)
         opened, self._opened = self._opened, None
         if opened is None:
             opened = open_pump(self._context, pump_options(self.info), LocalWorkers())
@@ -276,6 +318,45 @@ class PumpHandle:
         how = driver_options(options, follow=follow, policy=policy, start=start)
         how.flush_on_stop = options.get("flush_on_stop", True)
         return run_pipeline(self._context, pipeline, how)
+
+    def plan_seek(self, to: str | int, partition: str | None = None) -> list[PositionMove]:
+        """Return where :meth:`seek` would move, what is skipped, and what comes again.
+
+        >>> _ = home.create_topic("copies")
+        >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
+        >>> _ = pump.run()
+        >>> [move.again for move in pump.plan_seek("earliest")]
+        [3]
+        """
+        return plan_seek(self._context, self._open(), SeekOptions(str(to), partition))
+
+    def seek(
+        self, to: str | int, partition: str | None = None, *, again: bool = False, why: str = ""
+    ) -> list[PositionMove]:
+        """Move the position of the pump, or of a stream, in its source and return what moved.
+
+        ``to`` is ``earliest``, ``latest``, or a position as the status shows it. Without a
+        ``partition``, such as ``orders/0`` or ``0``, all positions move. Moving back brings events
+        a second time: raises ``InvalidError`` unless ``again`` says so. The audit records it with
+        ``why``.
+
+        >>> _ = home.create_topic("copies")
+        >>> pump = home.pumps.create("copy", source="topic:orders", topic="copies")
+        >>> _ = pump.run()
+        >>> _ = pump.seek(1, again=True)
+        >>> pump.run().events
+        2
+        """
+        wanted = SeekOptions(str(to), partition, again, why=why)
+        return seek(self._context, self._open(), wanted)
+
+    def _open(self) -> Pipeline:
+        """Returns the pipeline, to change its position."""
+        if self.is_restore:
+            raise InvalidError(f"pipeline `{self.name}`: is a restore: restore into another topic")
+        if self.is_stream:
+            return stream_pipeline(self._context, self.info)
+        return open_pump(self._context, pump_options(self.info), LocalWorkers())
 
     def fetch_row(self, event: Event) -> dict[str, Any] | None:
         """Return the row that an event is a change of, as it is now; None if it is gone.
@@ -289,18 +370,7 @@ class PumpHandle:
         Traceback (most recent call last):
         tidelog.errors.InvalidError: pump `copy`: its source `topic:orders` has no rows: ...
         """
-        context = self._context
-        source = open_source(
-            self.info.source,
-            environ=context.environ,
-            open_context=lambda: contextlib.nullcontext(context),
-        )
-        if not isinstance(source, RowSource):
-            raise InvalidError(
-                f"pump `{self.name}`: its source `{self.info.source}` has no rows: "
-                "ask a pump of a change log"
-            )
-        return source.fetch_row(event.key or b"")
+        return _fetch_row(self._context, self.info.source, f"pump `{self.name}`", event)
 
     def status(self, *, source: bool = True) -> PumpStatus:
         """Return how far the pump is, what waits, and what fails, by source partition.
@@ -323,3 +393,85 @@ class PumpHandle:
         []
         """
         delete_pipeline(self._context, self.name, self.info.incarnation)
+
+
+def _fetch_row(context: Context, url: str, what: str, event: Event) -> dict[str, Any] | None:
+    source = open_source(
+        url,
+        environ=context.environ,
+        open_context=lambda: contextlib.nullcontext(context),
+    )
+    if not isinstance(source, RowSource):
+        raise InvalidError(
+            f"{what}: its source `{url}` has no rows: ask a pump or a stream of a change log"
+        )
+    return source.fetch_row(event.key or b"")
+
+
+class StreamOptions(HandlerSettings, total=False):
+    """How a stream runs: the settings of a handler, and those of its source."""
+
+    dead_letter: str  # the topic for events that the handler failed on
+    start: Start  # of a new stream: earliest (default), or latest, the ends that it sees first
+    accept_loss: bool  # go on where the source has lost events, and record it
+    take_over: bool  # stop the processes that run the stream, without waiting for their end
+    on_outage: Callable[[TidelogError, float], None]  # the source is away; seconds until a retry
+
+
+class Stream:
+    """A source whose events go to a Python handler, without a topic in between."""
+
+    def __init__(self, context: Context, source: str, append: Append) -> None:
+        self.source = source
+        self._context = context
+        self._append = append
+
+    def __repr__(self) -> str:
+        return f"Stream({self.source!r})"
+
+    def run(self, handler: Handler, *, name: str, **options: Unpack[StreamOptions]) -> int:
+        """Give the handler each event at least once; returns how many events it handled.
+
+        The catalog keeps the position under the ``name``, and moves it after the handler returned:
+        a run that was killed resumes there. Several processes with one name share the source
+        partitions. Events of a source partition come in order. Runs until ``stop`` is set, or
+        with ``until_caught_up`` until everything there was handled. :class:`HandlerOptions`
+        explains ``on_error``, ``retries``, ``types``, ``lag_ms`` and the others. A handler that
+        fails after its ``retries`` ends the run with its error.
+
+        >>> home.stream("topic:orders").run(len, name="count", batch=True, until_caught_up=True)
+        3
+        """
+        check_options(f"run of stream `{name}`", options, StreamOptions)
+        letters = options.get("dead_letter")
+        settings = {key: options[key] for key in HandlerSettings.__annotations__ if key in options}  # type: ignore[literal-required]
+        to = dead_letter_to(self._append, letters, name) if letters else None
+        how = HandlerOptions(dead_letter=to, **cast(HandlerSettings, settings))
+        workers = HandlerWorkers(self._context, handler, how)
+        pipeline = open_stream(self._context, name, self.source, workers)
+        driver = DriverOptions(
+            follow=not how.until_caught_up,
+            policy=FilePolicy(max_bytes=1),  # everything is due at once
+            accept_loss=options.get("accept_loss", False),
+            start=options.get("start", "earliest"),
+            take_over=options.get("take_over", False),
+            stop=how.stop,
+            on_cycle=workers.end_after,
+        )
+        driver.on_outage = options.get("on_outage", driver.on_outage)
+        try:
+            Driver(self._context, pipeline, driver).run()
+        except HandlerFailed as exc:
+            raise exc.error from None
+        return workers.handled
+
+    def fetch_row(self, event: Event) -> dict[str, Any] | None:
+        """Return the row that an event is a change of, as it is now; None if it is gone.
+
+        For the change log of a table. Raises ``InvalidError`` for other sources.
+
+        >>> home.stream("topic:orders").fetch_row(next(home.read("orders")))
+        Traceback (most recent call last):
+        tidelog.errors.InvalidError: stream: its source `topic:orders` has no rows: ...
+        """
+        return _fetch_row(self._context, self.source, "stream", event)

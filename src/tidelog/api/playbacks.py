@@ -165,7 +165,7 @@ def _play_parallel(
     how: PlaybackOptions,
 ) -> PlaybackResult:
     from tidelog.spark.playback import play_parallel  # noqa: PLC0415 - Spark takes a second
-    from tidelog.spark.workers import open_spark  # noqa: PLC0415
+    from tidelog.spark.workers import open_spark  # noqa: PLC0415 - the same
 
     topic, pin = pin_asked(context, asked)
     _begin(options, topic, pin)

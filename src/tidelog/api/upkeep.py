@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - archives, erasure and Spark take longer to import than the rest
 """What a home does as a whole: erase events for good, maintain itself, drive what it has.
 
 Archives and pipelines are imported when they are needed: that takes longer than all the rest.
@@ -28,7 +29,7 @@ from tidelog.journal.calls import unknown_id
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import amendments_waiting
-from tidelog.journal.lookup import check_id
+from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
@@ -36,16 +37,18 @@ from tidelog.log.maintenance.trim import TrimResult, TrimTo, before_time, trim_t
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.notifier import Notifier, notify_again
 from tidelog.log.notify_targets import open_target
-from tidelog.log.status import Past, check_readers
+from tidelog.log.readers import Past, check_readers
 from tidelog.log.topics import list_topics
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
+from tidelog.settings import check_options
 from tidelog.store import Store
 from tidelog.store.cache import CachedStore
 
 if TYPE_CHECKING:
     from tidelog.erasure.from_archives import DeleteResult
     from tidelog.erasure.proof import Proof
+    from tidelog.erasure.updates import ArchiveUpdate
     from tidelog.maintenance.turn import Erasure
     from tidelog.pipeline.base import Workers
 
@@ -72,6 +75,7 @@ class UpkeepCalls(ABC):
 
     context: Context
     _pool: Executor
+    _lookups: Lookups
 
     @property
     @abstractmethod
@@ -102,6 +106,22 @@ class UpkeepCalls(ABC):
     @abstractmethod
     def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
         """One turn of the scribe."""
+
+    def update_archives(self, topic: str, ids: Iterable[str]) -> list[ArchiveUpdate]:
+        """Give archived events the values that the topic has now; returns what was changed.
+
+        Rewrites the files of the topic's archives that hold these ids, under their names, and
+        corrects their tables. ``unchanged`` of a result says why files keep the old values. An
+        event keeps its folder. Safe to kill and to repeat: files with the values stay as they are.
+
+        >>> home.update("orders", "order-2", b"corrected")
+        >>> [each.events for each in home.update_archives("orders", ["order-2"])]
+        [1]
+        """
+        from tidelog.erasure.updates import update_archives
+
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        return update_archives(self.context, self._lookups.of(self.topic(topic)), wanted)
 
     @overload
     def erase(
@@ -153,6 +173,7 @@ class UpkeepCalls(ABC):
         """
         from tidelog.erasure.from_archives import delete_events, delete_key
 
+        check_options("erase", options, EraseOptions)
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if bool(wanted) == (key is not None):
             raise InvalidError("erase: give ids or a key")
@@ -327,6 +348,7 @@ class UpkeepCalls(ABC):
         >>> home.compile_all().journals
         1
         """
+        check_options("compile", options, CompileOptions)
         wanted = policy or CompilePolicy.everything()
         found = self._compiled_topics(topics)
         go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", _ignore)

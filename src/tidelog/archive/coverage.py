@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.archive.read import ArchiveFiles
-from tidelog.codec.formats.raw_columns import plain_rows
+from tidelog.codec.event_json import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange

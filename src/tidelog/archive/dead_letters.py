@@ -128,7 +128,7 @@ def replay(
         done.add(report)
         how.on_cycle(report)
 
-    Driver(context, pipeline, DriverOptions(stop=how.stop, on_cycle=tell)).run()
+    Driver(context, pipeline, DriverOptions(wait=True, stop=how.stop, on_cycle=tell)).run()
     remove_replaced(context, store, archive, how.generation)
     return done
 

@@ -9,7 +9,8 @@ files stay readable. Erasures and proofs still cover them, because the registry'
                                                                  sweep finishes it
 2. freeze: every head names that id, so no driver commits;
    unfinished ranges are settled (``freeze``)                  → crash: the same
-3. own every shard, so that idle drivers stop too              → crash: the same
+3. change the fence of the drivers, so that idle ones stop
+   too; delete the rows of failures, which may quote events    → crash: the same
 4. the row says that this is settled
 
 A copied home only does steps 1 and 4 for an archive outside: its files, and the drivers there,
@@ -46,7 +47,6 @@ from tidelog.archive.freeze import freeze_heads
 from tidelog.archive.roots import has_our_mark, is_own_name, own_folders
 from tidelog.catalog.base import Put
 from tidelog.catalog.disk_reserve import freeing
-from tidelog.catalog.update import RACE
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     change_archive,
@@ -58,14 +58,15 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.coordination.registry import check_shown, remove_name
-from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveEnd
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.endpoints import files_at, no_source, pipelines_of, store_at
+from tidelog.pipeline.failures import close_failures
 from tidelog.pipeline.registry import close_heads, delete_below, list_pipelines, remove_work
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.share import stop_drivers
 from tidelog.store.base import Store
 
 __all__ = [
@@ -76,8 +77,6 @@ __all__ = [
     "finish_removal",
     "remove_late_copies",
 ]
-
-_SHARD = "shard/"
 
 
 def end_archive(context: Context, name: str, shown: str = "") -> Archive:
@@ -117,7 +116,9 @@ def finish_ending(context: Context, archive: Archive) -> Archive:
         for pipeline in _pipelines(context, archive):
             freeze_heads(context, pipeline, ended)  # step 2
         for each in pipelines_of(archive):
-            _take_shards(context, each)  # step 3
+            stop_drivers(context, each)  # step 3
+    for each in pipelines_of(archive):
+        close_failures(context, each)
 
     def edit(found: Archive) -> Archive:
         if found.incarnation != archive.incarnation or found.ended is None:
@@ -209,7 +210,7 @@ def finish_removal(context: Context, archive: Archive) -> None:
         close_heads(context, each)
     if archive.ended.lost:
         for each in pipelines_of(archive):
-            _take_shards(context, each)  # as step 3, which was skipped
+            stop_drivers(context, each)  # as step 3, which was skipped
         remove_late_copies(context, archive)
     else:
         _remove_files(context, archive)  # step 7
@@ -270,21 +271,6 @@ def _pipelines(context: Context, archive: Archive) -> Iterator[Pipeline]:
         own = archive.pipeline(generation)
         for each in (own, replay_pipeline(own)):
             yield Pipeline(archive.name, each, source, sink, LocalWorkers())
-
-
-def _take_shards(context: Context, pipeline: str) -> None:
-    """Raises the epoch of every shard, and leaves it without a driver."""
-    where = layout.pipeline_shards(pipeline)
-    for row in [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]:
-        shards, number = map(int, row.removeprefix(_SHARD).split("/"))
-        shard = PipelineShard(context, pipeline, number, shards, beside=True)
-        for delay_s in RACE.delays_s(context.random):  # its driver sends heartbeats in between
-            if shard.try_take(force=True):
-                shard.release()
-                break
-            context.clock.sleep(delay_s)
-        else:
-            raise UnavailableError(f"shard `{row}`: its driver keeps changing it: try again")
 
 
 def _check_unused(context: Context, archive: Archive) -> None:

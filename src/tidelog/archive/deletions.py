@@ -41,6 +41,7 @@ from tidelog.archive.derived_archives import (
     is_same_event,
     line_of,
 )
+from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.audit import (
@@ -70,7 +71,6 @@ __all__ = [
     "read_deletions",
 ]
 
-_ROUNDS = 20  # against compiles that keep ending in between
 
 Places = dict[int, set[int]]
 """Offsets by partition."""
@@ -133,12 +133,16 @@ def _deleted(context: Context, topic: Topic, record: AuditRecord) -> Iterator[Au
 
 
 def _is_deleted(context: Context, topic: Topic, event: AuditedEvent) -> bool:
-    for _ in range(_ROUNDS):
+
+    def read() -> bool | None:
         with contextlib.suppress(MovedError, NotFoundError):  # swapped in between
             return _has_amendment(context, topic, event) or _is_compiled_out(context, topic, event)
         if find_head(context, topic, event.partition).closed:
             return False  # the topic is being deleted, so archives have what was deleted
-    raise UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
+        return None
+
+    busy = UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
+    return read_stable(context, read, busy)
 
 
 def _has_amendment(context: Context, topic: Topic, event: AuditedEvent) -> bool:

@@ -3,6 +3,10 @@
 Each lane is an application of the Delta protocol: a commit that adds its files also sets its
 transaction version to the ordinal it reached. The protocol refuses a commit if another process has
 moved the application since the table was read.
+
+Statistics have only offsets and times, so that no value of an event is in the log. A property of
+the table says so: without it, deltalake takes a missing statistic for a null, and a reader that
+filters by such a column gets no rows.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ except ImportError as exc:
 
 __all__ = ["DeltaLog"]
 
+_STATS_OF = ("offset", "timestamp")  # fields of events with statistics
+_STATS_COLUMNS = "delta.dataSkippingStatsColumns"
+
 
 class DeltaLog:
     """One Delta table."""
@@ -57,6 +64,12 @@ class DeltaLog:
             self._table = self._read()
             if self._table is None:
                 return {}
+            wanted = self._configuration()
+            if not wanted.items() <= self._table.metadata().configuration.items():
+                self._table.alter.set_table_properties(wanted)
+                self._table = self._read()
+                if self._table is None:
+                    return {}
             return {lane: self._table.transaction_version(lane) or 0 for lane in lanes}
 
     def add(self, lot: TableAddition) -> None:
@@ -115,6 +128,7 @@ class DeltaLog:
                 mode="error",
                 partition_by=[each.name for each in more],
                 name=self._plan.archive.name,
+                configuration=dict(self._configuration()),
                 storage_options=self._options,
             )
         except DeltaError as exc:
@@ -136,17 +150,27 @@ class DeltaLog:
         """Returns the statistics by which readers skip a file."""
         least = {"offset": file.entry.first_offset, "timestamp": to_iso(file.entry.first_ms)}
         most = {"offset": file.entry.last_offset, "timestamp": to_iso(file.entry.last_ms)}
-        names = {
-            event: name
-            for event, name in self._plan.names.items()
-            if name in self._plan.columns.names
+        names = self._stats_columns
+        count: dict[str, object] = {"numRecords": file.entry.events}
+        if not names:
+            return count
+        return count | {
+            "minValues": {name: least[event] for event, name in names.items()},
+            "maxValues": {name: most[event] for event, name in names.items()},
+            "nullCount": dict.fromkeys(names.values(), 0),
         }
-        return {
-            "numRecords": file.entry.events,
-            "minValues": {names[each]: value for each, value in least.items() if each in names},
-            "maxValues": {names[each]: value for each, value in most.items() if each in names},
-            "nullCount": {names[each]: 0 for each in least if each in names},
-        }
+
+    @property
+    def _stats_columns(self) -> dict[str, str]:
+        """Returns the columns with statistics, by the field of events that they have."""
+        plan = self._plan
+        names = {event: plan.names[event] for event in _STATS_OF if event in plan.names}
+        return {event: name for event, name in names.items() if name in plan.columns.names}
+
+    def _configuration(self) -> dict[str, str]:
+        """Returns the properties that the table needs."""
+        columns = ",".join(self._stats_columns.values())
+        return {_STATS_COLUMNS: columns} if columns else {}
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ from tidelog.archive.coverage import (
     is_same_sequence,
     read_covered,
 )
-from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.read import ArchiveFiles, carries_output, output_of
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import (
     Bounds,
@@ -169,7 +169,8 @@ class FillSource:
         self._context = context
         self._archive = archive
         self._pipeline = archive.pipeline(generation)
-        self._given = archive.making(generation).source
+        self._making = archive.making(generation)
+        self._given = self._making.source
         self._source = source
         self._follows = follows  # never ahead of the live generation
         self._errors: dict[SourcePartition, TidelogError] = {}  # of the source
@@ -181,7 +182,7 @@ class FillSource:
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
         self._completed: dict[SourcePartition, str] = {}  # the same, read from both
         self._unknown: set[SourcePartition] = set()  # of a backup, not compared yet
-        self._is_from_first = archive.making(generation).start == "earliest"
+        self._is_from_first = self._making.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
 
@@ -281,7 +282,7 @@ class FillSource:
         if range.partition not in self._unknown:
             return
         own: Source = self._old
-        if old is None or self._archive.making().transform:
+        if old is None or output_of(self._archive.making()):
             own = source_at(self._context, self._archive.source)
         with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
             bounds = own.bounds([range.partition])[range.partition]
@@ -317,7 +318,7 @@ class FillSource:
 
     def _is_completed(self, old: Coverage | None) -> bool:
         dense = self._follows or isinstance(self._source, TopicSource)
-        return old is not None and not dense and not self._archive.making().transform
+        return old is not None and not dense and not output_of(self._archive.making())
 
     def _held(self) -> dict[SourcePartition, Bounds]:
         """Returns what the source holds of the archive's own topics, if positions are offsets."""
@@ -500,9 +501,9 @@ class FillSource:
         """Returns a reader of a range from the files of the live generation."""
         self._filled[range.partition] = range.start
         reader = self._old.reader(_limit_range(range, end))
-        making = self._archive.making()
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
-        carried = CarriedRange(self._archive.generation, bool(making.transform), numbers, note)
+        as_is = carries_output(self._archive, self._making)
+        carried = CarriedRange(self._archive.generation, as_is, numbers, note)
         return CarriedReader(reader, carried)
 
 

@@ -3,11 +3,12 @@
 The *watermark* is a time before which all events are in. A source partition has reached the time of
 its last committed event: the parser's time if folders are made of times, otherwise the event's own.
 A partition that has caught up with its source has reached the present, so a quiet one delays no
-folder. None has reached more than that, so an event from the future does no harm. The present is
-the earlier of this machine's time and the store's, so a clock that is ahead does none either. The
-watermark is the least of these, minus the delay by which events may be late; it never goes back. An
-archive of an archive is compared with the source of the first one, whose positions it has too:
-having caught up with an archive that lags means nothing.
+folder. An event from the future shows nothing: events that wait behind it may be hours old. So one
+that is more than five minutes (``CLOCK_AHEAD_MS``) ahead when it is committed does not count. The
+present is the earlier of this machine's time and the store's, so a clock that is ahead does no
+harm. The watermark is the least of these, minus the delay by which events may be late; it never
+goes back. An archive of an archive is compared with the source of the first one, whose positions it
+has too: having caught up with an archive that lags means nothing.
 
 A date folder with files is *final* when it ended before the watermark, however long ago. Until it
 is marked, it has a ``waiting`` row. Later files reopen it: its marker is deleted, listeners are
@@ -67,7 +68,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.notify_targets import open_target
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, DateFolder, encode_success
 from tidelog.model.event import to_iso
@@ -173,7 +174,7 @@ class Finalizer:
         self._sources = sources
         self._files = files
         self._target = target
-        self._where = layout.pipeline_shards(archive.pipeline())
+        self._where = layout.pipeline_members(archive.pipeline())
         self._folders = DateFolders(LayoutSettings(**archive.making().layout))
 
     def run(self, how: FinalizeOptions) -> FinalizeResult:
@@ -205,7 +206,9 @@ class Finalizer:
         for partition, held in bounds.items():
             head = read_progress(self._context, self._archive.pipeline(), partition.text)
             position = head.position if head else held.first
-            if head and not head.is_of(held.incarnation):
+            if head and head.ended:
+                waiting = False  # a person decided that no more of it is archived
+            elif head and not head.is_of(held.incarnation):
                 waiting = True  # it was created again, with other positions
             else:
                 waiting = waits(source, SourceRange(partition, position, held.end))
@@ -214,7 +217,7 @@ class Finalizer:
                 continue
             totals = head.totals if head else Totals()
             time_ms = totals.path_ms if totals.path_ms >= 0 else totals.event_ms
-            if time_ms < 0:
+            if time_ms < 0 or time_ms > now_ms + limits.CLOCK_AHEAD_MS:
                 return None  # it has events of unknown time
             reached.append(min(time_ms, now_ms))
         return max(0, min(reached) - delay_ms) if reached else None

@@ -61,7 +61,7 @@ __all__ = [
 
 def freeze_heads(context: Context, pipeline: Pipeline, promotion: Promotion | ArchiveEnd) -> None:
     """Freezes all heads of a pipeline, and settles the unfinished ranges there."""
-    work = _Freeze(context, pipeline, epoch=0)
+    work = _Freeze(context, pipeline, owner="")
     for partition in read_partitions(context, pipeline.id):
         work.freeze(SourcePartition.named(partition), promotion.id)
 

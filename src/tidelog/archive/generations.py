@@ -297,7 +297,7 @@ class _Promote:
             return []
         archive, new = self._archive, self._generation
         pipeline = open_pipeline(self._context, archive, self._workers, new)
-        how = DriverOptions(policy=FilePolicy(archive.max_bytes, archive.max_age_ms))
+        how = DriverOptions(wait=True, policy=FilePolicy(archive.max_bytes, archive.max_age_ms))
 
         def look(_: CycleReport) -> None:
             """Stops at what the live one has, because a busy source never ends."""

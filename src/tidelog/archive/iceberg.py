@@ -32,6 +32,7 @@ from tidelog.archive.table_files import (
     TableAddition,
     TableFile,
     TablePlan,
+    Through,
     iceberg_properties,
     object_url,
 )
@@ -72,15 +73,6 @@ _LOST = (
 )
 
 
-class Through(msgspec.Struct, frozen=True):
-    """How far a table is, from its property."""
-
-    archive: str  # incarnation
-    generation: int
-    lanes: dict[str, int]
-    home: str = ""  # id
-
-
 class IcebergTable:
     """One Iceberg table."""
 
@@ -98,8 +90,7 @@ class IcebergTable:
 
     @property
     def holds_another(self) -> bool:
-        known = self._through
-        return known is not None and known.generation != self._plan.archive.generation
+        return self._plan.is_of_another(self._through)
 
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
         with self._translate_errors():
@@ -113,11 +104,8 @@ class IcebergTable:
         with self._translate_errors():
             table = self._table or self._create(lot.files)
             files = self._data_files(table, lot.files)
-            archive, known = self._plan.archive, self._through
-            same = not self.holds_another
-            lanes = {**(known.lanes if known and same else {}), **lot.through}
-            after = Through(archive.incarnation, archive.generation, lanes, self._plan.home)
-            said = msgspec.json.encode(after).decode()
+            known, same = self._through, not self.holds_another
+            said = msgspec.json.encode(self._plan.after(known, lot)).decode()
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
                 if not same:
@@ -229,25 +217,7 @@ class IcebergTable:
         said = table.properties.get(_STATE)
         if said is None and table.current_snapshot() is None:
             return None
-        archive = self._plan.archive
-        try:
-            found = decode_json(said or "{}", Through)
-        except msgspec.MsgspecError as exc:
-            raise InvalidError(
-                f"iceberg table `{self._name}`: was not made by `tidelog archive register`: "
-                "give the name of another one"
-            ) from exc
-        if found.home != self._plan.home:
-            raise InvalidError(
-                f"iceberg table `{self._name}`: belongs to archive `{archive.name}` of home "
-                f"`{found.home}`, of which this home was a copy: give the name of another one"
-            )
-        if found.archive != archive.incarnation:
-            raise InvalidError(
-                f"iceberg table `{self._name}`: belongs to another archive than "
-                f"`{archive.name}`: give the name of another one"
-            )
-        return found
+        return self._plan.read_through(said or "{}", f"iceberg table `{self._name}`")
 
     @property
     def _catalog(self) -> Catalog:

@@ -9,7 +9,7 @@ it. Only these are read, and none if a file holds every offset between its first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tidelog.codec.formats.batches import decoding, open_data
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
 from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
+from tidelog.codec.parsers import LayoutSettings, changes_values, open_parser
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
@@ -62,6 +63,31 @@ __all__ = [
 ]
 
 
+def output_of(making: ArchiveFormat) -> str:
+    """Returns what made the values in files: transform, parser, or nothing: the events' own."""
+    if making.transform:
+        return "transform"
+    if not making.parser:
+        return ""
+    parser = open_parser(making.parser, LayoutSettings(**making.layout))
+    return "parser" if changes_values(parser) else ""
+
+
+def carries_output(archive: Archive, building: ArchiveFormat) -> bool:
+    """Returns whether files of the live generation hold output, which is carried over as it is.
+
+    Raises ``InvalidError`` if the parser of the one that is being built would change it again.
+    """
+    output = output_of(archive.making())
+    if output and output_of(building) == "parser":
+        raise InvalidError(
+            f"archive `{archive.name}`: its source no longer has these events, and its files hold "
+            f"what the {output} made of them: a parser that changes values cannot read that; "
+            "backfill from a backup with --from archive:NAME, or with another parser"
+        )
+    return bool(output)
+
+
 class ArchiveFiles:
     """Reads files of one generation, and checks each against its manifest."""
 
@@ -71,6 +97,8 @@ class ArchiveFiles:
         self._format: Format = open_format(making.format, making.codec or None, settings)
         columns = getattr(self._format, "columns", None)  # of formats with columns
         names = {name: name for name in EVENT_SCHEMA.names} if columns is None else columns.names
+        self.names: Mapping[str, str] = names  # of the event columns in `schema`
+        self.schema: pa.Schema = EVENT_SCHEMA if columns is None else columns.schema
         self.restorable = "value" in names  # whether events can be rebuilt from its files
         self._offset: str = "offset" if self.restorable else names["offset"]
 
@@ -92,6 +120,17 @@ class ArchiveFiles:
                 sidecars = [each for each in manifest.files if each.target == beside]
                 opened = [stack.enter_context(fetched(self._store, each)) for each in sidecars]
                 yield from self._format.read(data, opened[0] if opened else None)
+
+    def rows(self, manifest: Manifest, file: FileEntry) -> Iterator[pa.RecordBatch]:
+        """Yields a data file in the columns of ``schema``, which has typed columns too."""
+        if self.schema.names == EVENT_SCHEMA.names:
+            yield from self.batches(manifest, file)
+            return
+        with fetched(self._store, file) as data:
+            if isinstance(self._format, OwnColumns):
+                yield from self._format.read_columns(data)
+            else:
+                yield from read_rows(self._format.name, data)
 
     def count(self, manifest: Manifest, file: FileEntry) -> int:
         """Returns how many events a file holds, from its own footer or its sidecar's.

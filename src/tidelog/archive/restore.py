@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive
+from tidelog.archive.read import output_of
 from tidelog.codec.formats import settings_of
 from tidelog.connectors.archive.staging import RestorableSink
 from tidelog.connectors.sink import TargetSink
@@ -78,8 +79,8 @@ def restore_limit(making: ArchiveFormat) -> str:
             "its files have typed columns without the raw value: no restore is possible, and "
             "fields that the schema does not name are lost"
         )
-    if making.transform:
-        return "its files hold what the transform returns: a restore brings back only that"
+    if output := output_of(making):
+        return f"its files hold what the {output} returns: a restore brings back only that"
     return ""
 
 
@@ -90,7 +91,8 @@ def restore(
 
     Safe to kill, to repeat, and to run twice at once.
     """
-    return Driver(context, open_restore(context, wanted, workers), how or DriverOptions()).run()
+    how = how or DriverOptions(wait=True)
+    return Driver(context, open_restore(context, wanted, workers), how).run()
 
 
 def open_restore(

@@ -14,7 +14,7 @@ low.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidelog.archive.account import read_account
@@ -29,6 +29,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
+from tidelog.coordination.members import read_members
 from tidelog.coordination.pipeline_rows import (
     is_detached,
     is_outside,
@@ -38,10 +39,10 @@ from tidelog.coordination.pipeline_rows import (
     replay_pipeline,
 )
 from tidelog.errors import NotFoundError, TidelogError, unexpected
-from tidelog.log.status import DeletedTopic
+from tidelog.log.readers import DeletedTopic
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
-from tidelog.model.partition_rows import HeldRow, decode_row
+from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
 from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.endpoints import no_source, source_at, store_at
@@ -370,15 +371,11 @@ def _drivers(context: Context, pipeline: str, now_ms: int) -> tuple[int, int]:
     """Returns how many drivers are alive, and how many are silent."""
     limit_ms = context.settings.lease_ttl_ms + _BEATS_MISSED_MS
     is_dead: Callable[[str], bool] = context.processes.is_dead
-    leases: Sequence[HeldRow] = [
-        decode_row(row.value, HeldRow, f"shard `{row.row}`")
-        for row in context.catalog.scan(layout.pipeline_shards(pipeline), "shard/", "shard0")
-    ]
-    owned = [lease for lease in leases if lease.owner]
+    members = read_members(context, layout.pipeline_members(pipeline)).values()
     alive = [
-        lease for lease in owned if now_ms - lease.beat_ms <= limit_ms and not is_dead(lease.mark)
+        each for each in members if now_ms - each.seen_ms <= limit_ms and not is_dead(each.mark)
     ]
-    return len(alive), len(owned) - len(alive)
+    return len(alive), len(members) - len(alive)
 
 
 _SLACK_MS = 300_000  # how long a cycle may take, in addition to the policy's wait
@@ -506,7 +503,7 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
         yield (
             f"{each.lag} events wait, at most {limits.max_lag} may: run `tidelog archive run "
-            f"{archive.name}`, with more workers or shards if a driver runs"
+            f"{archive.name}`, with more workers or drivers if one runs"
         )
     given_ms = limits.max_lag_ms
     lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
@@ -514,7 +511,7 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         yield (
             f"an event waits for {each.lag_s:.0f} s, at most {lag_max_s:.0f} s may one: "
             f"run `tidelog archive run {archive.name}`; if a driver runs, look at its output, and "
-            "add workers or shards"
+            "add workers or drivers"
         )
     if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
         yield (

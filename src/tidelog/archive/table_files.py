@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import pyarrow as pa
 
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.archive import Archive
+from tidelog.model.decoding import decode_json
 from tidelog.model.pipeline import FileEntry
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "TableAddition",
     "TableFile",
     "TablePlan",
+    "Through",
     "delta_options",
     "iceberg_properties",
     "object_url",
@@ -67,6 +70,39 @@ class TablePlan:
             if all(name in file.values for file in files) and name not in self.columns.names
         ]
 
+    def read_through(self, said: str, what: str) -> Through:
+        """Returns how far a table is, from its property.
+
+        Raises ``InvalidError`` for a table that this archive of this home has not made.
+        """
+        try:
+            found = decode_json(said, Through)
+        except msgspec.MsgspecError as exc:
+            raise InvalidError(
+                f"{what}: was not made by `tidelog archive register`: give the name of another one"
+            ) from exc
+        if found.home != self.home:
+            raise InvalidError(
+                f"{what}: belongs to archive `{self.archive.name}` of home `{found.home}`, of "
+                "which this home was a copy: give the name of another one"
+            )
+        if found.archive != self.archive.incarnation:
+            raise InvalidError(
+                f"{what}: belongs to another archive than `{self.archive.name}`: give the name of "
+                "another one"
+            )
+        return found
+
+    def is_of_another(self, known: Through | None) -> bool:
+        """Returns whether a table has the files of another generation."""
+        return known is not None and known.generation != self.archive.generation
+
+    def after(self, known: Through | None, lot: TableAddition) -> Through:
+        """Returns how far a table is once it has these files."""
+        lanes = {} if known is None or self.is_of_another(known) else known.lanes
+        archive = self.archive
+        return Through(archive.incarnation, archive.generation, {**lanes, **lot.through}, self.home)
+
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
@@ -76,6 +112,15 @@ class RegisterResult:
     where: str
     files: int
     events: int
+
+
+class Through(msgspec.Struct, frozen=True):
+    """How far a table is, from its property."""
+
+    archive: str  # incarnation
+    generation: int
+    lanes: dict[str, int]
+    home: str = ""  # id
 
 
 class Table(Protocol):

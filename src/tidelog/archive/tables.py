@@ -38,6 +38,7 @@ Every recorded table follows every change of files, whether or not drivers keep 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from urllib.parse import unquote
@@ -99,10 +100,12 @@ def check_table(archive: Archive, name: str) -> None:
     kind, _, rest = name.partition(":")
     catalog, _, table = rest.rpartition("#")
     namespace, _, last = table.rpartition(".")
-    if name != "delta" and not (kind == "iceberg" and catalog and namespace and last):
+    is_glue = kind == "glue" and not catalog and re.fullmatch(r"\w+\.\w+", rest) is not None
+    is_iceberg = kind == "iceberg" and catalog and namespace and last
+    if name != "delta" and not is_glue and not is_iceberg:
         raise InvalidError(
-            f"archive `{archive.name}`: table `{name}`: give delta, or "
-            "iceberg:CATALOG#NAMESPACE.TABLE"
+            f"archive `{archive.name}`: table `{name}`: give delta, "
+            "iceberg:CATALOG#NAMESPACE.TABLE, or glue:DATABASE.TABLE"
         )
 
 
@@ -251,7 +254,8 @@ def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
     for generation in archive.in_state("live", "kept") if archive.tables else ():
         view = _with_generation(archive, generation)
         lanes = dict(_lanes(context, view))
-        if not any(read_erased(context, *where).data for where in lanes.values()):
+        counts = [read_erased(context, *where) for where in lanes.values()]
+        if not any(each.data or each.updated for each in counts):
             continue
         for name in archive.tables:
             with contained(f"table `{name}`", partial(failed.setdefault, name)):
@@ -277,15 +281,15 @@ def stale_entries(context: Context, archive: Archive, generation: int) -> Iterat
 def _rewritten_files(
     archive: Archive, generation: int, files: Sequence[FileEntry]
 ) -> list[TableFile]:
-    """Returns the files of a generation that erasures have rewritten, as a table lists them."""
+    """Returns the files of a generation that were rewritten, as a table lists them."""
     if archive.making(generation).format != "parquet":
         return []
     view = _with_generation(archive, generation)
-    return [_table_file(view, file) for file in files if file.kind == "data" and file.erased]
+    return [_table_file(view, file) for file in files if _is_rewritten(file)]
 
 
 def _erased_files(context: Context, archive: Archive, generation: int) -> list[FileEntry]:
-    """Returns the data files of a generation that erasures have removed events from."""
+    """Returns the data files of a generation that erasures or updates have rewritten."""
     return [
         file
         for pipeline, partition in dict(
@@ -293,8 +297,12 @@ def _erased_files(context: Context, archive: Archive, generation: int) -> list[F
         ).values()
         for manifest in read_manifests(context, pipeline, partition)
         for file in manifest.files
-        if file.kind == "data" and file.erased
+        if _is_rewritten(file)
     ]
+
+
+def _is_rewritten(file: FileEntry) -> bool:
+    return file.kind == "data" and bool(file.erased or file.updated)
 
 
 def _with_generation(archive: Archive, generation: int) -> Archive:
@@ -312,12 +320,16 @@ def open_table(context: Context, archive: Archive, name: str) -> Table:
     check_table(archive, name)
     if name != "delta":
         context.standing.check(f"archive `{archive.name}`: table `{name}`")
-    files_at(context, archive)  # raises unless the folder is ours
+    store = files_at(context, archive)  # raises unless the folder is ours
     plan, environ = _plan(archive, context.home_id), context.environ
     if name == "delta":
         from tidelog.archive.delta import DeltaLog  # noqa: PLC0415 - an extra
 
         return DeltaLog(plan, environ, context.clock)
+    if name.startswith("glue:"):
+        from tidelog.archive.glue import GlueTable  # noqa: PLC0415 - an extra
+
+        return GlueTable(plan, name.removeprefix("glue:"), store, environ)
     from tidelog.archive.iceberg import IcebergTable  # noqa: PLC0415 - an extra
 
     return IcebergTable(plan, name.removeprefix("iceberg:"), environ)
@@ -433,14 +445,14 @@ def _changed_files(
     lanes: Mapping[str, tuple[str, str]],
     through: Mapping[str, int],
 ) -> list[TableFile]:
-    """Returns the files of the table's last lot that have lost events."""
+    """Returns the files of the table's last lot that were rewritten."""
     found: list[TableFile] = []
     for lane, (pipeline, partition) in lanes.items():
         began = through.get(_begin_key(lane), 0)
         for manifest in read_manifests(context, pipeline, partition, began - 1) if began else ():
             if manifest.ordinal >= through.get(lane, 0):
                 break
-            files = [file for file in manifest.files if file.kind == "data" and file.erased]
+            files = [file for file in manifest.files if _is_rewritten(file)]
             found += [_table_file(archive, file) for file in files]
     return found
 

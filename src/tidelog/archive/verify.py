@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +30,7 @@ from tidelog.archive.verify_rows import (
     check_replay,
 )
 from tidelog.catalog.base import Row
+from tidelog.codec.parsers import LayoutSettings
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     Manifests,
@@ -45,6 +47,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Account, Archive, DateFolder, encode_success
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
+from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
 from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import track
 from tidelog.pool import Pool
@@ -53,6 +56,7 @@ from tidelog.store.base import Store
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
 
 _AT_ONCE = 4  # files to read in parallel
+_LOOKS = 5  # at rows of folders that change meanwhile
 _PROBLEMS_MAX = 1_000  # kept of each list; all are counted
 _KEEP = "keep everything as it is, and report it"
 _MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
@@ -121,6 +125,7 @@ def verify_archive(
     look.source(known)
     look.strays()
     look.markers(pipeline)
+    look.folders(pipeline)
     for each in (pipeline, replay_pipeline(pipeline)):
         look.staged(each)
     now = read_archive(context, archive.name)
@@ -167,6 +172,28 @@ def _remedy(context: Context, archive: Archive, generation: int) -> str:
         f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
         f"archive promote {name} --force` accepts what the source no longer has"
     )
+
+
+def _folder_problems(rows: dict[str, Row], files: dict[str, FolderFiles]) -> Iterator[Problem]:
+    """Yields the differences between rows of date folders and the files counted in them."""
+    counted = {
+        row.row: decode_row(row.value, DateFolder, f"row `{row.row}`")
+        for row in rows.values()
+        if row.row.startswith("folder/")
+    }
+    for name in sorted({*counted, *files}):
+        said, found = counted.get(name), files.get(name)
+        known = (said.files, said.events) if said else (0, 0)
+        now = (found.files, found.events) if found else (0, 0)
+        erased = found.erased if found else 0
+        # An erasure before or after the count: the row keeps what was counted.
+        if known[0] != now[0] or not now[1] <= known[1] <= now[1] + erased:
+            folder = said.folder if said else found.folder if found else name
+            what = (
+                f"its row says {known[0]} files with {known[1]} events, and manifests name "
+                f"{now[0]} with {now[1]}"
+            )
+            yield Problem("folder", folder, what, _KEEP)
 
 
 class _VerifyLook:
@@ -277,7 +304,7 @@ class _VerifyLook:
 
     def markers(self, pipeline: str) -> None:
         """Compares the markers of final folders with their rows, which they follow from."""
-        where = layout.pipeline_shards(pipeline)
+        where = layout.pipeline_members(pipeline)
         for row in self.context.catalog.scan(where, "folder/", "folder0"):
             if self._marker_problem(row) is None:
                 continue
@@ -299,6 +326,31 @@ class _VerifyLook:
         except NotFoundError:
             what = f"is not there; its row says {expected.decode()}"
         return Problem("marker", key, what, "put an object with these bytes in its place")
+
+    def folders(self, pipeline: str) -> None:
+        """Compares the rows of date folders with the files that manifests name in them."""
+        is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
+        if is_unknown:  # that explains any difference
+            return
+        making = self._archive.making(self.tally.generation)
+        as_live = msgspec.structs.replace(self._archive, generation=self.tally.generation)
+        folders = DateFolders(LayoutSettings(**making.layout))
+        counter = FolderCounter(self.context, as_live, folders, 0)
+        for _ in range(_LOOKS):  # until no finalize changed the rows meanwhile
+            rows = self._folder_rows(pipeline)
+            if not rows:
+                return
+            problems = list(_folder_problems(rows, counter.recount()))
+            if not problems or rows == self._folder_rows(pipeline):
+                self.tally.add(*problems)
+                return
+        what = "rows of date folders kept changing"
+        self.tally.note("folder", self._archive.name, what, "verify again to compare them")
+
+    def _folder_rows(self, pipeline: str) -> dict[str, Row]:
+        where = layout.pipeline_members(pipeline)
+        scans = (("folder/", "folder0"), ("counted/", "counted0"))
+        return {row.row: row for scan in scans for row in self.context.catalog.scan(where, *scan)}
 
     def staged(self, pipeline: str) -> None:
         """Reports what attempts have left, or have in progress."""

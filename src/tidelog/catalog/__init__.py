@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - one lazy import for each scheme
 """The catalog: rows in partitions, changed only by conditional writes.
 
 It promises that a write lands whole or not at all, that no version of a row ever recurs, and that a

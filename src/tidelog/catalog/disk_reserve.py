@@ -21,6 +21,7 @@ from typing import Protocol, runtime_checkable
 
 from tidelog.catalog.base import Catalog
 from tidelog.model import limits
+from tidelog.process import create_file
 
 __all__ = ["FreeingCatalog", "Reserve", "freeing"]
 
@@ -45,6 +46,7 @@ class Reserve:
     """The file ``<catalog>-reserve``."""
 
     def __init__(self, catalog: Path) -> None:
+        self._catalog = catalog
         self._path = catalog.with_name(f"{catalog.name}-reserve")
 
     def give(self, size: int) -> bool:
@@ -94,7 +96,7 @@ class Reserve:
             self._allocate(wanted)
 
     def _allocate(self, size: int) -> None:
-        descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        descriptor = create_file(self._path, os.O_WRONLY, self._catalog)
         try:
             os.posix_fallocate(descriptor, 0, size)
         finally:

@@ -29,7 +29,7 @@ try:
     from botocore.config import Config
     from botocore.parsers import ResponseParserError
 
-    from tidelog.aws_session import aws_session
+    from tidelog.aws_session import NO_CREDENTIALS, aws_session
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("dynamodb catalog is not installed: pip install 'tidelog[aws]'") from exc
 
@@ -113,16 +113,6 @@ _REPLY_FIELDS = {
     "TransactWriteItems": {"ConsumedCapacity", "ItemCollectionMetrics"},
     "DescribeTable": {"Table"},
 }
-_NO_CREDENTIALS = (
-    sdk.CredentialRetrievalError,
-    sdk.LoginError,
-    sdk.NoAuthTokenError,
-    sdk.NoCredentialsError,
-    sdk.PartialCredentialsError,
-    sdk.ProfileNotFound,
-    sdk.SSOError,
-    sdk.TokenRetrievalError,
-)
 _NEVER_SENT = (sdk.ConnectTimeoutError, sdk.EndpointConnectionError, sdk.ProxyConnectionError)
 
 
@@ -261,7 +251,7 @@ def error_code(exc: Exception) -> str | None:
 
 def _lasting_error(exc: Exception, table: str, region: str) -> TidelogError | None:
     """Returns the error if a retry will not help; None if it may."""
-    if isinstance(exc, _NO_CREDENTIALS):
+    if isinstance(exc, NO_CREDENTIALS):
         return InvalidError(
             f"catalog table `{table}`: no usable AWS credentials: {_line(exc)}: set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in to your AWS profile",

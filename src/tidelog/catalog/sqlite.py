@@ -44,6 +44,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.model import limits
 from tidelog.model.address import Address
 from tidelog.model.backoff import Backoff
+from tidelog.process import create_file, create_folder
 
 __all__ = ["SqliteCatalog", "open_sqlite"]
 
@@ -121,7 +122,10 @@ class SqliteCatalog:
     def create(self) -> None:
         """Creates the file and its table; leaves an existing catalog as it is."""
         made_folder = not self._path.parent.exists()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(self._path.parent)
+        if not self._path.exists():  # before SQLite creates others beside it
+            os.close(create_file(self._path, os.O_WRONLY, self._path.parent))
         with self._connections.once("rwc") as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -207,7 +211,7 @@ class SqliteCatalog:
                     if self._freeing and self._reserve.is_disk_full(_GROW_BYTES):
                         self._empty_log()  # while the file can still grow
                     return
-                except UnavailableError as exc:
+                except (LostReplyError, UnavailableError) as exc:  # sent again under the same id
                     is_full = isinstance(exc.__cause__, sqlite3.Error) and _is_full(exc.__cause__)
                     if not (is_full and self._freeing):
                         raise
@@ -333,8 +337,7 @@ class SqliteCatalog:
         try:
             return self._connect_as("mode=ro")
         except sqlite3.OperationalError as exc:
-            name = getattr(exc, "sqlite_errorname", "")
-            if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            if not _sqlite_name(exc).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                 raise
             if stamp.log_bytes:
                 raise InvalidError(
@@ -388,8 +391,10 @@ def _write_once(
     except sqlite3.Error as exc:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
-        if _is_full(exc) and not connection.in_transaction:
+        if _sqlite_name(exc) == "SQLITE_FULL" and not connection.in_transaction:
             raise  # a commit frame needs space too, so nothing was written
+        # Without space for the index of the log, the commit frame is in the log: the process that
+        # opens the file after a crash reads the log, and finds the write.
         raise LostReplyError(str(exc)) from exc
 
 
@@ -420,7 +425,21 @@ def _apply(connection: sqlite3.Connection, partition: str, change: Change, write
 
 
 def _is_full(exc: BaseException) -> bool:
-    return getattr(exc, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+    return _sqlite_name(exc) in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+
+
+def _sqlite_name(exc: BaseException) -> str:
+    """Returns SQLite's name of an error, such as ``SQLITE_FULL``; empty if it has none."""
+    name: str = getattr(exc, "sqlite_errorname", "")
+    return name
+
+
+def _has_no_inodes(folder: Path) -> bool:
+    """Returns whether no file can be created on a disk; False if it has no such limit."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_files > 0 and found.f_favail == 0
+    return False
 
 
 def _is_writable(path: Path) -> bool:
@@ -443,7 +462,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as exc:
-        name = getattr(exc, "sqlite_errorname", "")
+        name = _sqlite_name(exc)
         if name == "SQLITE_NOTADB" or name.startswith("SQLITE_CORRUPT"):
             raise CorruptError(
                 f"catalog `{path}`: {exc}: keep the file, and restore it from a copy"
@@ -454,6 +473,11 @@ def _translated(path: Path) -> Iterator[None]:
                 "can be written to"
             ) from exc
         if name.startswith("SQLITE_CANTOPEN"):
+            if _has_no_inodes(path.parent):
+                raise UnavailableError(
+                    f"catalog `{path}`: its disk has no inodes left, so SQLite cannot create its "
+                    "log: delete or move other files on that disk, and try again"
+                ) from exc
             raise InvalidError(
                 f"catalog `{path}`: cannot be opened: check that its folder exists and is writable"
             ) from exc

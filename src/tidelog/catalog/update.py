@@ -1,4 +1,6 @@
-"""The one loop that changes rows against other writers: read, decide, write, and again.
+"""The loops over rows that others change too: ``update``, ``read_stable`` and ``write_settled``.
+
+``update`` is the one loop that reads, decides, writes and retries:
 
 1. the rows are read, in the order in which they are named
 2. ``decide``, which is pure, says what to write, or that nothing is to be written
@@ -19,10 +21,8 @@ one of them conflicts, and the rows of that conflict carry the other's id.
 | 1, 2       | as it was                    | nothing to repair                    |
 | 3, 4, 5    | the whole change, or nothing | the next caller decides by the rows  |
 
-Determines the outcome of a write when replies get lost.
-
-A backend over a network gives one *attempt* to :func:`write_settled`, which repeats it with the
-same write id until it knows the outcome:
+``write_settled`` is for backends over a network, whose replies get lost. It gets one *attempt* and
+repeats it with the same write id until it knows the outcome:
 
 1. The attempt returns: done.
 2. It raises ``LostReplyError``: read the rows of the write. If a row has the write's id: done. If
@@ -35,12 +35,15 @@ same write id until it knows the outcome:
    row whose expectation failed, and every row that has the id although nothing was expected of it.
 4. It raises ``UnavailableError`` (nothing was sent, or the server refused for load): send again
    after a wait.
+5. It raises any other error (expired credentials, a revoked permission): that error, since nothing
+   was written. After a lost reply ``UnknownOutcomeError``: only this attempt was refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -59,24 +62,27 @@ from tidelog.catalog.base import (
     versions_of,
 )
 from tidelog.clock import Clock, Ids
-from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import ConflictError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model import limits
 from tidelog.model.backoff import Backoff
 
 __all__ = [
     "RACE",
+    "REREAD",
     "Decision",
     "LostReplyError",
     "Repeat",
     "Rows",
     "UpdateContext",
     "read_repeated",
+    "read_stable",
     "update",
     "write_settled",
 ]
 
 T = TypeVar("T")
 RACE = Backoff(limits.COMMIT_ATTEMPTS, base_ms=1, max_ms=200)  # against others on one row
+REREAD = Backoff(16, base_ms=1, max_ms=100)  # while others change rows; 0.7 s in total
 _FRESH_S = 0.01  # after a longer wait, busy writers have changed the rows of a conflict again
 
 
@@ -151,19 +157,21 @@ def update(
     ``decide`` may raise, which ends the update. ``what`` names the thing in errors. Rows that are
     ``known`` are not read at first, so the changes must expect their versions.
     ``UnavailableError``: nothing was written, as others keep changing the rows or the catalog
-    cannot be reached. ``UnknownOutcomeError``: the same after a reply was lost.
+    cannot be reached. ``UnknownOutcomeError``: the same, or any other error of the catalog, after a
+    reply was lost.
     """
     lost: list[tuple[str, Decision[T]]] = []
     try:
         return _settled(context, partition, _Names(rows, known or {}), decide, lost)
-    except UnavailableError as exc:
-        if lost:
-            raise UnknownOutcomeError(
-                f"{what}: a reply was lost, and whether its write has landed is not known "
-                f"({exc}): look at it, then try again",
-                **exc.context,
-            ) from exc
-        raise
+    except (_SilentError, UnavailableError) as exc:
+        error = exc.error if isinstance(exc, _SilentError) else exc
+        if not lost:
+            raise
+        raise UnknownOutcomeError(
+            f"{what}: a reply was lost, and whether its write has landed is not known "
+            f"({error}): look at it, then try again",
+            **error.context,
+        ) from error
     except _BusyError as exc:
         if lost:
             raise UnknownOutcomeError(
@@ -174,6 +182,14 @@ def update(
 
 class _BusyError(Exception):
     """The attempts are used up; never leaves the module."""
+
+
+class _SilentError(Exception):
+    """The catalog failed after a lost reply: the outcome is unknown. Never leaves the module."""
+
+    def __init__(self, error: TidelogError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +212,8 @@ def _settled(
     found = dict(names.known)
     stale = {name for name in names.rows if name not in found}
     while True:
-        found |= _read(context, partition, (name for name in names.rows if name in stale))
+        with _asking(lost):
+            found |= _read(context, partition, (name for name in names.rows if name in stale))
         rows = Rows(found, context.ids.new())
         for write_id, earlier in lost:
             if _has_landed(earlier, write_id, rows):
@@ -205,7 +222,8 @@ def _settled(
         if not decision.changes:
             return decision.result
         try:
-            context.catalog.write(partition, *decision.changes, write_id=rows.write_id)
+            with _asking(lost):
+                context.catalog.write(partition, *decision.changes, write_id=rows.write_id)
         except ConflictError as exc:
             stale = _unreported(names.rows, decision.changes, exc.rows)
             found = found | dict(exc.rows)
@@ -220,6 +238,19 @@ def _settled(
         context.clock.sleep(delay_s)
         if delay_s > _FRESH_S:
             stale = set(names.rows)
+
+
+@contextlib.contextmanager
+def _asking(lost: Sequence[object]) -> Iterator[None]:
+    """Raises ``_SilentError`` if the catalog does not say what became of the writes in ``lost``."""
+    try:
+        yield
+    except (ConflictError, UnknownOutcomeError):
+        raise
+    except TidelogError as exc:
+        if lost:
+            raise _SilentError(exc) from exc
+        raise
 
 
 def _read(context: UpdateContext, partition: str, names: Iterable[str]) -> dict[str, Row | None]:
@@ -265,6 +296,10 @@ def write_settled(
     repeat: Repeat,
 ) -> None:
     """Runs ``attempt`` until the write is done, refused, or has an unknowable outcome."""
+
+    def look() -> WriteOutcome:
+        return _read_outcome(read_version, partition, changes, write_id)
+
     lost: Exception | None = None
     delays = repeat.backoff.waits_s(repeat.random, repeat.clock)
     while True:
@@ -272,16 +307,15 @@ def write_settled(
             attempt()
             return
         except ConflictError as exc:
-            if carries(changes, versions_of(exc.rows), write_id):
+            is_ours = carries(changes, versions_of(exc.rows), write_id)
+            if is_ours or (lost is not None and look() is WriteOutcome.DONE):
                 return
             if lost is None:
                 raise exc
-            if _read_outcome(read_version, partition, changes, write_id) is WriteOutcome.DONE:
-                return
             raise _unknown(partition, write_id, lost) from lost
         except LostReplyError as exc:
             lost = exc
-            outcome = _read_outcome(read_version, partition, changes, write_id)
+            outcome = look()
             if outcome is WriteOutcome.DONE:
                 return
             if outcome is WriteOutcome.FAILED:
@@ -289,12 +323,33 @@ def write_settled(
             refusal: Exception = exc
         except UnavailableError as exc:
             refusal = exc
+        except TidelogError as exc:  # a refusal for good, of this attempt alone
+            if lost is None:
+                raise
+            raise _unknown(partition, write_id, exc) from exc
         delay_s = next(delays, None)
         if delay_s is None:
             if lost is not None:
-                raise _unknown(partition, write_id, lost) from lost
+                raise _unknown(partition, write_id, refusal) from refusal
             raise refusal
         repeat.clock.sleep(delay_s)
+
+
+def read_stable(context: UpdateContext, read: Callable[[], T | None], failed: TidelogError) -> T:
+    """Returns what ``read`` returns, which is called again while it returns None.
+
+    None means that others changed rows while it read them. It waits between two calls, and raises
+    ``failed`` when the calls are used up. It is the one loop that repeats reads of rows.
+    """
+    found = read()
+    for delay_s in REREAD.delays_s(context.random) if found is None else ():
+        context.clock.sleep(delay_s)
+        found = read()
+        if found is not None:
+            break
+    if found is None:
+        raise failed
+    return found
 
 
 def read_repeated(read: Callable[[], T], repeat: Repeat) -> T:
@@ -315,7 +370,7 @@ def _read_outcome(
 ) -> WriteOutcome:
     try:
         versions = {change.row: read_version(change.row) for change in changes}
-    except UnavailableError as exc:
+    except TidelogError as exc:  # out of reach, or the credentials have expired since
         raise _unknown(partition, write_id, exc) from exc
     return judge(changes, versions, write_id)
 

@@ -20,13 +20,12 @@ from tidelog import __version__
 from tidelog.cli.output import (
     FAILED,
     INTERRUPTED,
-    FailedError,
     check_texts,
     exit_code,
     print_error,
     utf8,
 )
-from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.errors import FailedError, InvalidError, NotFoundError, TidelogError
 
 __all__ = ["cli", "main", "run"]
 
@@ -56,7 +55,7 @@ _COMMANDS = {
     "lag": ("upkeep", "Show how far behind each consumer is."),
     "load": ("serve", "Send sample traffic to a server and show its latency."),
     "peek": ("consume", "Print the newest events of a topic, by time."),
-    "pipeline": ("pipeline", "List, show and delete pumps and restores."),
+    "pipeline": ("pipeline", "List, show, move and delete pumps, streams and restores."),
     "playback": (
         "playback",
         "Print the events of a time range, or play them elsewhere.",
@@ -67,6 +66,7 @@ _COMMANDS = {
     "scribe": ("journals", "Compile, apply amendments and sweep in the background."),
     "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
     "spark-env": ("pipeline:spark_env", "Pack Tidelog for Spark executors that do not have it."),
+    "sql": ("sql", "Query topics and archives with SQL."),
     "sweep": ("upkeep", "Delete objects that nothing refers to."),
     "tail": ("consume", "Print events as they are appended, until Ctrl-C."),
     "token": ("token", "Create, list, rotate and revoke the server's tokens."),

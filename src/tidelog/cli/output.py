@@ -1,13 +1,9 @@
-"""What commands print: tables for people, one JSON object per line with ``--json``.
+"""What commands read and print, and how they end.
 
-Results go to standard output; progress and errors to standard error, so that a pipe carries
-results alone.
-
-A progress bar on standard error, where that is a terminal.
-
-Which error ends the command with which exit code: 0 success, 1 failed, 2 wrong usage.
-
-Texts of the command line: arguments are UTF-8, and help shows whole sentences.
+Results are tables for people, or one JSON object per line with ``--json``. They go to standard
+output; errors, and progress where that is a terminal, go to standard error, so that a pipe carries
+results alone. The exit code is 0 for success, 1 for a failure and 2 for wrong usage. Arguments are
+UTF-8, and help shows whole sentences.
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ __all__ = [
     "INTERRUPTED",
     "WRONG_USAGE",
     "CommandGroup",
-    "FailedError",
     "Output",
     "check_texts",
     "counted",
@@ -200,12 +195,6 @@ def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callabl
 FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130  # what shells give for Ctrl-C
-
-
-class FailedError(TidelogError):
-    """A command could not do all that it was asked; its message says what is done."""
-
-    kind = "failed"
 
 
 EXIT_CODES: tuple[tuple[type[TidelogError], int], ...] = (

@@ -47,7 +47,6 @@ __all__ = [
     "format_of",
     "format_options",
     "run_options",
-    "shard_of",
     "spark_conf",
     "spark_of",
     "traced_world",
@@ -102,9 +101,10 @@ def run_options(given: dict[str, Any], watch: DriverWatch) -> RunOptions:
         accept_loss=given.get("accept_loss", False),
         take_over=given.get("take_over", False),
         flush_on_stop=given.get("flush_on_stop", False),
-        shard=shard_of(given.get("shard", "0/1")),
         stop=watch.stop,
         on_look=watch.look,
+        on_share=watch.share,
+        on_left=watch.left,
         on_cycle=watch.cycle,
         on_outage=watch.outage,
     )
@@ -119,14 +119,6 @@ def spark_conf(texts: Iterable[str]) -> dict[str, str]:
             raise InvalidError(f"--conf {text}: give spark.NAME=VALUE")
         conf[key] = value
     return conf
-
-
-def shard_of(text: str) -> tuple[int, int]:
-    """The number of a share of source partitions, and how many there are, from ``M/N``."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise InvalidError(f"--shard {text}: give M/N, such as 0/2 and 1/2")
-    return int(number), int(count)
 
 
 class DriverWatch:
@@ -148,6 +140,8 @@ class DriverWatch:
         )
         self._task = self._bar.add_task(what, total=None, speed="")
         self._done = 0
+        self._follows = follows
+        self._share = -1  # source partitions that it has; -1: not known yet
         self._is_away = False  # the source, as far as is known
         self.dead = 0  # events that no topic or archive accepts
         self.left_out = 0  # events that were erased from the target before they came there
@@ -177,6 +171,19 @@ class DriverWatch:
         speed = f"{task.speed:,.0f} events/s" if task.speed else ""
         self._bar.update(
             self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
+        )
+
+    def share(self, partitions: int, total: int) -> None:
+        """Report how many partitions this driver has, once others have some."""
+        if self._follows and partitions != self._share and (partitions, self._share) != (total, -1):
+            self.tell(f"{self._what}: has {partitions} of {total} source partitions now")
+        self._share = partitions
+
+    def left(self, partitions: int, total: int) -> None:
+        """Report partitions that this run did not read, since other drivers have them."""
+        self.tell(
+            f"{self._what}: other drivers have {partitions} of {total} source partitions: this run "
+            "left those to them"
         )
 
     def outage(self, error: TidelogError, wait_s: float) -> None:

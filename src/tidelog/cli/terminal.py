@@ -19,15 +19,15 @@ from typing import Any
 
 import click
 
-from tidelog.cli.output import FailedError, utf8
-from tidelog.errors import InvalidError
+from tidelog.cli.output import utf8
+from tidelog.errors import FailedError, InvalidError
 
 __all__ = ["Interruption", "ask_first", "past_of", "past_options", "yes_option"]
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def ask_first(what: str, question: str, yes: bool) -> None:
+def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> None:
     """Return when it may be done: by ``--yes``, or as a person at a terminal answers.
 
     ``InvalidError`` where there is neither, ``FailedError`` when the answer is no. Who calls it has
@@ -36,9 +36,10 @@ def ask_first(what: str, question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidError(f"{what}: deleting needs --yes without a terminal")
+        raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
     if not click.confirm(question, err=True):
-        raise FailedError(f"{what}: nothing was deleted")
+        did = {"deleting": "deleted", "moving": "moved"}[doing]
+        raise FailedError(f"{what}: nothing was {did}")
 
 
 def past_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -579,6 +579,6 @@ def contents_of(table: pa.Table) -> Contents:
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Returns one connection for each process; a task has one core."""
-    import duckdb  # noqa: PLC0415
+    import duckdb  # noqa: PLC0415 - the same
 
     return duckdb.connect(":memory:", config={"threads": 1})

@@ -6,9 +6,11 @@ One event is one object on one line::
      "id": null, "key": "customer-7", "value": "...", "type": null, "headers": [["name", "value"]]}
 
 Bytes (key, value, and the values of headers) are text if they are valid UTF-8, and otherwise
-``{"base64": "..."}``. A value of null is a tombstone. Only ``value`` is required when read back;
-``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter also has
-its ``error``. Rows of any other columns become objects with the same bytes and times.
+``{"base64": "..."}``. A value that is read may also be any other JSON, such as ``{"amount": 12}``,
+and is kept as it is written. A value of null is a tombstone. Only ``value`` is required when read
+back; ``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter also
+has its ``error``. Rows of any other columns become objects with the same bytes and times
+(:func:`plain_rows`).
 
 It also reads lists of ids, one per line, for commands and forms that erase. Any text is a valid id,
 even with line breaks, so a list of plain lines cannot contain every id. A line is the id itself,
@@ -22,14 +24,13 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, bad_text
-from tidelog.codec.formats.raw_columns import plain_rows
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
@@ -42,6 +43,7 @@ __all__ = [
     "id_line",
     "ids_of_lines",
     "json_problem",
+    "plain_rows",
     "row_lines",
     "text_of_line",
 ]
@@ -90,10 +92,18 @@ class _EventLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     offset: Any = None
 
 
+class _JsonValueLine(_EventLine, forbid_unknown_fields=True, gc=False):
+    """The same, with any JSON as its value."""
+
+    value: msgspec.Raw  # type: ignore[assignment]
+
+
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _encoder = msgspec.json.Encoder()
 _stored = msgspec.json.Decoder(_StoredEvent)
 _given = msgspec.json.Decoder(_EventLine)
+_given_any = msgspec.json.Decoder(_JsonValueLine)
+_any = msgspec.json.Decoder()
 
 
 def event_lines(events: Iterable[Event]) -> bytes:
@@ -126,7 +136,8 @@ def _batch_lines(batch: pa.RecordBatch) -> bytes:
 def row_lines(batch: pa.RecordBatch) -> bytes:
     """Returns rows of any columns, a JSON object for each; events as events."""
     names = set(batch.schema.names) - {"error"}
-    if names == set(EVENT_SCHEMA.names):
+    time = EVENT_SCHEMA.field("timestamp").type
+    if names == set(EVENT_SCHEMA.names) and batch.schema.field("timestamp").type == time:
         return batch_lines(batch)
     return _encoder.encode_lines(map(_plain, plain_rows(batch, _time_text)))
 
@@ -134,23 +145,40 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
 def event_of_line(line: bytes) -> Event:
     """Returns the event of a line, without its position. Raises ``InvalidError``."""
     check_json_depth(line)
+    value: bytes | None
     try:
         given = _given.decode(line)
+        value = _bytes_of(given.value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise InvalidError(f"is not an event as JSON: {json_problem(line, exc)}") from exc
+        try:
+            given = _given_any.decode(line)
+            value = _json_value(given.value)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as other:  # another field is wrong
+            raise InvalidError(f"is not an event as JSON: {json_problem(line, other)}") from other
+        if value is None:
+            raise InvalidError(f"is not an event as JSON: {json_problem(line, exc)}") from exc
     time = given.timestamp
     if isinstance(time, float):  # JSON has one kind of number: 5.0 is a whole one
         if not time.is_integer():
             raise InvalidError(f"timestamp {time}: give whole milliseconds, or ISO 8601")
         time = int(time)
     return Event(
-        value=_bytes_of(given.value),
+        value=value,
         key=_bytes_of(given.key),
         id=given.id,
         timestamp=from_iso(time) if isinstance(time, str) else time,
         type=given.type,
         headers=tuple((name, _bytes_of(value)) for name, value in given.headers or ()),
     )
+
+
+def _json_value(value: msgspec.Raw) -> bytes | None:
+    """Returns a value that is JSON, byte for byte; None for text and for what should be base64."""
+    text = bytes(value).strip()
+    found = _any.decode(text)  # raises for half of a surrogate pair, which no reader could decode
+    if found is None or isinstance(found, str):
+        return None
+    return None if isinstance(found, dict) and found.keys() == {"base64"} else text
 
 
 def json_problem(line: bytes, error: Exception) -> str:
@@ -301,3 +329,71 @@ def id_line(text: str) -> str:
     if text.isprintable() and not text.startswith(_QUOTE):
         return text
     return json.dumps(text)
+
+
+TimeOf = Callable[[int, pa.DataType], Any]
+"""Returns the value for a time, which is a count of its type's units since 1970."""
+
+
+def plain_rows(batch: pa.RecordBatch, time_of: TimeOf) -> list[dict[str, Any]]:
+    """Returns the rows of a batch; ``time_of`` converts dates and timestamps at any depth.
+
+    ``to_pylist`` makes ``datetime`` objects, which end with the year 9999, and pandas objects for
+    nanoseconds, so it fails on times that a column can hold. One such time must not stop the
+    reading of the rest: read columns that a schema made, or that others wrote, by this function.
+    """
+    columns = [_values(column, time_of) for column in batch.columns]
+    return [
+        dict(zip(batch.schema.names, cells, strict=True)) for cells in zip(*columns, strict=True)
+    ]
+
+
+def _values(array: pa.Array, time_of: TimeOf) -> list[Any]:
+    kind = _numeric(array.type)
+    if kind == array.type:
+        values: list[Any] = array.to_pylist()
+        return values
+    return [_convert_times(value, array.type, time_of) for value in array.cast(kind).to_pylist()]
+
+
+def _numeric(kind: pa.DataType) -> pa.DataType:
+    """Returns the same type with numbers for times, and without dictionaries."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_numeric(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        item = kind.item_field.with_type(_numeric(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_numeric(kind.key_type)), item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        made = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return made(kind.value_field.with_type(_numeric(kind.value_type)))
+    return kind
+
+
+def _convert_times(value: Any, kind: pa.DataType, time_of: TimeOf) -> Any:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if value is None:
+        return None
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return time_of(value, kind)
+    if pa.types.is_struct(kind):
+        return {
+            field.name: _convert_times(value[field.name], field.type, time_of) for field in kind
+        }
+    if pa.types.is_map(kind):
+        return [
+            (
+                _convert_times(key, kind.key_type, time_of),
+                _convert_times(item, kind.item_type, time_of),
+            )
+            for key, item in value
+        ]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_convert_times(item, kind.value_type, time_of) for item in value]
+    return value

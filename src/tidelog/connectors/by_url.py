@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - one lazy import for each scheme
 """Opens sources by URL: Kafka, Kinesis, Scylla's change logs, topics, archives, files.
 
 A source has one method, ``read(range)``, which yields Arrow batches in event columns. It runs on a

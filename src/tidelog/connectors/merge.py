@@ -17,7 +17,7 @@ from tidelog.connectors.source import Chunk
 from tidelog.errors import CorruptError
 from tidelog.model.limits import BATCH_BYTES_MAX
 
-__all__ = ["Stream", "gathered", "merged", "noted", "within"]
+__all__ = ["MergeInput", "gathered", "merged", "noted", "within"]
 
 _MERGE_BYTES = 64 << 20  # the most to sort in one step; far below the 2 GiB limit of an Arrow array
 _CHUNK_ROWS = 20_000  # join small batches up to this many rows
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class MergeInput:
     """Events with rising offsets, in event columns."""
 
     what: str  # its name in error messages
@@ -33,7 +33,7 @@ class Stream:
     open: Callable[[], Iterable[pa.RecordBatch]]
 
 
-def merged(streams: Iterable[Stream]) -> Iterator[pa.RecordBatch]:
+def merged(streams: Iterable[MergeInput]) -> Iterator[pa.RecordBatch]:
     """Yields every event once, in offset order.
 
     Raises ``CorruptError`` if a stream is out of order, or if two streams have the same offset.
@@ -96,7 +96,7 @@ def noted(chunks: Iterable[Chunk], note: Callable[[], bytes]) -> Iterator[Chunk]
 class _Cursor:
     """The current batch of one stream in the merge."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: MergeInput) -> None:
         self.what = stream.what
         self._batches = iter(stream.open())
         self._batch = pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)

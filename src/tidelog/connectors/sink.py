@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - one lazy import for each scheme
 """The protocols of sinks: a writer stages each range, and ``publish`` makes it visible.
 
 Playback sinks: topics, files, standard output, HTTP, Kafka, Kinesis, or nothing.
@@ -37,6 +38,7 @@ __all__ = [
     "PIECE_BYTES",
     "PIECE_EVENTS",
     "AsideSink",
+    "JudgingSink",
     "Lot",
     "NullSink",
     "PlaybackSink",
@@ -63,6 +65,8 @@ class Written:
     written: int = 0
     dead: int = 0
     left_out: int = 0  # because they were erased from the target
+    first_dead: int = -1  # offset of the first dead letter that was found; -1: none
+    why_dead: str = ""  # its error, which may quote it
 
 
 class RecordRefusedError(InvalidError):
@@ -136,6 +140,15 @@ class AsideSink(Protocol):
 
     def is_marked(self, folder: str) -> bool:
         """Returns whether a folder has a marker that declares it complete."""
+        ...
+
+
+@runtime_checkable
+class JudgingSink(Protocol):
+    """A sink that refuses a range after all of it was staged."""
+
+    def judge(self, partition: str, staged: Written) -> None:
+        """Raises ``InvalidError`` if this may not be published as a range of a source partition."""
         ...
 
 

@@ -2,8 +2,8 @@
 
 Ages decide what a sweep may delete, so no single wrong clock may make things look old. The time of
 a sweep is the earlier of this machine's time and the store's, which dates an object that the sweep
-puts. Ages in a topic's rows are also compared with the newest time in the topic. A time that is far
-in the future comes from a wrong clock, and is ignored.
+puts; a folder has no time of its own. Ages in a topic's rows are also compared with the newest time
+in the topic. A time that is far in the future comes from a wrong clock, and is ignored.
 """
 
 from __future__ import annotations
@@ -83,7 +83,15 @@ def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:
 
 
 def store_now_ms(context: Context) -> int:
-    """Returns the time by which the store dates an object that is put now."""
+    """Returns the time by which the store dates an object that is put now.
+
+    A folder dates objects by this machine's clock, so nothing is put into it: a sweep must work
+    where the disk is full. Raises ``InvalidError`` all the same if the folder is read-only.
+    """
+    if not has_own_clock(context.store):
+        now_ms = context.clock.now_ms()
+        _delete_probes(context, now_ms)
+        return now_ms
     for _ in range(_TRIES):
         key = layout.probe(context.ids.new())
         with contextlib.suppress(UnknownOutcomeError):
@@ -92,12 +100,13 @@ def store_now_ms(context: Context) -> int:
             found = context.store.head(key).modified_ms
         except NotFoundError:  # a lost put, or another sweep with a wrong clock deleted it
             continue
-        old = [key]
-        old += [
-            info.key
-            for info in context.store.list(layout.probe(""))
-            if found - info.modified_ms > _LEFT_MS
-        ]
-        context.store.delete(old)
+        _delete_probes(context, found, key)
         return found
     raise UnavailableError("the store's time cannot be read: try again")
+
+
+def _delete_probes(context: Context, now_ms: int, *keys: str) -> None:
+    """Deletes these probes, and those that a process left when it died."""
+    infos = context.store.list(layout.probe(""))
+    left = [info.key for info in infos if now_ms - info.modified_ms > _LEFT_MS]
+    context.store.delete([*keys, *left])

@@ -3,7 +3,7 @@
 A keeper keeps writing one row under an id of its own, and removes it when it ends. So any server of
 the home can show which keepers run what. A keeper is considered dead when its row does not change
 for three heartbeats by the watcher's own monotonic clock (:class:`Keepers`), since the wall clocks
-of hosts may differ. Safety does not depend on these rows: leases and shards decide who may work.
+of hosts may differ. Safety does not depend on these rows: leases and heads decide who may work.
 """
 
 from __future__ import annotations

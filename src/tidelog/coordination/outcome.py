@@ -2,7 +2,8 @@
 
 ``UnavailableError`` means that nothing of a call was stored. So a call of several writes, or of one
 that may be sent again, tracks what it sends (``Sent``). Once one of its writes has landed or has an
-unknown outcome, the call never raises that error, whatever fails after it.
+unknown outcome, the call never raises that error, whatever fails after it. The same holds for a
+catalog that refuses us for good, such as with credentials that have expired since.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Iterator, Sequence
 
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.context import Context
-from tidelog.errors import PartialAppendError, TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import (
+    InvalidError,
+    PartialAppendError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.model.event import Positions
 
 __all__ = ["Sent", "append_error"]
@@ -61,7 +68,8 @@ class _NotingCatalog(Catalog):
         return self.inner.url
 
     def get(self, partition: str, row: str) -> Row | None:
-        return self.inner.get(partition, row)
+        with self._asking():
+            return self.inner.get(partition, row)
 
     def scan(
         self,
@@ -75,11 +83,22 @@ class _NotingCatalog(Catalog):
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         try:
-            self.inner.write(partition, *changes, write_id=write_id)
+            with self._asking():
+                self.inner.write(partition, *changes, write_id=write_id)
         except UnknownOutcomeError:
             self._sent.something = True
             raise
         self._sent.something = True
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turns a refusal for good into ``UnavailableError`` once something was sent (``told``)."""
+        try:
+            yield
+        except InvalidError as exc:
+            if not self._sent.something:
+                raise
+            raise UnavailableError(str(exc), **exc.context) from exc
 
     def close(self) -> None:
         self.inner.close()

@@ -1,4 +1,4 @@
-"""A row that one process holds at a time: a partition's compiler, a pipeline's shard, the scribe.
+"""A row that one process holds at a time: a partition's compiler, or the scribe.
 
 The steps, and what a crash after each one leaves:
 
@@ -149,8 +149,6 @@ _LOOK_S = 0.2  # between looks at a row whose owner may be dead
 class Ownership:
     """One process's view of such a row."""
 
-    retakes = True  # at a heartbeat, if it has no owner any more
-
     def __init__(
         self, context: Context, where: str, row: str, what: str, guard: Guard = tuple
     ) -> None:
@@ -167,23 +165,19 @@ class Ownership:
         self._lock = threading.RLock()  # of a process's own heartbeats and takes
         self._process = ProcessGuard(what, self._leave_to_parent)
 
-    def try_take(self, force: bool = False) -> bool:
-        """Step 1, if no living process has it, or by ``force``; call it again to wait as a standby.
+    def try_take(self) -> bool:
+        """Step 1, if no living process has it; call it again to wait as a standby.
 
         Passes on what ``guard`` raises.
         """
         with self._lock:
             row = self._context.catalog.get(self._where, self._row)
             if row is None:
-                return self._put(self._lease(self._next_epoch(0)), None)
+                return self._put(self._lease(1), None)
             lease = decode_row(row.value, HeldRow, self._what)
-            if lease.owner and not force and not self._is_over(lease, row.version):
+            if lease.owner and not self._is_over(lease, row.version):
                 return False
-            return self._put(self._lease(self._next_epoch(lease.epoch)), row.version)
-
-    def _next_epoch(self, epoch: int) -> int:
-        """Returns the epoch for our take, given the row's current one."""
-        return epoch + 1
+            return self._put(self._lease(lease.epoch + 1), row.version)
 
     def take(self) -> bool:
         """Waits long enough to see whether an owner is dead; returns False if it is alive."""
@@ -233,7 +227,7 @@ class Ownership:
             self._beat += 1
             if self._put(self._lease(self.epoch), self._version):
                 return
-            if not (self.is_ours() or (self.retakes and self.try_take())):
+            if not (self.is_ours() or self.try_take()):
                 raise FencedError(
                     f"{self._what}: another process has claimed it, ours was epoch {self.epoch}: "
                     "stop this one"

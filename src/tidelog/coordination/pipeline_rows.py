@@ -173,7 +173,7 @@ def read_partitions(context: Context, pipeline: str) -> list[str]:
 
 def read_listed(context: Context, pipeline: str) -> dict[str, ListedPartition]:
     """Returns the source partitions that a pipeline knows, with the ends at its creation."""
-    where = layout.pipeline_shards(pipeline)
+    where = layout.pipeline_members(pipeline)
     rows = context.catalog.scan(where, "partition/", "partition0")
     listed = [decode_row(row.value, ListedPartition, f"row `{row.row}`") for row in rows]
     return {each.partition: each for each in listed}
@@ -184,7 +184,7 @@ def list_partitions(context: Context, pipeline: str, listed: Iterable[ListedPart
     puts = [Put(layout.partition_row(each.partition), encode_row(each), ABSENT) for each in listed]
     for first in range(0, len(puts), limits.CHANGES_MAX):
         _put_absent(
-            context, layout.pipeline_shards(pipeline), puts[first : first + limits.CHANGES_MAX]
+            context, layout.pipeline_members(pipeline), puts[first : first + limits.CHANGES_MAX]
         )
 
 

@@ -51,6 +51,7 @@ from tidelog.context import Context
 from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.outcome import Sent
 from tidelog.coordination.pipeline_rows import counting_files, read_partitions
+from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
 from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons
 from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive, finish_rewrites
@@ -360,6 +361,7 @@ def erase_archived(
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
+        proof_places.remove_quotes(context, covered, found)
         out_of_reach = (*other_sources(context, archive), *copied)
         named = tuple(name for each in covered for name in files_named_by_events(context, each))
     return ErasedFromArchives(

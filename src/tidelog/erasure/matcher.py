@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.archive.deletions import Deletions, Places
-from tidelog.codec.formats.raw_columns import plain_rows, read_rows
+from tidelog.codec.event_json import plain_rows
+from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.text_lines import is_text
 from tidelog.errors import InvalidError

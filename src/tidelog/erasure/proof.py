@@ -455,11 +455,14 @@ class _ProofSearch:
         owners = owners_of(self._context, self._topic)
         for where in quoting_rows(self._context, owners, self._sought.deletions):
             self._add(where, "quotes one of them in its reason", _REASON)
-        for where, text, do in quoted_errors(self._context, self._topic):
-            if self._sought.in_any_text(text.encode()):
-                self._add(where, "quotes one of them in an error", do)
+        self.errors()
         if not clear_deleted_rows(self._context.catalog):
             self._add(self._context.catalog.url, "its log holds rows that were deleted", _LOG)
+
+    def errors(self) -> None:
+        """Searches errors that rows show to people."""
+        for error in quoted_errors(self._context, self._topic, self._sought):
+            self._add(*error)
 
     def copies(self, store: Store, deletions: Deletions) -> None:
         """Searches topics that pumps, restores and playbacks copied to, and their archives.
@@ -476,6 +479,7 @@ class _ProofSearch:
             for place, what in copying_under_way(self._context, copy.topic, sought):
                 inner._add(place, what, _COPYING)
             inner.topic_objects(store)
+            inner.errors()
             for archive, generation in reachable_archives_of(self._context, copy.topic):
                 inner.archive(archive, generation)
             self.proof.objects += inner.proof.objects

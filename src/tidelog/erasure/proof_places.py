@@ -8,7 +8,10 @@ does not, because a replay may have used another one.
 
 **Rows.** Rows hold no ids, keys or values (the audit and the ledger have hashes), with one
 exception: errors shown to people, which may quote a value that a parser refused. They are kept
-while something fails: in ``failure`` rows of pipelines, and in the rows of running keepers.
+while something fails: in ``failure`` rows of pipelines, and in the rows of running keepers. A proof
+does not know the values of erased events. So it recognizes a quote by the id or key, and by the
+offset of the quoted event in the row. An error without an offset may quote any event that its
+pipeline has not committed, and one of a keeper any event.
 
 **Uploads.** A running upload becomes an object, or its writer deletes it. So a proof lists uploads
 before objects, and waits a little for those that may end: a finished one is then in a listing. A
@@ -30,15 +33,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from tidelog.archive.archive import list_archives
 from tidelog.archive.deletions import Deletions
-from tidelog.archive.derived_archives import archives_of
+from tidelog.archive.derived_archives import Line, archives_of
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
+from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.keepers import Keeper
 from tidelog.coordination.pipeline_rows import (
@@ -46,6 +51,7 @@ from tidelog.coordination.pipeline_rows import (
     generation_pipeline,
     read_commit_rows,
     read_partitions,
+    read_progress,
     replay_pipeline,
 )
 from tidelog.erasure.known_objects import ICEBERG, folder_values
@@ -59,7 +65,7 @@ from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import StoreFolder, folders_of, pipelines_of
-from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.failures import read_failures, remove_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload
 
@@ -83,6 +89,7 @@ __all__ = [
     "quoting_rows",
     "redact_reasons",
     "remedy_of",
+    "remove_quotes",
     "stagings_of_others",
     "why_loose",
 ]
@@ -190,31 +197,72 @@ def _folder(target: str, root: str) -> str:
 
 
 _FAILURE = (
-    "fix what fails and let its driver run until it commits there, which removes the row; of a "
-    "generation that is kept: `tidelog archive drop`"
+    "fix what fails and let its driver run until it commits there, which removes the row, or end "
+    "its archive with `tidelog archive delete`; of a generation that is kept: `tidelog archive "
+    "drop`"
 )
 _KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
 
 
-def quoted_errors(context: Context, topic: Topic) -> Iterator[tuple[str, str, str]]:
-    """Yields errors that rows quote: where, the text, and what deletes it.
+@dataclass(frozen=True, slots=True)
+class _ShownError:
+    """An error in a row: where, its text, what deletes it, and what it may quote."""
+
+    where: str
+    text: str
+    do: str
+    partition: str = ""  # of the source; empty: all
+    quotes: str = "any"  # as in ``DriverFailure``
+    position: str = ""  # what is before it is committed; empty: unknown
+
+    def may_quote(self, topic: Topic, sought: EventMatcher) -> bool:
+        """Returns whether it may quote an event that had one of the ids or keys."""
+        number = SourcePartition.named(self.partition).number_in(topic.name)
+        if self.partition and number is None:
+            return False  # of another topic
+        numbers = range(topic.partitions) if number is None else [number]
+        offsets = {offset for each in numbers for offset in sought.offsets(each)}
+        if self.quotes != "any":
+            return bool(self.quotes) and int(self.quotes) in offsets
+        begin = int(self.position) if self.position.isdecimal() else 0
+        return any(offset >= begin for offset in offsets)
+
+
+def quoted_errors(
+    context: Context, topic: Topic, sought: EventMatcher
+) -> Iterator[tuple[str, str, str]]:
+    """Yields rows whose errors quote erased events, or may: where, what, and what deletes it.
 
     Covers the topic's archives, pipelines, and keepers, which may run any of them.
     """
-    pipelines = [
-        each
-        for archive, generation in archives_of(context, topic)
-        for each in (archive.pipeline(generation), replay_pipeline(archive.pipeline(generation)))
-    ]
-    pipelines += [named.incarnation for named in list_pipelines(context)]
-    for pipeline in pipelines:
+    for error in (*_failures(context, topic), *_keeper_errors(context, topic)):
+        if sought.in_any_text(error.text.encode()):
+            yield error.where, "quotes one of them in an error", error.do
+        elif error.may_quote(topic, sought):
+            yield error.where, "may quote one of them in an error", error.do
+
+
+def _failures(context: Context, topic: Topic) -> Iterator[_ShownError]:
+    own = [archive.pipeline(number) for archive, number in archives_of(context, topic)]
+    pipelines = [each for pipeline in own for each in (pipeline, replay_pipeline(pipeline))]
+    for pipeline in (*pipelines, *(named.incarnation for named in list_pipelines(context))):
         for partition, failure in read_failures(context, pipeline).items():
-            where = f"{layout.pipeline_shards(pipeline)} · {layout.failure_row(partition)}"
-            yield where, failure.message, _FAILURE
+            where = f"{layout.pipeline_members(pipeline)} · {layout.failure_row(partition)}"
+            head = read_progress(context, pipeline, partition) if partition else None
+            position = "" if head is None else head.position
+            quotes = failure.quotes
+            yield _ShownError(where, failure.message, _FAILURE, partition, quotes, position)
+
+
+def _keeper_errors(context: Context, topic: Topic) -> Iterator[_ShownError]:
+    own = {f"archive {archive.name}" for archive, _ in archives_of(context, topic)}
+    own |= {f"pump {named.name}" for named in list_pipelines(context)}
     for row in context.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
         keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
         for part in keeper.parts:
-            yield f"{layout.KEEPERS} · {row.row}", part.error, _KEEPER
+            fails = part.error and part.name in own and part.state in ("failed", "running")
+            where = f"{layout.KEEPERS} · {row.row}"
+            yield _ShownError(where, part.error, _KEEPER, quotes="any" if fails else "")
 
 
 WAIT_S = 10.0  # for running uploads
@@ -288,6 +336,23 @@ def quoting_rows(context: Context, owners: Iterable[Owner], sought: Deletions) -
             if record.why and _quoted_words(record.why, sought):
                 row = layout.audit_row(record.at_ms, record.id)
                 yield f"{layout.audit_partition(owner.incarnation)} · {row}"
+
+
+def remove_quotes(
+    context: Context, archives: Iterable[Archive], erased: Iterable[tuple[Line, int]]
+) -> None:
+    """Deletes failures of archives that quote erased events, or may, by source partition.
+
+    A row is only for display, and a driver that still fails writes another one.
+    """
+    offsets: dict[str, set[str]] = {}
+    for line, offset in erased:
+        offsets.setdefault(line.partition, {"any"}).add(str(offset))
+    for archive in archives if offsets else ():
+        for pipeline in pipelines_of(archive):
+            found = read_failures(context, pipeline).items()
+            quoting = [name for name, each in found if each.quotes in offsets.get(name, ["any"])]
+            remove_failures(context, pipeline, quoting)
 
 
 def redact_reasons(context: Context, owners: Iterable[Owner], sought: Deletions) -> None:

@@ -82,6 +82,7 @@ from tidelog.store.base import Store
 
 __all__ = [
     "ArchiveErasure",
+    "EraseLane",
     "erase_aside",
     "erase_from_archive",
     "erase_from_archives",
@@ -103,6 +104,7 @@ class ArchiveErasure:
     files: int = 0
     events: int = 0
     ranges: int = 0
+    updated: int = 0  # events that got another value
     waiting: int = 0  # unfinished ranges that may have been planned before the deletes
     failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
 
@@ -166,7 +168,7 @@ def erase_from_archive(
         for partition in read_partitions(context, pipeline):
             wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
             if len(wanted):
-                lane = _EraseLane(context, store, archive, generation, pipeline, partition)
+                lane = EraseLane(context, store, archive, generation, pipeline, partition)
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
                 for row in lane.rows(wanted):
@@ -184,7 +186,7 @@ def finish_rewrites(context: Context, archive: Archive, generation: int) -> Arch
     own, nothing = archive.pipeline(generation), np.array([], np.int64)
     for pipeline in (own, replay_pipeline(own)):
         for partition in read_partitions(context, pipeline):
-            lane = _EraseLane(context, store, archive, generation, pipeline, partition)
+            lane = EraseLane(context, store, archive, generation, pipeline, partition)
             for row in lane.rows(nothing):
                 lane.settle(row, nothing, report)
     return report
@@ -216,7 +218,7 @@ def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offset
     return intent is not None and _between(intent.start, intent.limit, wanted)
 
 
-class _EraseLane:
+class EraseLane:
     """The committed ranges of one source partition."""
 
     def __init__(
@@ -228,7 +230,6 @@ class _EraseLane:
         pipeline: str,
         partition: str,
     ) -> None:
-        self._context = context
         self._context = context
         self._store = store
         self._archive = archive
@@ -347,18 +348,22 @@ class _EraseLane:
         report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
+        report.updated += sum(after.updated - before.updated for before, after in changed)
 
     def _count_row(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
         """In step 4: returns the row that counts what was erased from this source partition."""
-        more = {"data": 0, "dead": 0}
+        more = {"data": 0, "dead": 0, "updated": 0}
         for before, after in changed:
             if after.kind in more:
                 more[after.kind] += after.erased - before.erased
+                more["updated"] += after.updated - before.updated
         if not any(more.values()):
             return []
         row = self._context.catalog.get(self._where, layout.ERASED)
         known = read_erased_row(row)
-        total = ErasedEvents(known.data + more["data"], known.dead + more["dead"])
+        total = ErasedEvents(
+            known.data + more["data"], known.dead + more["dead"], known.updated + more["updated"]
+        )
         return [Put(layout.ERASED, encode_row(total), row.version if row else ABSENT)]
 
     def _decide_or_read(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
@@ -373,9 +378,8 @@ class _EraseLane:
 
     def _decide(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
         """Step 2. Returns the manifest that counts: ours, or that of a faster process."""
-        staging = layout.staging(
-            self._pipeline, layout.manifest_epoch(committed.rewrite), self._context.ids.new()
-        )
+        epoch = layout.manifest_epoch(committed.rewrite)
+        staging = layout.staging(self._pipeline, self._partition, epoch, self._context.ids.new())
         uploads = Uploads(self._store, staging)
         for part in old.parts:
             left = np.setdiff1d(wanted, np.array(part.erased, np.int64))
@@ -384,7 +388,7 @@ class _EraseLane:
                 if lessened is not None:
                     self._stage(uploads, list(part.files), file, lessened)
         staged = {entry.target: entry for entry in uploads.close()}
-        parts = tuple(_manifest_without(part, staged, wanted) for part in old.parts)
+        parts = tuple(self._manifest_after(part, staged, wanted) for part in old.parts)
         new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
             self._context.store.put(committed.rewrite, seal_json(new))
@@ -392,6 +396,12 @@ class _EraseLane:
             discard_files(self._store, list(staged.values()))
             return self._manifest(committed.rewrite)
         return new
+
+    def _manifest_after(
+        self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
+    ) -> Manifest:
+        """Returns the manifest of a range with its staged files."""
+        return _manifest_without(old, staged, wanted)
 
     def _stage(
         self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: RewrittenFile
@@ -407,6 +417,7 @@ class _EraseLane:
                     crc=crc,
                     events=events,
                     erased=before.erased + erased,
+                    updated=before.updated + (lessened.updated if events else 0),
                 ),
             )
 
@@ -482,11 +493,17 @@ class _EraseLane:
     ) -> RewrittenFile | None:
         """Returns a file without some offsets; None if it has none, or a replay deletes it."""
         try:
-            return self._rewriter.without(manifest, file, offsets)
+            return self._rewritten(manifest, file, offsets)
         except (CorruptError, NotFoundError):
             if self._is_there(file):
                 raise
             return None
+
+    def _rewritten(
+        self, manifest: Manifest, file: FileEntry, offsets: Offsets
+    ) -> RewrittenFile | None:
+        """Returns a file as it must become; None if it is so already."""
+        return self._rewriter.without(manifest, file, offsets)
 
     def _is_there(self, file: FileEntry) -> bool:
         """Returns whether a file exists: a replay deletes files of dead letters, never data files.

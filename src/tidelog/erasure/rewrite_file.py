@@ -21,7 +21,7 @@ match, is deleted without effect.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ from tidelog.errors import (
     ConflictError,
     CorruptError,
     InternalError,
+    InvalidError,
     NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
@@ -66,13 +67,16 @@ __all__ = [
 
 
 class RewrittenFile:
-    """The bytes of a file and its sidecar, if any, and how many events were removed."""
+    """The bytes of a file and its sidecar, if any, and how many events were removed or changed."""
 
-    def __init__(self, data: bytes, sidecar: bytes | None, events: int, erased: int) -> None:
+    def __init__(
+        self, data: bytes, sidecar: bytes | None, events: int, erased: int, updated: int = 0
+    ) -> None:
         self.data = data
         self.sidecar = sidecar
         self.events = events
         self.erased = erased
+        self.updated = updated
 
 
 class FileRewriter:
@@ -120,6 +124,34 @@ class FileRewriter:
             return RewrittenFile(self._own_columns(kept), None, events, erased)
         return RewrittenFile(*self._of_events(kept), events, erased)
 
+    def with_values(
+        self, manifest: Manifest, file: FileEntry, values: Mapping[int, bytes | None]
+    ) -> RewrittenFile | None:
+        """Returns the file with other values at these offsets; None if it has them already.
+
+        Raises ``InvalidError`` for a file without values, and for values that do not fit its
+        schema.
+        """
+        if file.kind == "data" and not self._files.restorable:
+            raise InvalidError(f"archive file `{file.target}`: has columns, and no values")
+        kept: list[pa.RecordBatch] = []
+        updated = 0
+        for batch in self._files.batches(manifest, file):
+            part, changed = _with_values(batch, values)
+            updated += changed
+            kept.append(part)
+        if not updated:
+            return None
+        events = sum(part.num_rows for part in kept)
+        if file.kind == "dead":
+            return RewrittenFile(_dead_letters(kept), None, events, 0, updated)
+        try:
+            return RewrittenFile(*self._of_events(kept), events, 0, updated)
+        except InternalError as exc:
+            raise InvalidError(
+                f"archive file `{file.target}`: a new value does not fit the file's schema"
+            ) from exc
+
     def _of_events(self, kept: list[pa.RecordBatch]) -> tuple[bytes, bytes | None]:
         data = Spool()
         sidecar = Spool() if self._format.sidecar_name("x") else None
@@ -141,6 +173,23 @@ class FileRewriter:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression=self._format.codec, write_page_checksum=True)
         return bytes(sink.getvalue().to_pybytes())
+
+
+def _with_values(
+    batch: pa.RecordBatch, values: Mapping[int, bytes | None]
+) -> tuple[pa.RecordBatch, int]:
+    """Returns a batch with other values, by offset, and how many of them differ."""
+    offsets = batch.column("offset").to_pylist()
+    rows = [row for row, offset in enumerate(offsets) if offset in values]
+    column, at = batch.column("value"), batch.schema.get_field_index("value")
+    rows = [row for row in rows if column[row].as_py() != values[offsets[row]]]
+    if not rows:
+        return batch, 0
+    found = column.to_pylist()
+    for row in rows:
+        found[row] = values[offsets[row]]
+    changed = pa.array(found, column.type)
+    return batch.set_column(at, batch.schema.field(at), changed), len(rows)
 
 
 def _dead_letters(kept: list[pa.RecordBatch]) -> bytes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, Protocol
 
 from tidelog.catalog.base import ABSENT, Put
@@ -36,6 +37,7 @@ __all__ = [
     "id_mark",
     "key_digest",
     "key_mark",
+    "newest_records",
     "put_record",
     "read_audit",
     "read_records",
@@ -142,6 +144,13 @@ def read_records(
     for row in context.catalog.scan(where, layout.audit_row(since_ms, "")):
         what = f"audit row `{row.row}` of `{topic.name}`"
         yield decode_row(row.value, AuditRecord, what), row.version
+
+
+def newest_records(context: Context, topic: Owner, most: int) -> list[AuditRecord]:
+    """Returns the newest records of a topic or an archive, the newest first."""
+    rows = context.catalog.scan(layout.audit_partition(topic.incarnation), limit=most, reverse=True)
+    what = f"an audit row of `{topic.name}`"
+    return [decode_row(row.value, AuditRecord, what) for row in islice(rows, most)]
 
 
 def key_mark(key: bytes) -> str:

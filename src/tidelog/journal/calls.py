@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
 from tidelog.context import Context
@@ -40,6 +40,10 @@ class JournalCalls(ABC):
         """Returns the topic of this name. Raises ``NotFoundError``."""
 
     @abstractmethod
+    def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
+        """Gives archived events the values that the topic has now."""
+
+    @abstractmethod
     def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
         """Returns what a scribe does after each turn over topics."""
 
@@ -65,11 +69,19 @@ class JournalCalls(ABC):
         return True
 
     def update(
-        self, topic: str, id: str, value: bytes | None, *, why: str = "", who: str | None = None
+        self,
+        topic: str,
+        id: str,
+        value: bytes | None,
+        *,
+        archives: bool = False,
+        why: str = "",
+        who: str | None = None,
     ) -> None:
         """Replaces the value of every event that has the id. Raises ``NotFoundError``.
 
         All other fields stay. Every reader that starts after this returned sees the new value.
+        With ``archives``, files of the topic's archives get it too (:meth:`update_archives`).
 
         >>> home.update("orders", "order-2", b"corrected", why="wrong price")
         >>> home.get("orders", "order-2").value
@@ -78,6 +90,8 @@ class JournalCalls(ABC):
         amended = self._amender(topic, why, who).update({id: value})
         if amended.missing:
             raise unknown_id(topic, id, "nothing was updated")
+        if archives:
+            self._carry_updates(topic, [id])
 
     def update_many(
         self,

@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.catalog.base import Check
+from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.coordination.ownership import Ownership
 from tidelog.errors import CorruptError, FencedError, NotFoundError, UnavailableError
@@ -328,7 +329,6 @@ def _compile_group(
 
 
 _RUNS_MAX = 4 * RUNS_AT_ONCE  # rows of runs that are planned together
-_REREADS = 5  # attempts on rows with a gap, before they count as damaged
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -382,7 +382,9 @@ def make_plan(
 ) -> CompilePlan:
     """Step 2 of a compile, for a partition's head. Raises ``NotFoundError`` for a deleted topic."""
     topic, partition = place
-    for attempt in range(_REREADS):
+
+    def read() -> CompilePlan | None:
+        nonlocal head
         if head.closed:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was compiled")
         rows = _read_rows(context, topic, partition, head)
@@ -394,12 +396,14 @@ def make_plan(
             groups = choose_groups(journals, runs, policy, context.clock.now_ms())
             is_whole = len(groups) == 1 and len(groups[0].rows) == len(living)
             return CompilePlan(head.compiled, tuple(groups), is_whole)
-        context.clock.sleep(0.01 * 2**attempt)
         head, _ = read_head(context, topic, partition)
-    raise CorruptError(
+        return None
+
+    lost = CorruptError(
         f"partition `{topic.name}/{partition}`: its rows do not follow one another: keep the "
         "catalog, and run `tidelog verify`"
     )
+    return read_stable(context, read, lost)
 
 
 def read_marks(

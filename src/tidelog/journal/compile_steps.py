@@ -24,8 +24,8 @@ from functools import partial
 import msgspec
 import pyarrow as pa
 
-from tidelog.catalog.base import Change, Check, Delete, Put
-from tidelog.catalog.update import RACE
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.clock import Ids
 from tidelog.codec.event_batch import batch_bytes
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, Fetch, encode_journal, read_sources
@@ -50,7 +50,7 @@ from tidelog.log.run_reader import (
     in_turn,
     read_run,
 )
-from tidelog.log.topics import read_head
+from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, JournalOrigin, Run, decode_row, encode_row
 from tidelog.model.times import journal_slots
@@ -211,23 +211,19 @@ class Swap:
         changes one and a sweep the other, so the write never lands after these have deleted what it
         puts. Raises ``FencedError`` if another compiler has the partition.
         """
-        for delay_s in RACE.delays_s(self._context.random):
-            epoch, check = self._holding.current()
-            _, version = read_head(self._context, self._topic, self._partition)
-            key = layout.journal(self._topic.incarnation, self._partition, epoch, 0, work_id)
-            listed = list_unused(work_id, [key])
-            try:
-                checks = (Check("head", version), check)
-                write_id = self._context.ids.new()
-                self._context.catalog.write(self._where, *listed, *checks, write_id=write_id)
-            except ConflictError:
+        is_first = True
+
+        def decide(rows: Rows) -> Decision[int]:
+            nonlocal is_first
+            if not is_first:
                 self._hold_on()
-            except UnknownOutcomeError:
-                pass
-            else:
-                return epoch
-            self._context.clock.sleep(delay_s)
-        raise self._busy()
+            is_first = False
+            epoch, check = self._holding.current()
+            open_head(self._context, self._topic, self._partition, rows["head"])
+            key = layout.journal(self._topic.incarnation, self._partition, epoch, 0, work_id)
+            return Decision(epoch, [*list_unused(work_id, [key]), rows.check("head"), check])
+
+        return update(self._context, self._where, ["head"], decide, self._what)
 
     def run(self, group: CompileGroup, made: tuple[Run, ...], compiled: int, seen: Head) -> bool:
         """Returns whether the journals replaced their rows; False: plan again, since rows have
@@ -268,13 +264,11 @@ class Swap:
             else:
                 return True
             self._context.clock.sleep(delay_s)
-        raise self._busy()
+        raise UnavailableError(f"{self._what}: too many writers at once: compile again")
 
-    def _busy(self) -> UnavailableError:
-        return UnavailableError(
-            f"partition `{self._topic.name}/{self._partition}`: too many writers at once: "
-            "compile again"
-        )
+    @property
+    def _what(self) -> str:
+        return f"compile of partition `{self._topic.name}/{self._partition}`"
 
     def _landed(self, made: tuple[Run, ...]) -> bool:
         """After a lost reply: returns whether it was our swap that changed ``compiled``."""

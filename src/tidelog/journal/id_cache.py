@@ -43,6 +43,7 @@ class EventBlock(NamedTuple):
     """A block of events: its row, and its number in there."""
 
     base: int
+    end: int  # the offset after the last one of its row
     block: int
     object: str = ""  # of a journal, since another may replace it at the same offset
 
@@ -83,15 +84,17 @@ class PartitionIds:
             found = [(at, self._places[owner]) for at, owner in self._shelves.owners(wanted)]
             apart = list(self._apart)
         for place in apart:
-            found += self._look_apart(seen, place.base, wanted)
+            found += self._look_apart(seen, place, wanted)
         return seen, found
 
-    def _look_apart(self, head: Head, base: int, wanted: Halves) -> list[tuple[int, EventBlock]]:
+    def _look_apart(
+        self, head: Head, place: EventBlock, wanted: Halves
+    ) -> list[tuple[int, EventBlock]]:
         """Returns the same for one run whose index is not cached."""
         try:
-            run = read_row(self._context, self._topic, self._partition, head, base)
+            run = read_row(self._context, self._topic, self._partition, head, place.base)
         except MovedError:
-            if base < head.start:
+            if place.end <= head.start:
                 return []  # it was trimmed
             raise
         shelves = Shelves()
@@ -134,15 +137,10 @@ class PartitionIds:
         self._add(chain(new, self._covering(head, runs_from, head.next)))
 
     def _trim(self, head: Head) -> None:
-        """Drops what is below the start, and adds what there was no room for.
-
-        If the next run begins at the start or below it, the one before has ended.
-        """
-        bases = {place.base for place in chain(self._places, self._apart)}
-        first = max((base for base in bases if base <= head.start), default=0)
-        if not any(base < first for base in bases):
+        """Drops what is below the start, and adds what there was no room for."""
+        if all(place.end > head.start for place in chain(self._places, self._apart)):
             return
-        self._keep(lambda place: place.base >= first)
+        self._keep(lambda place: place.end > head.start)
         waiting = [place.base for place in self._apart if place.base >= head.start]
         self._apart = [place for place in self._apart if place.base < head.start]
         self._add(read_row(self._context, self._topic, self._partition, head, at) for at in waiting)
@@ -190,7 +188,7 @@ class PartitionIds:
 
 
 def _place(run: Run, block: int) -> EventBlock:
-    return EventBlock(run.base, block, run.object if run.journal is not None else "")
+    return EventBlock(run.base, run.end, block, run.object if run.journal is not None else "")
 
 
 Halves = npt.NDArray[np.uint32]

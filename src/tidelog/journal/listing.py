@@ -23,11 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.catalog.base import Row
+from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import events_of
 from tidelog.codec.segment import SCHEMA_RANGE
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.partition_reader import Reader
+from tidelog.log.status import read_heads
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.decoding import decode_json
@@ -50,7 +52,6 @@ __all__ = [
 ]
 
 _TIMEOUT_S = 60.0  # without a byte, of a URL
-_LOOKS = 20  # attempts while rows keep being compiled
 
 
 class UpdatedValue(msgspec.Struct, frozen=True):
@@ -147,7 +148,9 @@ def _page(
     to.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    for attempt in range(_LOOKS):
+
+    def read() -> tuple[int, list[Run], _AmendedOffsets] | None:
+        nonlocal at
         before, _ = read_head(context, topic, partition)
         at = max(at, before.start)
         runs = _runs_from(context, topic, partition, at)
@@ -158,12 +161,12 @@ def _page(
                 found = decode_row(row.value, Amendment, f"row `{row.row}` of `{topic.name}`")
                 rows.append((layout.amend_offset(row.row), found))
         after, _ = read_head(context, topic, partition)
-        if _is_same(before, after, at):
-            return at, runs, _AmendedOffsets(rows)
-        context.clock.sleep(0.01 * attempt)
-    raise UnavailableError(
+        return (at, runs, _AmendedOffsets(rows)) if _is_same(before, after, at) else None
+
+    busy = UnavailableError(
         f"partition `{topic.name}/{partition}`: is compiled or trimmed again and again: try again"
     )
+    return read_stable(context, read, busy)
 
 
 def _is_same(before: Head, after: Head, at: int) -> bool:
@@ -316,7 +319,7 @@ def fetch_url(url: str, what: str, start: int = 0, end: int | None = None) -> by
 def amendments_waiting(context: Context, topic: Topic) -> int:
     """Returns how many updates and deletes no journal has; 0 for a topic that was deleted."""
     try:
-        heads = [read_head(context, topic, each)[0] for each in range(topic.partitions)]
+        heads = read_heads(context, topic)
         if all(head.amended is None for head in heads):
             return 0
         found = list_journals(context, topic)

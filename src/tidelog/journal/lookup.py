@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import events_of
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, JournalFile
 from tidelog.codec.segment import hash_ids, read_piece
@@ -56,7 +57,6 @@ __all__ = [
 ]
 
 _BYTES_MAX = 128 << 20  # of cached indexes per home: 16 million ids
-_LOOKS = 50  # attempts at a partition that keeps changing
 _GETS_MAX = 8  # amendments that are read one by one
 _ID_COLUMNS = ("timestamp", "id")
 FIELD_COLUMNS = ("timestamp", "id", "key", "type", "headers")  # all except the value
@@ -122,7 +122,8 @@ class Lookup:
 
     def get(self, event_id: str) -> Event:
         """Returns the newest event that has this id. Raises ``NotFoundError``."""
-        for _ in range(_LOOKS):
+
+        def read() -> Event | None:
             found = self.find([event_id], columns=None).events.get(event_id)
             if not found:
                 raise NotFoundError(
@@ -131,10 +132,11 @@ class Lookup:
                     topic=self._topic.name,
                 )
             try:
-                return self._event(found[0])
+                return self.event(found[0])
             except NotFoundError:
-                continue  # its new value was compiled or replaced since
-        raise self._restless()
+                return None  # its new value was compiled or replaced since
+
+        return read_stable(self._context, read, self._restless())
 
     def find(
         self,
@@ -176,9 +178,11 @@ class Lookup:
         self, partition: int, first: Seen, wanted: _WantedIds
     ) -> tuple[Sequence[Occurrence], Seen]:
         """Returns the events of one partition, and the head that this is valid for."""
-        seen, lost = first, None
-        for attempt in range(_LOOKS):
-            head = seen[0]
+        seen, is_first = first, True
+
+        def read() -> tuple[Sequence[Occurrence], Seen] | None:
+            nonlocal seen, is_first
+            head, lost = seen[0], None
             try:
                 live = self._live(partition, head, wanted)
                 if live is not None:
@@ -188,15 +192,16 @@ class Lookup:
             seen = read_head(self._context, self._topic, partition)
             is_same = (head.compiled, head.start) == (seen[0].compiled, seen[0].start)
             if lost is not None and is_same:
-                if attempt:
+                if not is_first:
                     raise CorruptError(
                         f"partition `{self._topic.name}/{partition}`: a part of it is gone "
                         f"({lost}): keep what is there, and run `tidelog verify`"
                     ) from lost
                 self._known[partition].forget()
-            lost = None
-            self._context.clock.sleep(0.001 * attempt)
-        raise self._restless()
+            is_first = False
+            return None
+
+        return read_stable(self._context, read, self._restless())
 
     def _live(self, partition: int, head: Head, wanted: _WantedIds) -> Sequence[Occurrence] | None:
         """Returns the events that are not deleted, as they are now; None if rows were swapped
@@ -261,7 +266,7 @@ class Lookup:
             try:
                 run = read_row(self._context, self._topic, partition, known, place.base)
             except MovedError:
-                if place.base < head.start:
+                if place.end <= head.start:
                     continue  # it was trimmed
                 raise
             if place.object not in ("", run.object):
@@ -306,7 +311,7 @@ class Lookup:
             raise CorruptError(f"{what}: its id index names row group {block}: keep the object")
         return file.read(file.groups[block], names)
 
-    def _event(self, found: Occurrence) -> Event:
+    def event(self, found: Occurrence) -> Event:
         """Returns the event.
 
         Raises ``NotFoundError`` if its new value is missing from the store.

@@ -73,6 +73,7 @@ from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
 from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
 from tidelog.log.maintenance.unused import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
+from tidelog.log.status import read_heads
 from tidelog.log.topics import raise_epoch, raise_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import (
@@ -169,7 +170,7 @@ def recover_topic(
 
 def _fence(context: Context, topic: Topic) -> Topic:
     """Step 1: returns the topic with a generation above all of its objects and floors."""
-    heads = [read_head(context, topic, partition)[0] for partition in range(topic.partitions)]
+    heads = read_heads(context, topic)
     highest = max(topic.generation, *(head.floor for head in heads))
     for folder in (layout.segments(topic.incarnation), layout.amendments(topic.incarnation)):
         for info in context.store.list(folder):

@@ -45,6 +45,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, read_sources
 from tidelog.codec.segment import read_known
@@ -72,8 +73,6 @@ __all__ = [
     "Unit",
     "UnitEvents",
 ]
-
-_READS = 10  # of a partition that is compiled or trimmed while it is read
 
 
 @dataclass(slots=True)
@@ -197,13 +196,15 @@ class Forgotten:
     def _references(self, partition: int) -> References:
         """Returns the rows of a partition, read without a compile or a trim in between."""
         head, _ = read_head(self._context, self.topic, partition)
-        for _ in range(_READS):
+
+        def read() -> References | None:
+            nonlocal head
             found = read_references(self._context, self.topic, partition, head)
-            now, _ = read_head(self._context, self.topic, partition)
-            if (now.start, now.compiled) == (head.start, head.compiled):
-                return found
-            head = now
-        raise self._changing_error()
+            before, (head, _) = head, read_head(self._context, self.topic, partition)
+            is_same = (head.start, head.compiled) == (before.start, before.compiled)
+            return found if is_same else None
+
+        return read_stable(self._context, read, self._changing_error())
 
     def _add_segment(
         self, found: dict[tuple[str, int], Unit], info: ObjectInfo, uses: Uses

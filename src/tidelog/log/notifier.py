@@ -17,15 +17,12 @@ checks until the row covers its commit. A check:
 
 What a crash after each step leaves, and what repairs it:
 
-=========== ===================================== ============================================ crash
-after what it leaves                        repair =========== =====================================
-============================================ the commit  events without a notification         the
-next committer at once; or :func:`repair` 1, 2        the same                              the same
-3           a claim without a result              the process that deferred to it, or the next
-                                                  committer, once it ends; or :func:`repair`
-4           the same, and the targets know        the same; targets are notified twice 5
-everything; no process checks again   each process that committed since checks ===========
-===================================== ============================================
+    the commit → events without a notification; the next committer at once, or :func:`repair`
+    1, 2       → the same
+    3          → a claim without a result; the process that deferred to it or the next committer,
+                 once the claim ends, or :func:`repair`
+    4          → the same, and the targets know: they are notified twice
+    5          → everything, but no process checks again; each process that committed since checks
 
 After a conflict, the check starts again at step 1. A lost reply is settled by reading the row; if
 that does not settle it, the check also starts again. The worst case is a second notification.

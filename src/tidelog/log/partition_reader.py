@@ -27,6 +27,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from tidelog.catalog.update import read_stable
 from tidelog.codec.event_batch import events_of, with_position
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
@@ -228,7 +229,9 @@ class Reader:
 
     def _look(self, offset: int, head: Head | None = None) -> list[Run]:
         """Returns the rows from an offset on; ``head``, if given, was read just before."""
-        for attempt in range(_REREADS):
+
+        def read() -> list[Run] | None:
+            nonlocal head
             if head is None:
                 head, _ = read_head(self._context, self._topic, self._partition)
             if offset < head.start:
@@ -242,11 +245,13 @@ class Reader:
             if runs and runs[0].base <= offset and not _is_cut(runs, offset):
                 return _contiguous(runs)
             head = None
-            self._context.clock.sleep(0.01 * 2**attempt)
-        raise CorruptError(
+            return None
+
+        lost = CorruptError(
             f"partition `{self._topic.name}/{self._partition}`: no run holds offset {offset}, but "
             "it lies between its start and its end: keep the catalog, and run `tidelog verify`"
         )
+        return read_stable(self._context, read, lost)
 
     def _rows(self, first: str) -> list[Run]:
         last = first.partition("/")[0] + "0"

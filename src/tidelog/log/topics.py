@@ -169,18 +169,22 @@ def delete_topic(
     the next delete calls it again. ``shown``: as in ``check_shown``.
     """
     check_topic_name(name)
-    while True:
-        row = context.catalog.get(layout.REGISTRY, layout.topic_row(name))
+    key = layout.topic_row(name)
+
+    def decide(rows: Rows) -> Decision[Topic]:
+        row = rows[key]
         if row is None:
             raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
-        topic = _decode(row)
-        check_shown(f"topic `{name}`", shown, topic.incarnation)
-        if topic.state == "deleting":
-            break
-        if check is not None and topic.state == "ready":
-            check(topic)
-        with contextlib.suppress(ConflictError):
-            _put_topic(context, msgspec.structs.replace(topic, state="deleting"), row.version)
+        found = _decode(row)
+        check_shown(f"topic `{name}`", shown, found.incarnation)
+        if found.state == "deleting":
+            return Decision(found)
+        if check is not None and found.state == "ready":
+            check(found)
+        going = msgspec.structs.replace(found, state="deleting")
+        return Decision(going, [rows.put(key, encode_row(going))])
+
+    topic = update(context, layout.REGISTRY, [key], decide, f"topic `{name}`")
     _each_partition(topic, lambda partition: _close_head(context, topic, partition))
     if closed is not None:
         closed(topic)
@@ -326,15 +330,16 @@ def find_partition(context: Context, topic: Topic, partition: int) -> Head | Non
 def _close_head(context: Context, topic: Topic, partition: int) -> None:
     """Closes the head against concurrent commits; puts a closed one if there is none."""
     where = layout.topic_partition(topic.incarnation, partition)
-    while True:
-        row = context.catalog.get(where, "head")
-        head, version = (Head(), ABSENT) if row is None else head_of(topic, partition, row)
+
+    def decide(rows: Rows) -> Decision[None]:
+        row = rows["head"]
+        head = Head() if row is None else head_of(topic, partition, row)[0]
         if head.closed:
-            return
-        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), version)
-        with contextlib.suppress(ConflictError):
-            context.catalog.write(where, closed, write_id=context.ids.new())
-            return
+            return Decision(None)
+        closed = encode_row(msgspec.structs.replace(head, closed=True))
+        return Decision(None, [rows.put("head", closed)])
+
+    update(context, where, ["head"], decide, f"partition `{topic.name}/{partition}`")
 
 
 def _remove_objects(context: Context, topic: Topic) -> None:

@@ -3,8 +3,9 @@
 One thread drives each of them, so many archives need one process, and one Spark session if Spark is
 used. New ones are found within seconds; deleted ones, and those of an old generation, are dropped.
 One that fails is retried, after waits that double up to a minute, and does not affect the others.
-While its source cannot be reached, its driver waits. A second follower of the same home waits as a
-standby, pipeline by pipeline. Another thread repairs notifications that a dead process left unsent.
+While its source cannot be reached, its driver waits. Several followers of the same home share the
+source partitions, pipeline by pipeline; one without any partition of a pipeline is a standby there.
+Another thread repairs notifications that a dead process left unsent.
 """
 
 from __future__ import annotations
@@ -53,9 +54,15 @@ class _FollowedPipeline:
     thread: threading.Thread | None = None
     part: SupervisedPart | None = None
     told_s: float = 0.0
-    opened_s: float | None = None  # when it began to wait for its shard; None while it has it
+    has: int = 0  # source partitions
+    listed: int = 0  # by the source
     events: int = 0
     failures: int = 0  # in a row
+
+    @property
+    def state(self) -> str:
+        """Returns whether it has source partitions, or other drivers have them all."""
+        return "standing by" if self.listed and not self.has else "running"
 
 
 class Follower:
@@ -103,10 +110,6 @@ class Follower:
                     target=self._keep, args=(each,), name=f"tidelog-{each.name}", daemon=True
                 )
                 each.thread.start()
-        now_s = self._context.clock.monotonic_s()
-        for each in self._followed.values():
-            if each.opened_s is not None and now_s - each.opened_s > _LOOK_S:
-                self._report_state(each, "standing by")
         for key in self._followed.keys() - wanted.keys():
             each = self._followed[key]
             each.stop.set()
@@ -148,7 +151,7 @@ class Follower:
         while not each.stop.is_set():
             try:
                 self._drive(each)
-            except FencedError as exc:  # another driver has it, or another generation is next
+            except FencedError as exc:  # another driver took over, or another generation is next
                 self._report_state(each, "standing by", exc.message)
                 each.stop.wait(1.0)
             except TidelogError as exc:
@@ -161,10 +164,12 @@ class Follower:
         self._report_state(each, "starting")
         pipeline, policy = each.open()
 
+        def on_share(has: int, listed: int) -> None:
+            each.has, each.listed = has, listed
+
         def on_look(waiting: int) -> None:
-            each.opened_s = None
             error = each.part.error if each.part is not None and each.failures else ""
-            self._report_state(each, "running", error, waiting)
+            self._report_state(each, each.state, error, waiting)
 
         def on_cycle(report: CycleReport) -> None:
             each.events += report.events
@@ -173,10 +178,9 @@ class Follower:
                 with contained(each.name, lambda error: errors.append(error.message)):
                     each.after()
             each.failures = each.failures + 1 if errors else 0
-            self._report_state(each, "running", errors[0] if errors else "")
+            self._report_state(each, each.state, errors[0] if errors else "")
 
         def on_outage(error: TidelogError, _: float) -> None:
-            each.opened_s = None
             each.failures += 1
             self._report_state(each, "failed", error.message)
 
@@ -185,15 +189,12 @@ class Follower:
             policy=policy,
             flush_on_stop=each.name.startswith("pump "),
             stop=each.stop,
+            on_share=on_share,
             on_look=on_look,
             on_cycle=on_cycle,
             on_outage=on_outage,
         )
-        each.opened_s = self._context.clock.monotonic_s()
-        try:
-            Driver(self._context, pipeline, how).run()
-        finally:
-            each.opened_s = None
+        Driver(self._context, pipeline, how).run()
 
     def _wait_after_failure(self, each: _FollowedPipeline, message: str) -> None:
         each.failures += 1
@@ -211,8 +212,6 @@ class Follower:
         self, each: _FollowedPipeline, state: str, error: str, waiting: int | None
     ) -> None:
         clock, before = self._context.clock, each.part
-        if state == "standing by" and not error and each.opened_s is None:
-            return  # it just got its shard
         same = before is not None and (before.state, before.error) == (state, error)
         if same and clock.monotonic_s() - each.told_s < _TELL_S:
             return

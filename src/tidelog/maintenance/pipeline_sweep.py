@@ -1,20 +1,19 @@
 """Sweeps pipelines: deletes what attempts staged and recorded and no process will finish.
 
-1. list what is staged, and all manifests, each with its epoch
+1. list what is staged, and all manifests, each with its source partition and epoch
 2. after that, read heads, intents and commits
 3. delete what no intent and no commit names, if its epoch has no unfinished range and it is older
-   than the grace period; for manifests, below the epoch of the last driver that has looked for
-   ranges that a restored catalog lost (``pipeline.aside``)
+   than the grace period; for manifests, below the epoch under which a driver last looked for ranges
+   that a restored catalog lost (``pipeline.aside``)
 
 Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
-a write that expects the head and the intent unchanged. So an epoch has an unfinished range only if
-a head has that epoch and an undecided intent. Other heads do not matter: a deleted source partition
-keeps the epoch of its last driver. A frozen head has no unfinished range. Nor has a driver that has
-released its shard: the sweep reads shards before intents, so what it decided is named. So what is
-not named when the rows are read will never be. What is young, or belongs to a driver that may be
-alive, stays for a later sweep. After a crash anywhere, the next sweep has less to do. An epoch
-above those of all heads comes from before a restore of the catalog: what was staged under it stays
-until drivers have reached it.
+a write that expects the head and the intent unchanged. So an epoch of a source partition has an
+unfinished range only if the partition's head has that epoch, an owner and an undecided intent. A
+frozen head has no unfinished range. Nor has one that its driver has released: the sweep reads the
+head before the intent, so what the driver decided is named. So what is not named when the rows are
+read will never be. What is young, or belongs to a driver that may be alive, stays for a later
+sweep. After a crash anywhere, the next sweep has less to do. An epoch above that of its head comes
+from before a restore of the catalog: what was staged under it stays until the head has reached it.
 
 What a topic's sink stages again without erased events is next to its original, and is named with
 it.
@@ -104,7 +103,7 @@ from tidelog.log.maintenance.leftovers import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json
-from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
+from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Commit,
     Intent,
@@ -417,24 +416,34 @@ def sweep_pipeline(
     named = _read_named(context, pipeline)
     tally.pipelines += 1
     old_ms = trusted_now_ms(context) - grace_ms
-    unnamed = [info for info in staged if layout.staged_epoch(info.key) not in named.erasing]
+    unnamed = [info for info in staged if _staged_under(info.key) not in named.erasing]
     if forgotten is None:
         manifests = [info for info in manifests if _is_looked_at(info.key, named)]
         forgotten = frozenset()
-    for where, found, epoch_of in (
-        (store, unnamed, layout.staged_epoch),
-        (context.store, manifests, layout.manifest_epoch),
+    for where, found, made_under in (
+        (store, unnamed, _staged_under),
+        (context.store, manifests, _recorded_under),
     ):
         useless = [
             info
             for info in found
             if info.key in forgotten
-            or not (named.has(info.key) or named.may_decide(epoch_of(info.key)))
+            or not (named.has(info.key) or named.may_decide(*made_under(info.key)))
         ]
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
         _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
     return bool(named.erasing)
+
+
+def _staged_under(key: str) -> tuple[str, int]:
+    """Returns the ``manifest_folder`` and the epoch of something staged."""
+    return layout.folder_of_staged(key), layout.staged_epoch(key)
+
+
+def _recorded_under(key: str) -> tuple[str, int]:
+    """Returns the ``manifest_folder`` and the epoch of a manifest."""
+    return layout.folder_of_manifest(key), layout.manifest_epoch(key)
 
 
 def _is_looked_at(key: str, named: _NamedObjects) -> bool:
@@ -510,34 +519,38 @@ class _NamedObjects:
     """What the rows of a pipeline say must stay."""
 
     keys: set[str] = field(default_factory=set)
-    erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
-    under_way: set[int] = field(default_factory=set)  # epochs with an undecided range
-    epoch: int = 0  # the highest of all heads
-    looked: dict[str, int] = field(default_factory=dict)  # by ``manifest_folder``, see ``Progress``
+    # Where erasures stage: by ``manifest_folder`` and epoch, like all below.
+    erasing: set[tuple[str, int]] = field(default_factory=set)
+    under_way: set[tuple[str, int]] = field(default_factory=set)  # with an undecided range
+    epochs: dict[str, int] = field(default_factory=dict)  # of heads
+    looked: dict[str, int] = field(default_factory=dict)  # see ``Progress``
 
     def has(self, key: str) -> bool:
         """Returns whether rows name an object, or its original with erased events."""
         folder, _, name = key.rpartition("/")
         return key in self.keys or f"{folder}/{name.partition('.')[0]}" in self.keys
 
-    def may_decide(self, epoch: int) -> bool:
-        """Returns whether something made under an epoch may still be named."""
-        return epoch in self.under_way or epoch > self.epoch
+    def may_decide(self, folder: str, epoch: int) -> bool:
+        """Returns whether something made under an epoch of a partition may still be named.
+
+        Rows of a partition that is not listed were lost with a catalog.
+        """
+        return (folder, epoch) in self.under_way or epoch > self.epochs.get(folder, -1)
 
 
 def _read_named(context: Context, pipeline: str) -> _NamedObjects:
     named = _NamedObjects()
-    ended = _ended_epochs(context, pipeline)  # before any intent is read, on purpose
     for partition in read_partitions(context, pipeline):
-        head = read_progress(context, pipeline, partition)
-        named.epoch = max(named.epoch, head.epoch if head else 0)
-        named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
+        folder = layout.manifest_folder(partition)
+        head = read_progress(context, pipeline, partition)  # before its intent, on purpose
+        named.epochs[folder] = head.epoch if head else 0
+        named.looked[folder] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = context.catalog.get(where, "intent")
         if row is not None:
             key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
-            if not key and head is not None and not head.frozen and head.epoch not in ended:
-                named.under_way.add(head.epoch)
+            if not key and head is not None and not head.frozen and head.owner:
+                named.under_way.add((folder, head.epoch))
             if key:
                 manifest = read_manifest(context.store.get(key), key)
                 staged = [file.staged for file in manifest.files]
@@ -547,19 +560,8 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
             named.keys.update([commit.manifest, *commit.replaced])
             if commit.rewrite:  # an erasure is running
                 named.keys.add(commit.rewrite)
-                named.erasing.add(layout.manifest_epoch(commit.rewrite))
+                named.erasing.add(_recorded_under(commit.rewrite))
     return named
-
-
-def _ended_epochs(context: Context, pipeline: str) -> set[int]:
-    """Returns the epochs of drivers that have released their shards: none of them writes.
-
-    A driver that was killed, or lost its shard, released nothing, and may just be slow.
-    """
-    where = layout.pipeline_shards(pipeline)
-    rows = context.catalog.scan(where, "shard/", "shard0")
-    leases = [decode_row(row.value, HeldRow, f"shard `{row.row}`") for row in rows]
-    return {each.epoch for each in leases} - {each.epoch for each in leases if each.owner}
 
 
 def _lots(found: list[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

@@ -40,6 +40,7 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.scribe import ScribeOptions, Trouble, Turn
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
+from tidelog.log.status import read_heads
 from tidelog.log.topics import list_topics, read_head
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_archives
 from tidelog.model import layout
@@ -165,7 +166,7 @@ class ArchiveEraser:
         return reports
 
     def _topic(self, topic: Topic, made: _Made) -> list[ArchiveErasure]:
-        heads = [read_head(self._context, topic, p)[0] for p in range(topic.partitions)]
+        heads = read_heads(self._context, topic)
         audit = layout.audit_partition(topic.incarnation)
         last = next(iter(self._context.catalog.scan(audit, limit=1, reverse=True)), None)
         seen = (

@@ -53,6 +53,7 @@ __all__ = [
     "deleted_row",
     "erased_partition",
     "folder_of_manifest",
+    "folder_of_staged",
     "folder_row",
     "journal",
     "journal_base",
@@ -69,10 +70,10 @@ __all__ = [
     "member_row",
     "notify_partition",
     "partition_row",
+    "pipeline_members",
     "pipeline_partition",
     "pipeline_row",
     "pipeline_rows",
-    "pipeline_shards",
     "playback_partition",
     "playback_row",
     "playback_staging",
@@ -89,7 +90,6 @@ __all__ = [
     "segment_origin",
     "segments",
     "sending",
-    "shard_row",
     "sink_batch",
     "sink_generation",
     "sink_manifest",
@@ -435,32 +435,28 @@ def playback_row(name: str) -> str:
     return f"playback/{name}"
 
 
-def pipeline_shards(incarnation: str) -> str:
-    """Returns the catalog partition of a pipeline's shards."""
+def pipeline_members(incarnation: str) -> str:
+    """Returns the catalog partition of a pipeline's drivers, and of its list of partitions."""
     return f"pipeline/{incarnation}"
 
 
-def shard_row(number: int, shards: int) -> str:
-    return f"shard/{shards:06}/{number:06}"
-
-
 def partition_row(source_partition: str) -> str:
-    """Returns a row in the catalog partition of the shards; its value has the whole name."""
+    """Returns a row in the catalog partition of the drivers; its value has the whole name."""
     return f"partition/{_short(source_partition)}"
 
 
 def failure_row(source_partition: str) -> str:
-    """Returns a row in the catalog partition of the shards; empty name: the whole source."""
+    """Returns a row in the catalog partition of the drivers; empty name: the whole source."""
     return f"{FAILURE_ROWS}{_short(source_partition)}"
 
 
 def seen_row(source_partition: str) -> str:
-    """Returns a row in the catalog partition of the shards; its value has the whole name."""
+    """Returns a row in the catalog partition of the drivers; its value has the whole name."""
     return f"{SEEN_ROWS}{_short(source_partition)}"
 
 
 def counted_row(kind: str, source_partition: str) -> str:
-    """Returns a row in the catalog partition of the shards, like the rows of its folders."""
+    """Returns a row in the catalog partition of the drivers, like the rows of its folders."""
     return f"counted/{kind}/{_short(source_partition)}"
 
 
@@ -520,7 +516,7 @@ def commit_row(ordinal: int, start: str) -> str:
 
 def manifest(incarnation: str, epoch: int, source_partition: str, manifest_id: str) -> str:
     folder = manifest_folder(source_partition)
-    return f"{manifests(incarnation)}{epoch:010}/{folder}/{manifest_id}.json"
+    return f"{manifests(incarnation)}{folder}/{epoch:010}/{manifest_id}.json"
 
 
 def manifest_folder(source_partition: str) -> str:
@@ -540,13 +536,13 @@ def manifests(pipeline: str) -> str:
 
 
 def manifest_epoch(key: str) -> int:
-    """Returns the epoch under which a manifest was recorded."""
-    return int(key.split("/")[3])
+    """Returns the epoch of the head under which a manifest was recorded."""
+    return int(key.split("/")[4])
 
 
 def folder_of_manifest(key: str) -> str:
     """Returns the result of ``manifest_folder`` in the key of a manifest."""
-    return key.split("/")[4]
+    return key.split("/")[3]
 
 
 def staging_of(pipeline: str) -> str:
@@ -554,9 +550,9 @@ def staging_of(pipeline: str) -> str:
     return f"staging/{pipeline}/"
 
 
-def staging(pipeline: str, epoch: int, attempt: str) -> str:
+def staging(pipeline: str, source_partition: str, epoch: int, attempt: str) -> str:
     """Returns the folder for the files of one attempt at a range."""
-    return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
+    return f"{staging_of(pipeline)}{manifest_folder(source_partition)}/{epoch:010}/{attempt}"
 
 
 def staging_pipeline(staging: str) -> str:
@@ -566,7 +562,7 @@ def staging_pipeline(staging: str) -> str:
 
 def sending(staged: str) -> str:
     """Returns the key of a mark beside a staged file: sending has begun, without our commits."""
-    return f"{'/'.join(staged.split('/')[:4])}/sending"
+    return f"{'/'.join(staged.split('/')[:5])}/sending"
 
 
 def playback_staging(playback_id: str) -> str:
@@ -580,8 +576,13 @@ def playback_stagings() -> str:
 
 
 def staged_epoch(key: str) -> int:
-    """Returns the epoch under which something was staged."""
-    return int(key.split("/")[2])
+    """Returns the epoch of the head under which something was staged."""
+    return int(key.split("/")[3])
+
+
+def folder_of_staged(key: str) -> str:
+    """Returns the result of ``manifest_folder`` in the key of something staged."""
+    return key.split("/")[2]
 
 
 def still_dead(dead: str, attempt: str) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "OFFSET_END_MAX",
     "OWN_BYTES_MAX",
     "OWN_HEADERS_MAX",
+    "PAGE_BYTES_MAX",
     "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
     "PIPELINE_COMMITS_MAX",
@@ -52,6 +53,7 @@ __all__ = [
     "PROMOTION_MS",
     "RANGE_CUTS_MAX",
     "RANGE_FOLDERS_MAX",
+    "RANGE_PARTITIONS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
     "SETTLE_ATTEMPTS",
@@ -104,6 +106,8 @@ STRAY_KEEP_MS = 7 * SLOT_MS_MAX  # a sweep keeps what may be the only copy of ev
 # From sweep to sweep, at most this much of it passes by a machine's clock.
 STRAY_STEP_MS = SLOT_MS_MAX
 STRAYS_AT_ONCE = 1_000  # per row
+PAGE_BYTES_MAX = 4 << 20  # of a page of events, beyond which it ends early
+RANGE_PARTITIONS_MAX = 100  # of a topic that is read by time page by page; a cursor lists them
 FAILURES_MAX = 100  # failed flushes of a producer that are kept until they are raised
 PRODUCER_MARK_BYTES = 64  # of a mark that is stored with a sequence
 PRODUCER_NAME_MAX = 200  # characters
@@ -118,6 +122,7 @@ FILE_FINISHED_MS = 60_000  # a file of lines is finished after this long without
 FILES_PASSED_MAX = 50_000  # files of one partition of a folder of archives; 5 bytes each in a row
 FILE_PARTITION_BYTES_MAX = 100  # a source partition in the name of an archive's file, as UTF-8
 FOLDER_PATH_BYTES_MAX = 500  # all folders together; a key has 900, with root, topic and file name
+CLOCK_AHEAD_MS = 300_000  # a time of an event that is further ahead does not move a watermark
 PROMOTION_MS = 60_000  # how long a promote may keep heads frozen; then drivers undo it
 FORCED_RANGES_MAX = 1_000  # listed in an archive's row for one forced promote
 PIPELINE_COMMITS_MAX = 10_000  # kept by a sweep for a named pipeline's source partition

@@ -204,7 +204,7 @@ class LedgerEntry(Persisted, frozen=True):
 
 
 class HeldRow(Persisted, frozen=True):
-    """A row that one process holds at a time: a partition's compiler, a shard, the scribe."""
+    """A row that one process holds at a time: a partition's compiler, or the scribe."""
 
     owner: str  # empty: none
     epoch: int  # grows with each owner

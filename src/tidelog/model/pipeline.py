@@ -62,10 +62,10 @@ BeginReason = Literal["earliest", "latest", "retention", "explicit"]
 
 ``earliest``: at the first event that ever existed. ``retention``: at the first one that the source
 still had. ``latest``: at the end when the archive was created. ``explicit``: where the source's
-address says.
+address, or a seek before the first run, says.
 """
 
-GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "transform"]
+GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "transform", "seek"]
 """Why a source partition's events are missing from an archive.
 
 ``retention``: the source had deleted them before they were read, and a person accepted that.
@@ -73,7 +73,8 @@ GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "tr
 shard that was split or merged vanished before it was read to its end. ``vanished``: their file, or
 topic of a pattern, was removed before it was read to its end, and a person accepted that.
 ``upstream``: the archive that is the source has a gap there. ``transform``: they were read from
-files of a generation or archive whose transform had dropped them.
+files of a generation or archive whose transform had dropped them. ``seek``: a person moved the
+position past them.
 """
 
 
@@ -126,6 +127,7 @@ class ErasedEvents(Persisted, frozen=True):
 
     data: int = 0
     dead: int = 0
+    updated: int = 0  # events that got another value there
 
 
 class PreviousAccount(Persisted, frozen=True):
@@ -163,11 +165,16 @@ class Totals(Persisted, frozen=True):
     dead_ms: int = 0  # when the last one with dead letters was
     lost_ms: int = 0  # when the last one with a gap was
     event_ms: int = -1  # the latest event time of the last range that had any
-    path_ms: int = -1  # the parser's time of the last event that has one
+    path_ms: int = -1  # the parser's time of the last event with one that is not in the future
 
     def plus(self, manifest: Manifest, now_ms: int) -> Totals:
-        """Returns the totals with one more range, committed now."""
+        """Returns the totals with one more range, committed now.
+
+        A time that is in the future does not say when its event arrived.
+        """
         placed = [file for file in manifest.files if file.path_ms >= 0]
+        told = [file for file in placed if file.path_ms <= now_ms + limits.CLOCK_AHEAD_MS]
+        before_ms = max(0, self.path_ms) if placed else self.path_ms
         return Totals(
             commits=self.commits + 1,
             files=self.files + len(manifest.files),
@@ -184,9 +191,7 @@ class Totals(Persisted, frozen=True):
             dead_ms=now_ms if manifest.dead else self.dead_ms,
             lost_ms=now_ms if manifest.lost else self.lost_ms,
             event_ms=max((file.last_ms for file in manifest.files), default=self.event_ms),
-            path_ms=max(placed, key=lambda file: file.last_offset).path_ms
-            if placed
-            else self.path_ms,
+            path_ms=max(told, key=lambda file: file.last_offset).path_ms if told else before_ms,
         )
 
 
@@ -195,17 +200,18 @@ class Progress(Persisted, frozen=True):
 
     position: str  # where reading resumes
     ordinal: int  # how many events were committed so far; numbers events without offsets
-    epoch: int  # of the driver that works on it
+    epoch: int  # raised whenever a driver takes the partition
     closed: bool = False  # its generation is retired; no driver adopts it again
     frozen: str = ""  # id of the promote that has frozen it, until a driver may adopt it again
     incarnation: str = ""  # of what the source reads; empty: unknown
     totals: Totals = Totals()
-    looked: int = 0  # epoch of the last driver that looked for forgotten ranges
+    looked: int = 0  # epoch under which a driver last looked for forgotten ranges
     names: str = ""  # an extra part of its files' names, since ranges were set aside
     begin: Begin | None = None  # where it began, and why
     gaps: tuple[Gap, ...] = ()  # every one since then, in order
     note: bytes = b""  # of its last range, by which the source recognizes what was read
     ended: Literal["", "remade"] = ""  # why no range is read any more, by a person's decision
+    owner: str = ""  # id of the driver that has it; empty: free
 
     def is_of(self, incarnation: str) -> bool:
         """Returns whether it may have read this incarnation of its source; True if unknown."""
@@ -231,6 +237,7 @@ class DriverFailure(Persisted, frozen=True):
     since_ms: int  # when it failed first
     at_ms: int  # when it failed last
     attempts: int
+    quotes: str = "any"  # offset of the event that the message quotes; empty: it quotes none
 
 
 class Intent(Persisted, frozen=True):
@@ -261,6 +268,7 @@ class FileEntry(Persisted, frozen=True):
     pieces: tuple[Piece, ...] = ()  # of a segment
     path_ms: int = -1  # the parser's time of its last event; -1: its path has no time
     erased: int = 0  # events that were in it, and were erased
+    updated: int = 0  # events in it that got another value since
     named: int = 0  # parts of its folder, after the topic's, that values of its events have filled
 
 

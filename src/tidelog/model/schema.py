@@ -32,7 +32,8 @@ OBJECTS = (
     ),
     Kind(
         "probe/<id>",
-        "tries out the store at init, and shows its time to a sweep; deleted at once",
+        "tries out the store at init, and shows its time to a sweep, except in a folder; "
+        "deleted at once",
     ),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
@@ -63,15 +64,15 @@ OBJECTS = (
         "manifest: the staged segments that a Spark writer's batch consists of",
     ),
     Kind(
-        "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
+        "pipelines/<name>/manifests/<source partition>/<epoch>/<id>.json",
         "what a range produced: files, counts, checksums, the end reached; or merged ranges",
     ),
     Kind(
-        "staging/<pipeline>/<epoch>/<attempt>/sending",
+        "staging/<pipeline>/<source partition>/<epoch>/<attempt>/sending",
         "that sending a range into Kafka has begun, and which number its group had",
     ),
     Kind(
-        "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
+        "staging/<pipeline>/<source partition>/<epoch>/<attempt>/<id>/<n>",
         "a file that is not yet published; in the store where it will stand",
     ),
     Kind(
@@ -191,15 +192,18 @@ ROWS = (
     Kind("consumer/<t>/<name> · fence", "changes with each delete, so that older members are out"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start; deleted or not"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
-    Kind("pipeline/<name> · shard/<shards>/<m>", "the shard's driver, its epoch and heartbeat"),
+    Kind("pipeline/<name> · member/<id>", "a driver's heartbeat and process"),
+    Kind("pipeline/<name> · fence", "changes to stop every driver that has joined before"),
     Kind("pipeline/<name> · flush", "changes when a flush is requested"),
     Kind(
         "pipeline/<name> · failure/<source partition>",
-        "why its driver fails there now, since when; without a name: in the source as a whole",
+        "why its driver fails there now, since when, and which event that quotes; without a name: "
+        "in the source as a whole",
     ),
     Kind(
         "pipeline/<name> · failures",
-        "changes with each write of failures, so that no repeated packet brings one back",
+        "changes with each write of failures, so that no repeated packet brings one back; closed "
+        "with the pipeline",
     ),
     Kind(
         "pipeline/<name> · seen/<source partition>",

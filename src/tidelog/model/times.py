@@ -1,6 +1,4 @@
-"""Times and durations as people write them.
-
-Time slots: how a run is found by time, however wide it is.
+"""Times and durations as people write them, and the time slots by which runs are found.
 
 Slots are dyadic: level L has slots of resolution times 2^L. A run is listed in the lowest level
 where its time range touches at most two slots. So it costs at most two rows, however wide it is,

@@ -5,7 +5,7 @@ their files, but no row names them. The pipeline will do them again: with other 
 bytes, possibly with other events, since the source may be a topic of the same catalog. Such files
 must not stay where readers list them.
 
-Their manifests are still in the store. ``looked`` in a head is the epoch under which a driver last
+Their manifests are still in the store. ``looked`` in a head is its epoch when a driver last
 looked for lost ranges and then wrote the head. Lost ranges have that epoch or a later one, and no
 sweep deletes such manifests. A driver lists them when it adopts a source partition. After adoption,
 if no range is decided:
@@ -70,13 +70,10 @@ __all__ = [
 _ROWS = (layout.aside_row(""), "aside0")
 
 
-def late_manifests(context: Context, pipeline: str, epoch: int) -> dict[str, list[str]]:
-    """Returns the keys of manifests of an epoch or later, by ``manifest_folder``."""
-    found: dict[str, list[str]] = {}
-    folder = layout.manifests(pipeline)
-    for info in context.store.list(folder, start_after=f"{folder}{epoch:010}"):
-        found.setdefault(layout.folder_of_manifest(info.key), []).append(info.key)
-    return found
+def late_manifests(context: Context, pipeline: str, partition: str, epoch: int) -> list[str]:
+    """Returns the keys of a source partition's manifests of an epoch or later."""
+    folder = f"{layout.manifests(pipeline)}{layout.manifest_folder(partition)}/"
+    return [info.key for info in context.store.list(folder, start_after=f"{folder}{epoch:010}")]
 
 
 class SettingAside(NamedTuple):

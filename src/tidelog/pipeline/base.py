@@ -17,6 +17,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -30,14 +31,15 @@ from tidelog.connectors.source import (
     Chunk,
     CountedRange,
     DividingReader,
+    MissingOffsets,
     RangeReader,
     Source,
     SourcePartition,
     SourceRange,
 )
-from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
+from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
-from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
+from tidelog.model.pipeline import Aside, Commit, Intent, Manifest, Progress
 from tidelog.pool import Pool
 
 __all__ = [
@@ -51,13 +53,20 @@ __all__ = [
     "LocalWorkers",
     "ParallelWorkers",
     "Pipeline",
+    "TakenError",
     "Task",
     "TaskOutcome",
     "TaskOutput",
     "Track",
     "Workers",
+    "closed_error",
+    "commit_of",
     "frozen",
+    "head_error",
+    "manifest_of",
     "run_task",
+    "taken_error",
+    "taken_head",
     "with_left_out",
 ]
 
@@ -233,6 +242,7 @@ class CycleReport:
     # Ended, or begun again, by a person's decision.
     decided: set[SourcePartition] = field(default_factory=set)
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
+    taken: set[SourcePartition] = field(default_factory=set)  # by another driver
 
     @property
     def events(self) -> int:
@@ -261,6 +271,77 @@ class Track:
     def completed(self) -> int:
         """Returns the generation that completes the current range; 0 if none does."""
         return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
+
+
+def taken_head(
+    found: Progress | None, new: Progress, owner: str, track: Track | None = None
+) -> Progress:
+    """Returns a head with this driver as its owner, under the next epoch.
+
+    A head that is already the driver's keeps its epoch: its rows only have to be read again.
+    """
+    epoch = 1 if found is None else found.epoch + 1
+    if found is not None and track is not None:
+        same = (found.owner, found.epoch) == (owner, track.head.epoch)
+        epoch = found.epoch if same else epoch
+    known = new if found is None or not found.position else found
+    return msgspec.structs.replace(
+        known,
+        epoch=epoch,
+        owner=owner,
+        frozen="",
+        incarnation=known.incarnation or new.incarnation,
+    )
+
+
+def manifest_of(
+    pipeline: str, track: Track, intent: Intent, produced: TaskOutput, missing: MissingOffsets
+) -> Manifest:
+    """Returns what a range has produced, for its manifest."""
+    carried, counted = track.carried, track.carried.counted if track.carried else None
+    if counted is not None:  # events keep their numbers, also after deleted ones
+        gone = counted.read - counted.dropped - produced.read
+        staged = replace(produced.staged, left_out=produced.staged.left_out + gone)
+        produced = replace(produced, read=counted.read, staged=staged, note=counted.note)
+        missing = counted.missing
+    return Manifest(
+        pipeline=pipeline,
+        partition=track.partition.text,
+        start=intent.start,
+        end=produced.end,
+        ordinal=track.head.ordinal,
+        read=produced.read,
+        written=produced.staged.written,
+        dropped=produced.read
+        - produced.staged.written
+        - produced.staged.dead
+        - produced.staged.left_out,
+        dead=produced.staged.dead,
+        left_out=produced.staged.left_out,
+        files=produced.staged.files,
+        lost=(*intent.lost, *missing.gaps),
+        note=produced.note or ((carried.note or track.head.note) if carried else b""),
+        deleted=missing.deleted,
+        absent=missing.absent,
+        filled=carried.generation if carried else 0,
+        as_is=carried is not None and carried.as_is,
+        completed=track.completed,
+        incarnation=intent.incarnation,
+    )
+
+
+def commit_of(intent: Intent, manifest: Manifest, now_ms: int) -> Commit:
+    """Returns the row of a range that is committed now."""
+    return Commit(
+        manifest=intent.manifest,
+        start=manifest.start,
+        end=manifest.end,
+        events=manifest.read,
+        files=len(manifest.files),
+        dead=manifest.dead,
+        committed_ms=now_ms,
+        left_out=manifest.left_out,
+    )
 
 
 @dataclass(frozen=True)
@@ -360,8 +441,45 @@ class Pipeline:
         return self.title or self.name
 
 
+class TakenError(FencedError):
+    """Another driver has a source partition. This one may have others."""
+
+
 class FrozenError(UnavailableError):
     """The head is frozen while another generation is promoted. It may resume after that."""
+
+
+def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> TakenError:
+    """Returns the error of a source partition that another driver has."""
+    other = f" (epoch {head.epoch})" if head is not None else ""
+    return TakenError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: another driver has it{other}",
+        partition=partition,
+    )
+
+
+def closed_error(pipeline: str, partition: str) -> FencedError:
+    """Returns the error of a source partition whose pipeline or generation was removed."""
+    return FencedError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: was closed: stop this driver",
+        partition=partition,
+    )
+
+
+def head_error(pipeline: str, track: Track, head: Progress | None) -> TidelogError:
+    """Returns why a driver cannot work with a head that it finds changed; None: it is deleted."""
+    partition = track.partition.text
+    if head is None or head.closed:
+        return closed_error(pipeline, partition)
+    if head.frozen:
+        return frozen(pipeline, partition)
+    if (head.owner, head.epoch) != (track.head.owner, track.head.epoch):
+        return taken_error(pipeline, partition, head)
+    return UnavailableError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: its rows were changed: they are "
+        "read again",
+        partition=partition,
+    )
 
 
 def frozen(pipeline: str, partition: str) -> FrozenError:

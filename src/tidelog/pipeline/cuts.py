@@ -4,7 +4,8 @@ A range is planned once, and its plan is divided at the cuts that its intent rec
 any order, on any machine. Their results count in the order of the source, up to the first cut that
 ended before its limit or failed: what comes after it would leave a hole. So a manifest always
 describes one range without a hole, as if one task had read it. What later cuts staged is deleted,
-by the driver or by a sweep, and read again with a later range.
+by the driver or by a sweep, and read again with a later range. What a sink decides about a range as
+a whole, such as how many dead letters it may have, is decided about what all cuts staged.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tidelog.connectors.sink import Written
+from tidelog.connectors.sink import JudgingSink, Sink, Written
 from tidelog.connectors.source import (
     DividingReader,
     DividingSource,
@@ -80,25 +81,42 @@ def join_cuts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeRe
 
 def _joined(counted: Sequence[TaskOutput]) -> TaskOutput:
     """Returns the output of neighboring cuts as that of one task."""
+    first = next((each.staged for each in counted if each.staged.dead), Written())
     staged = Written(
         tuple(file for each in counted for file in each.staged.files),
         sum(each.staged.written for each in counted),
         sum(each.staged.dead for each in counted),
         sum(each.staged.left_out for each in counted),
+        first.first_dead,
+        first.why_dead,
     )
     note = b"".join(each.note for each in counted)
     return TaskOutput(counted[-1].end, sum(each.read for each in counted), staged, note)
 
 
+def _judged(sink: Sink, partition: SourcePartition, result: RangeResult) -> RangeResult:
+    """Returns the result of a range, without any output if the sink refuses it as a whole."""
+    if result.produced is None or not isinstance(sink, JudgingSink):
+        return result
+    try:
+        sink.judge(partition.text, result.produced.staged)
+    except TidelogError as exc:
+        return RangeResult(error=exc, unused=(*result.produced.staged.files, *result.unused))
+    return result
+
+
 def run_ranges(
-    pipeline: Pipeline, tasks: Sequence[Task]
+    pipeline: Pipeline, tasks: Sequence[Task], drivers: int = 1
 ) -> Iterator[tuple[SourcePartition, RangeResult]]:
-    """Runs tasks. Yields the result of each range when its last cut has ended."""
+    """Runs tasks. Yields the result of each range when its last cut has ended.
+
+    ``drivers`` is how many share the rate of the pipeline.
+    """
     ranges: dict[SourcePartition, list[Task]] = {}
     for task in sorted(tasks, key=lambda each: each.cut):
         ranges.setdefault(task.range.partition, []).append(task)
     found: dict[SourcePartition, dict[int, TaskOutcome]] = {each: {} for each in ranges}
-    for outcome in _outcomes(pipeline, tasks):
+    for outcome in _outcomes(pipeline, tasks, drivers):
         done, wanted = found[outcome.partition], ranges[outcome.partition]
         if outcome.cut in done or outcome.cut >= len(wanted):
             raise InternalError(
@@ -108,14 +126,16 @@ def run_ranges(
         done[outcome.cut] = outcome
         if len(done) == len(wanted):
             outcomes = [done[number] for number in range(len(wanted))]
-            yield outcome.partition, join_cuts(wanted, outcomes)
+            result = join_cuts(wanted, outcomes)
+            yield outcome.partition, _judged(pipeline.sink, outcome.partition, result)
 
 
-def _outcomes(pipeline: Pipeline, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
+def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterator[TaskOutcome]:
     """Yields outcomes. If the workers as a whole fail, each remaining task has that error."""
     left = {(task.range.partition, task.cut) for task in tasks}
     if pipeline.rate is not None:
-        tasks = [replace(task, rate=pipeline.rate / len(tasks)) for task in tasks]
+        rate = pipeline.rate / len(tasks) / drivers
+        tasks = [replace(task, rate=rate) for task in tasks]
     try:
         for transform in dict.fromkeys(task.transform for task in tasks):
             alike = [task for task in tasks if task.transform == transform]

@@ -5,7 +5,10 @@ Each source partition goes through these steps. Every write expects its ``head``
 0. list: put a new partition into the pipeline's list before
    it has a ``head``; those that existed at the pipeline's
    creation are there, with their ends                    → crash: a name without rows
-1. adopt: put this driver's epoch into the ``head``       → crash: the next driver adopts it
+1. take: put this driver as the owner into the ``head``,
+   with the next epoch, if the partition is free or its
+   owner is dead (``coordination.members``)                → crash: taken over after the time to
+                                                             live
    a file's new name is put there too, without a range     → crash: the next driver finds it too
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
@@ -25,21 +28,24 @@ Each source partition goes through these steps. Every write expects its ``head``
 6. publish: copy each staged file to its final name        → crash: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
    end, no ``intent``; then delete the staged files        → crash: staged files without a name
+8. release, between ranges or at the end of a run: put
+   the ``head`` without an owner                            → free: any driver takes it
 
 A source partition that was deleted and created again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
 ``ended`` and a gap into the ``head``, and deletes the ``intent``. Other partitions continue.
 
-A driver that lost its partitions fails at its next write, because the head has another version. Its
-late copies are those that the manifest decided, so they do no harm. A missing staged file is damage
-only while the head is still its own: otherwise another driver published it, or skipped erased
-events, and deleted it. After a lost reply the rows show what happened.
+A driver that lost a partition fails there at its next write, because the head has another version
+and a higher epoch. It drops that partition and keeps the others. Its late copies are those that the
+manifest decided, so they do no harm. A missing staged file is damage only while the head is still
+its own: otherwise another driver published it, or skipped erased events, and deleted it. After a
+lost reply the rows show what happened.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -56,6 +62,7 @@ from tidelog.connectors.source import (
     missing_in,
 )
 from tidelog.context import Context
+from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import list_partitions
 from tidelog.errors import (
     ConflictError,
@@ -75,25 +82,36 @@ from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
-    Commit,
     FileEntry,
-    Gap,
     Intent,
     ListedPartition,
     Manifest,
     Progress,
-    offsets_between,
     read_manifest,
 )
 from tidelog.pipeline import base
 from tidelog.pipeline.aside import SettingAside, committed_manifests, decisions, late_manifests
-from tidelog.pipeline.base import CycleReport, Pipeline, Task, TaskOutput, Track
+from tidelog.pipeline.base import (
+    CycleReport,
+    Pipeline,
+    TakenError,
+    Task,
+    TaskOutput,
+    Track,
+    closed_error,
+    commit_of,
+    head_error,
+    manifest_of,
+    taken_error,
+    taken_head,
+)
 from tidelog.pipeline.cuts import choose_cuts, divide_reader, run_ranges
 from tidelog.pipeline.failures import (
     LostError,
     check_gaps,
     ended_head,
     gaps_after,
+    lost_before,
     remade_bounds,
     vanished_head,
 )
@@ -108,19 +126,29 @@ _NAMES_CHARS = 16  # of an id: enough to be unique
 
 
 class Cycle:
-    """The work of a driver on some source partitions, under one epoch."""
+    """The work of a driver on source partitions that it owns, each under the epoch of its head.
+
+    ``may_take`` returns whether a partition of this owner may be taken; by default any may.
+    """
 
     def __init__(
-        self, context: Context, pipeline: Pipeline, epoch: int, accept_loss: bool = False
+        self,
+        context: Context,
+        pipeline: Pipeline,
+        owner: str,
+        accept_loss: bool = False,
+        may_take: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._context = context
         self._pipeline = pipeline
-        self._epoch = epoch
+        self._owner = owner
         self._accept_loss = accept_loss
+        self._may_take = may_take
+        self.drivers = 1  # that share the rate of the pipeline
         self._tracks: dict[SourcePartition, Track] = {}
         self._stale: set[SourcePartition] = set()
+        self._doubtful: set[SourcePartition] = set()  # they may be ours: a reply was lost
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
-        self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
 
     def adopt(
         self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
@@ -129,8 +157,9 @@ class Cycle:
 
         ``note`` identifies the partition for its source if it begins after its first event.
         ``incarnation`` is stored unless one is known: a partition that was created again is another
-        sequence of events, and no range of it is read. Raises ``FencedError`` if a driver with a
-        later epoch has it. Raises ``UnavailableError`` if replies stay lost or conflicts persist.
+        sequence of events, and no range of it is read. Raises ``TakenError`` if a living driver has
+        it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
+        conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
         for delay_s in ADOPTION.delays_s(self._context.random):
@@ -138,17 +167,13 @@ class Cycle:
             found = None
             if row is not None:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
-                if found.closed or found.epoch > self._epoch:
-                    raise self._fenced_error(partition, found.epoch)
-            if found is None or not found.position:
-                head = Progress(
-                    begin.position, 0, self._epoch, incarnation=incarnation, begin=begin, note=note
-                )
-            else:
-                known = found.incarnation or incarnation
-                head = msgspec.structs.replace(
-                    found, epoch=self._epoch, incarnation=known, frozen=""
-                )
+                if found.closed:
+                    raise closed_error(self._pipeline.name, partition.text)
+                if not self._may_take(found.owner):
+                    self._drop(partition)
+                    raise taken_error(self._pipeline.name, partition.text, found)
+            new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
+            head = taken_head(found, new, self._owner, self._tracks.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
             late = self._late(partition, 0 if found is None else found.looked)
             write_id = self._context.ids.new()
@@ -157,10 +182,13 @@ class Cycle:
                     self._list(partition)
                 if found is None or found.frozen:
                     self._pipeline.gate()  # after the list: a promote that began since has read it
+                self._doubtful.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
                 track = Track(partition, where, head, write_id, late=late)
-                self._read_intent(track)
                 self._tracks[partition] = track
+                self._stale.add(partition)  # until its intent is known too
+                self._doubtful.discard(partition)
+                self._read_intent(track)
                 self._stale.discard(partition)
                 return row is None
             self._context.clock.sleep(delay_s)
@@ -186,6 +214,34 @@ class Cycle:
         """Returns whether this driver has adopted it, even if its rows must be read again."""
         return partition in self._tracks
 
+    def has_range(self, partition: SourcePartition) -> bool:
+        """Returns whether an adopted partition has a range in progress, or may have one."""
+        return partition in self._stale or self._tracks[partition].intent is not None
+
+    def doubtful(self) -> list[SourcePartition]:
+        """Returns partitions that may be this driver's, since a reply was lost."""
+        return sorted(self._doubtful - self._tracks.keys())
+
+    def release(self, partition: SourcePartition) -> None:
+        """Step 8. Keeps the partition if that may have failed; another driver may have it."""
+        where = layout.pipeline_partition(self._pipeline.id, partition.text)
+        what, row = f"head of `{partition.text}`", self._context.catalog.get(where, "head")
+        head = decode_row(row.value, Progress, what) if row is not None else None
+        if row is not None and head is not None and head.owner == self._owner:
+            self._stale.add(partition)  # unless this succeeds
+            if head.frozen:  # a promote changes it: its driver takes it again, or is fenced
+                raise base.frozen(self._pipeline.name, partition.text)
+            free = encode_row(msgspec.structs.replace(head, owner=""))
+            if put_held(self._context, where, "head", free, row.version, what) is None:
+                raise UnavailableError(f"{what}: another process changes it: try again")
+        self._drop(partition)
+
+    def _drop(self, partition: SourcePartition) -> None:
+        """Forgets a partition that is not this driver's any more."""
+        self._tracks.pop(partition, None)
+        for each in (self._stale, self._looked, self._doubtful):
+            each.discard(partition)
+
     def heads(self) -> dict[SourcePartition, Progress]:
         """Returns the heads of this driver's partitions, as it knows them."""
         return {each: track.head for each, track in self._tracks.items() if self.adopted(each)}
@@ -206,8 +262,7 @@ class Cycle:
         """
         report = CycleReport()
         tasks: list[Task] = []
-        self._listed.clear()
-        for track in self._tracks.values():
+        for track in list(self._tracks.values()):
             if track.partition in self._stale or track.head.ended:
                 continue
             with self._contain_errors(track, report):
@@ -233,8 +288,10 @@ class Cycle:
     def _do(self, tasks: Sequence[Task], report: CycleReport) -> list[Task]:
         """Steps 4 to 7. Returns tasks for the part before records that the sink refused."""
         shorter: list[Task] = []
-        for partition, result in run_ranges(self._pipeline, tasks):
-            track = self._tracks[partition]
+        for partition, result in run_ranges(self._pipeline, tasks, self.drivers):
+            track = self._tracks.get(partition)
+            if track is None:  # another driver has it
+                continue
             with self._contain_errors(track, report):
                 if result.produced is None and result.error is not None:
                     shorter += self._before(track, result.error, report)
@@ -242,7 +299,7 @@ class Cycle:
                     self._withdraw(track)
                 elif result.produced is not None:
                     self._finish(track, self._record(track, result.produced), report)
-                self._drop(track, result.unused)
+                self._discard(track, result.unused)
                 if result.error is not None:
                     self._fail(track, result.error, report)
         return shorter
@@ -251,9 +308,7 @@ class Cycle:
         """In step 1: returns manifests that a restored catalog may have lost, once each."""
         if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
             return ()
-        if epoch not in self._listed:
-            self._listed[epoch] = late_manifests(self._context, self._pipeline.id, epoch)
-        return self._listed[epoch].get(layout.manifest_folder(partition.text), ())
+        return late_manifests(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
         """Before step 3: sets aside files of ranges that the catalog lost (``aside``)."""
@@ -267,8 +322,8 @@ class Cycle:
             for each in found:
                 work.move(each)
             report.aside += [each.record for each in found]
-        track.late = ()
-        track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next write
+        track.late, epoch = (), track.head.epoch
+        track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
         self._looked.add(track.partition)
 
     def _decide(self, track: Track, rows: Sequence[Put]) -> None:
@@ -319,20 +374,7 @@ class Cycle:
     def _intend(self, track: Track, limit: str, bounds: Bounds, parts: int) -> None:
         """Step 3."""
         source, start = self._pipeline.source, track.head.position
-        lost: tuple[Gap, ...] = ()
-        if source.before(start, bounds.first):
-            if not self._accept_loss:
-                raise LostError(
-                    f"source partition `{track.partition.text}`: holds nothing before "
-                    f"{bounds.first}, committed is {start}: what is between is lost; "
-                    "run with --accept-loss to record that and continue",
-                    partition=track.partition.text,
-                    start=start,
-                    first=bounds.first,
-                )
-            skipped = offsets_between(start, bounds.first) or 0
-            lost = (Gap(start, bounds.first, "retention", skipped),)
-            check_gaps(track.partition, track.head, lost)
+        lost = lost_before(track.partition, track.head, bounds, source, self._accept_loss)
         if not source.before(start, limit):
             return
         first = lost[-1].end if lost else start
@@ -368,7 +410,8 @@ class Cycle:
         transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
         erased = self._pipeline.erased(track.partition.text)  # since the intent; later ones wait
         parts = divide_reader(self._pipeline.source, reader, intent.cuts)
-        where, new_id = (self._pipeline.id, self._epoch), self._context.ids.new
+        where = (self._pipeline.id, track.partition.text, head.epoch)
+        new_id = self._context.ids.new
         task = Task(reader, sink, "", transform, erased=erased, title=self._pipeline.heading)
         return [
             replace(task, reader=part, staging=layout.staging(*where, new_id()), cut=number)
@@ -404,7 +447,7 @@ class Cycle:
             check_plan(self._pipeline.source, track.reader)
         raise error
 
-    def _drop(self, track: Track, unused: tuple[FileEntry, ...]) -> None:
+    def _discard(self, track: Track, unused: tuple[FileEntry, ...]) -> None:
         """Deletes what cuts staged that no manifest lists; after a crash a sweep does."""
         if unused:
             where = (self._pipeline.id, track.partition.text)
@@ -429,40 +472,11 @@ class Cycle:
         """Step 5."""
         intent = track.intent
         if intent is None:
-            raise self._fenced_error(track.partition, -1)
+            raise taken_error(self._pipeline.name, track.partition.text)
         missing = self._missing(track, intent, produced)
-        carried, counted = track.carried, track.carried.counted if track.carried else None
-        if counted is not None:  # events keep their numbers, also after deleted ones
-            gone = counted.read - counted.dropped - produced.read
-            staged = replace(produced.staged, left_out=produced.staged.left_out + gone)
-            produced = replace(produced, read=counted.read, staged=staged, note=counted.note)
-            missing = counted.missing
-        manifest = Manifest(
-            pipeline=self._pipeline.id,
-            partition=track.partition.text,
-            start=intent.start,
-            end=produced.end,
-            ordinal=track.head.ordinal,
-            read=produced.read,
-            written=produced.staged.written,
-            dropped=produced.read
-            - produced.staged.written
-            - produced.staged.dead
-            - produced.staged.left_out,
-            dead=produced.staged.dead,
-            left_out=produced.staged.left_out,
-            files=produced.staged.files,
-            lost=(*intent.lost, *missing.gaps),
-            note=produced.note or ((carried.note or track.head.note) if carried else b""),
-            deleted=missing.deleted,
-            absent=missing.absent,
-            filled=carried.generation if carried else 0,
-            as_is=carried is not None and carried.as_is,
-            completed=track.completed,
-            incarnation=intent.incarnation,
-        )
+        manifest = manifest_of(self._pipeline.id, track, intent, produced, missing)
         name = self._context.ids.new()
-        key = layout.manifest(self._pipeline.id, self._epoch, track.partition.text, name)
+        key = layout.manifest(self._pipeline.id, track.head.epoch, track.partition.text, name)
         put_same(self._context.store, key, seal_json(manifest))
         decided = msgspec.structs.replace(intent, manifest=key)
         self._write(
@@ -494,17 +508,8 @@ class Cycle:
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
-            raise self._fenced_error(track.partition, -1)
-        done = Commit(
-            manifest=intent.manifest,
-            start=manifest.start,
-            end=manifest.end,
-            events=manifest.read,
-            files=len(manifest.files),
-            dead=manifest.dead,
-            committed_ms=self._context.clock.now_ms(),
-            left_out=manifest.left_out,
-        )
+            raise taken_error(self._pipeline.name, track.partition.text)
+        done = commit_of(intent, manifest, self._context.clock.now_ms())
         head = msgspec.structs.replace(
             track.head,
             position=manifest.end,
@@ -535,7 +540,7 @@ class Cycle:
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(track.where, "head")
             if row is None or row.version != track.head_version:
-                raise self._fenced_error(track.partition, -1) from exc
+                raise taken_error(self._pipeline.name, track.partition.text) from exc
             raise
 
     # Internals.
@@ -546,7 +551,7 @@ class Cycle:
         try:
             self._context.catalog.write(track.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise self._fenced_error(track.partition, -1) from exc
+            raise taken_error(self._pipeline.name, track.partition.text) from exc
         return write_id
 
     def _read_intent(self, track: Track) -> None:
@@ -570,8 +575,13 @@ class Cycle:
             yield
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             what = f"source partition `{track.partition.text}`"
-            report.errors[track.partition] = self._explain(track, unexpected(what, exc))
-            self._stale.add(track.partition)
+            error = self._explain(track, unexpected(what, exc))
+            if isinstance(error, TakenError):
+                self._drop(track.partition)
+                report.taken.add(track.partition)
+            else:
+                report.errors[track.partition] = error
+                self._stale.add(track.partition)
 
     def _explain(self, track: Track, error: TidelogError) -> TidelogError:
         """Returns the error, or that a promote or another driver has the partition, if so.
@@ -580,21 +590,11 @@ class Cycle:
         """
         if isinstance(error, (LostError, UnavailableError)):
             return error
-        try:
+        name = self._pipeline.name
+        with contextlib.suppress(TidelogError):
             row = self._context.catalog.get(track.where, "head")
-        except TidelogError:
-            return error
-        if row is not None and row.version == track.head_version:
-            return error
-        head = decode_row(row.value, Progress, track.where) if row is not None else None
-        if head is not None and head.frozen and not head.closed:
-            return base.frozen(self._pipeline.name, track.partition.text)
-        return error if isinstance(error, FencedError) else self._fenced_error(track.partition, -1)
-
-    def _fenced_error(self, partition: SourcePartition, epoch: int) -> FencedError:
-        other = f" (epoch {epoch})" if epoch >= 0 else ""
-        return FencedError(
-            f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: another "
-            f"driver has it{other}, ours was epoch {self._epoch}: stop this one",
-            partition=partition.text,
-        )
+            if row is None or row.version != track.head_version:
+                head = decode_row(row.value, Progress, track.where) if row is not None else None
+                return head_error(name, track, head)
+        # Until its rows show that, no partition counts as another driver's.
+        return head_error(name, track, track.head) if isinstance(error, TakenError) else error

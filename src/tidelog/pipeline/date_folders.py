@@ -10,7 +10,9 @@ The same write sets a folder that is final, or about to be, to be reopened. Any 
 
 A folder is *dated* if its name is what the layout makes of the times in it, and if no later time
 has the same name: ``dt=2026-11-15``, ``red/2026/11``, but not ``offset=10000`` or ``hr=07`` alone.
-A folder of hours is in a folder of days, and both are dated.
+A folder of hours is in a folder of days, and both are dated. A replay of dead letters may name
+folders by other units or in another time zone: its files count in the dated folder that they are
+in, whatever their own is called.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, product
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -34,11 +36,12 @@ from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
 from tidelog.model.archive import Archive, CountedFiles, DateFolder
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import Manifest
+from tidelog.model.pipeline import FileEntry, Manifest
 
 __all__ = [
     "DateFolders",
     "FolderCounter",
+    "FolderFiles",
     "Span",
     "reopen",
 ]
@@ -61,6 +64,16 @@ class _Touch:
     files: int
     events: int
     after: CountedFiles  # after counting it
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFiles:
+    """What manifests say of the files in a dated folder."""
+
+    folder: str
+    files: int = 0
+    events: int = 0
+    erased: int = 0  # events that were in these files, and may have been when they were counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,32 @@ class FolderCounter:
                 row = layout.folder_row(touch.span.end_ms, touch.span.folder)
                 folder = found[row] if row in found else self._folder(row, touch.span)[0]
                 found[row] = _with_files(folder, [touch], self.now_ms)
+        return found
+
+    def recount(self) -> dict[str, FolderFiles]:
+        """Returns what the manifests say of everything counted so far, by the rows of folders.
+
+        Raises ``NotFoundError`` or ``CorruptError`` for a manifest.
+        """
+        found: dict[str, FolderFiles] = {}
+        for lane in self._lanes():
+            counted, _ = self._read_counted(lane)
+            for manifest in read_manifests(self.context, lane.pipeline, lane.partition):
+                if manifest.ordinal > counted.ordinal:
+                    break
+                spans = sorted(self._spans(manifest).items(), key=lambda each: each[0].folder)
+                if manifest.ordinal == counted.ordinal:
+                    spans = spans[: counted.folders]
+                for span, (files, events) in spans:
+                    row = layout.folder_row(span.end_ms, span.folder)
+                    known = found.get(row, FolderFiles(span.folder))
+                    erased = sum(f.erased for f in manifest.files if span in self._spans_of(f))
+                    found[row] = FolderFiles(
+                        span.folder,
+                        known.files + files,
+                        known.events + events,
+                        known.erased + erased,
+                    )
         return found
 
     def _lanes(self) -> Iterator[_CountLane]:
@@ -147,16 +186,18 @@ class FolderCounter:
 
     def _spans(self, manifest: Manifest) -> dict[Span, tuple[int, int]]:
         """Returns the dated folders of a range's files: how many files, with how many events."""
-        root = f"{self.archive.folder()}/"
         found: dict[Span, tuple[int, int]] = {}
         for file in manifest.files:
-            if file.kind != "data" or not file.target.startswith(root):
-                continue
-            folder = file.target.removeprefix(root).rpartition("/")[0]
-            for span in self.folders.spans(folder, file.path_ms):
+            for span in self._spans_of(file):
                 files, events = found.get(span, (0, 0))
                 found[span] = (files + 1, events + file.events)
         return found
+
+    def _spans_of(self, file: FileEntry) -> tuple[Span, ...]:
+        root = f"{self.archive.folder()}/"
+        if file.kind != "data" or not file.target.startswith(root):
+            return ()
+        return self.folders.spans(file.target.removeprefix(root).rpartition("/")[0], file.path_ms)
 
     def _read_counted(self, lane: _CountLane) -> tuple[CountedFiles, str]:
         row = self.context.catalog.get(self._where, lane.row)
@@ -172,12 +213,12 @@ class FolderCounter:
 
     @property
     def _where(self) -> str:
-        return layout.pipeline_shards(self.archive.pipeline())
+        return layout.pipeline_members(self.archive.pipeline())
 
 
 def reopen(context: Context, pipeline: str, span: Span) -> None:
     """Lets the next finalize delete a folder's marker, and write it again after a delay."""
-    where = layout.pipeline_shards(pipeline)
+    where = layout.pipeline_members(pipeline)
     row = layout.folder_row(span.end_ms, span.folder)
     index = Put(layout.unsettled_row(span.end_ms, span.folder), row.encode())
 
@@ -211,6 +252,8 @@ _SAMPLE = datetime(2028, 1, 15)  # noqa: DTZ001 - in a month of 31 days, and a y
 _ZERO = datetime(1970, 1, 1)  # noqa: DTZ001 - on the zone's own clocks
 _SLACK = timedelta(days=1)  # more than any clock change
 _UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
+_QUARTERS = sorted(range(-26 * 4, 26 * 4 + 1), key=abs)  # clocks of two zones differ by less
+_SHIFTS = [timedelta(minutes=15 * each) for each in _QUARTERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +297,38 @@ class DateFolders:
             self._known[folder] = tuple(self._spans(folder, time_ms))
         return self._known[folder]
 
-    def _spans(self, folder: str, time_ms: int) -> Iterator[Span]:
+    def _spans(self, folder: str, time_ms: int) -> list[Span]:
+        if time_ms < 0:
+            return []
+        try:
+            moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone(self._zone)
+            local = moment.replace(tzinfo=None)
+            depth = len(folder.split("/"))
+            found = list(self._spans_below(folder, depth - self._levels[-1].parts, local))
+            return found or self._spans_of_replay(folder, local)
+        except OverflowError:
+            return []  # no clock can show the end of the year 9999
+
+    def _spans_of_replay(self, folder: str, local: datetime) -> list[Span]:
+        """Returns the dated folders that this one is in, if a replay named it.
+
+        That may have used other units of folders, or another time zone.
+        """
+        first = self._levels[0]
+        if _span(first, local.strftime(first.format), local) is None:
+            return []  # no name of this layout is dated
+        for above, shift in product(range(len(folder.split("/"))), _SHIFTS):
+            found = list(self._spans_below(folder, above, local + shift))
+            if found:
+                return found
+        return []
+
+    def _spans_below(self, folder: str, above: int, moment: datetime) -> Iterator[Span]:
+        """Yields the dated folders after some parts of a folder's name, by a local time in it."""
         parts = folder.split("/")
-        above = len(parts) - self._levels[-1].parts
-        if time_ms < 0 or above < 0:
-            return
-        moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone(self._zone)
-        for level in self._levels:
+        for level in self._levels if above >= 0 else ():
             name = "/".join(parts[above : above + level.parts])
-            span = _span(level, name, moment.replace(tzinfo=None))
+            span = _span(level, name, moment)
             if span is None:
                 return
             first, end = (self._utc_ms(local) for local in span)

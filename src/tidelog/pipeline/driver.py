@@ -1,9 +1,13 @@
-"""The driver: owns a shard, looks at the source, and runs cycles until it is stopped.
+"""The driver: takes its share of a source's partitions, and runs cycles until it is stopped.
 
-A heartbeat thread runs during cycles, so a long Spark job keeps the shard. A stop signal lets the
-current cycle finish. A second one may abandon it at any point, because the next driver finishes
-what is there. A driver with ``take_over`` raises the shard's epoch at once: the other driver fails
-at its next write, and this one finishes its work.
+Any number of drivers of a pipeline share its source partitions (``share``). A heartbeat thread runs
+during cycles, so a long Spark job keeps them. A stop signal lets the current cycle finish. A second
+one may abandon it at any point, because the next driver finishes what is there. A driver with
+``take_over`` stops all others at once: they fail at their next write, and this one finishes their
+work.
+
+A run that drains takes what is free. It leaves the rest to drivers that it has seen to be alive, or
+waits for them (``wait``).
 
 A failure in one source partition stops only that partition. A following driver retries it after
 waits that double, and does the same if it cannot reach the source at all (``failures``). A decided
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,13 +48,12 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model.pipeline import Begin, ListedPartition, Progress
-from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline
+from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline, TakenError
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.policy import Due, FilePolicy, parts_of
-from tidelog.pipeline.shard import PipelineShard, flush_version, share_of
+from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
-    Lineage,
     SeenEnds,
     look_at_source,
     track,
@@ -60,6 +63,7 @@ from tidelog.pipeline.source_partitions import (
 __all__ = ["Driver", "DriverOptions", "new_stop"]
 
 _FOLLOW_S = 1.0  # between looks at the source while following
+_LOOK_S = 0.2  # the same, in a run that drains and waits for something
 _ATTEMPTS = 5  # per partition with passing errors, in a run that drains
 
 
@@ -75,19 +79,20 @@ class DriverOptions:
     follow: bool = False  # keep running, by policy; else drain what is there and end
     policy: FilePolicy = field(default_factory=FilePolicy)
     accept_loss: bool = False
-    shard: int = 0
-    shards: int = 1
     start: str = ""  # earliest, or latest: the ends at creation; empty: the pipeline's
-    take_over: bool = False  # from the driver that has the shard, without waiting for it
+    take_over: bool = False  # stop all other drivers, without waiting for them
+    wait: bool = False  # a run that drains: also for partitions that other drivers have
     flush_on_stop: bool = False  # write waiting events before ending
     stop: threading.Event = field(default_factory=new_stop)
     on_look: Callable[[int], None] = lambda _: None  # with the number of waiting events
+    # With the number of partitions that this driver has, and that the source lists.
+    on_share: Callable[[int, int], None] = lambda *_: None
+    # At the end of a run that drains: the number of partitions that other drivers have.
+    on_left: Callable[[int, int], None] = lambda *_: None
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shard < self.shards:
-            raise InvalidError(f"shard {self.shard} of {self.shards}: give 0 to {self.shards - 1}")
         if self.start not in ("", "earliest", "latest"):
             raise InvalidError(f"start `{self.start}`: give earliest or latest")
 
@@ -101,7 +106,7 @@ class _Plan(NamedTuple):
 
 
 class Driver:
-    """Drives one shard of one pipeline."""
+    """Drives a share of one pipeline."""
 
     def __init__(self, context: Context, pipeline: Pipeline, how: DriverOptions) -> None:
         self._context = context
@@ -109,6 +114,9 @@ class Driver:
         self._how = how
         self._due = Due(how.policy)
         self._failures = PipelineFailures(context, pipeline.id)
+        self._members = DriverMembers(context, pipeline.id, once=not how.follow)
+        self._share = DriverShare(context, pipeline, self._members, self._failures)
+        self._rest_done = False  # what other drivers have, as of the last cycle
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not retried in this run
@@ -126,16 +134,19 @@ class Driver:
 
         Returns the number of events archived.
 
-        Waits as a standby while another driver has the shard. Raises ``FencedError`` if another
-        driver took it. A run that drains processes every source partition it can, then raises the
-        first lasting error. A run that follows raises errors at its start, and retries later ones.
+        Raises ``FencedError`` if all drivers were stopped, or another one took over. A run that
+        drains processes every source partition it can, then raises the first lasting error. A run
+        that follows raises errors at its start, and retries later ones.
         """
-        shard = PipelineShard(self._context, self._pipeline.id, self._how.shard, self._how.shards)
-        while not shard.try_take(self._how.take_over):
-            if self._how.stop.wait(0.2):
-                return 0
-        with self._heartbeats(shard) as lost:
-            cycle = Cycle(self._context, self._pipeline, shard.epoch, self._how.accept_loss)
+        members = self._members
+        cycle = Cycle(
+            self._context, self._pipeline, members.id, self._how.accept_loss, members.may_take
+        )
+        if self._how.take_over:
+            members.take_over()
+        else:
+            members.join()
+        with self._heartbeats(cycle) as lost:
             events = 0
             while not self._how.stop.is_set() and not lost.is_set():
                 report = self._attempt(cycle)
@@ -151,8 +162,8 @@ class Driver:
                 with contextlib.suppress(UnavailableError):
                     self._pipeline.gate()  # raises if its archive was ended
                 raise FencedError(
-                    f"pipeline `{self._pipeline.name}`: another driver has claimed "
-                    f"shard {self._how.shard}: this one stops"
+                    f"pipeline `{self._pipeline.name}`: another driver took over, or it was "
+                    "removed: this one stops"
                 )
             return events
 
@@ -208,8 +219,8 @@ class Driver:
             raise
         self._failures.remove_whole()
         if ends is None:
-            failing = self._own(self._failures.partitions())
-            self._failures.remove(set(failing) - bounds.keys() - errors.keys())
+            failing = set(self._failures.partitions())
+            self._failures.remove(failing - self._share.listed - errors.keys())
         self._resume(cycle, bounds, errors)
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
@@ -242,8 +253,10 @@ class Driver:
             self._due.done(partition, manifest.read, size)
             if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
                 self._full.add(partition)
+        for partition in report.taken:
+            self._failures.released(partition)
         self._failures.remove(report.committed.keys())
-        if not _is_fenced(report):  # else another driver reports failures, and this one ends
+        if not _is_fenced(report):  # else the pipeline was removed, and this driver ends
             self._failures.add(report.errors.items())
         self._how.on_cycle(report)
         return report
@@ -261,7 +274,9 @@ class Driver:
         missing; while the source cannot be reached (``error``), that waits. Returns whether there
         is any. Looks at a partition once, until the source lists it again.
         """
-        away = set(self._own([*self._known(), *cycle.partitions()])) - set(bounds)
+        listed = set() if error is not None else self._share.listed - errors.keys()
+        known = {*self._known(), *cycle.partitions()}
+        away = {each for each in known - set(bounds) if cycle.has(each) or each not in listed}
         self._away &= away
         found = False
         for partition in sorted(away - self._away):
@@ -292,9 +307,14 @@ class Driver:
 
         Raises if all of them fail, because that is an error of the source.
         """
+        if self._members.look():  # what a driver left behind may be new to this one
+            self._before, self._away = None, set()
+        cycle.drivers = len(self._members.living)
         self._track(cycle)
-        partitions = self._partitions()
-        found = bounds_apart(self._pipeline.source, partitions, errors)
+        partitions = self._pipeline.source.partitions()
+        own = self._share.look(cycle, partitions, self._how.accept_loss, errors)
+        self._how.on_share(len(own), len(partitions))
+        found = bounds_apart(self._pipeline.source, own, errors)
         self._ends = {each: held.end for each, held in found.items()}
         self._keep_seen(cycle)
         self._find_vanished(partitions, errors)
@@ -310,7 +330,8 @@ class Driver:
         heads = {**(self._heads or {}), **cycle.heads()}
         positions = {each: head.position for each, head in heads.items()}
         if isinstance(source, TrackingSource):
-            ends = {each: source.seen()[each] for each in self._own(source.seen())}
+            seen = source.seen()
+            ends = {each: seen[each] for each in seen if not self._is_theirs(heads.get(each))}
             self._seen_ends.keep(ends, positions, is_last)
         elif isinstance(source, Vanishing) and source.may_vanish():
             self._seen_ends.keep(self._ends, positions, is_last)
@@ -322,7 +343,9 @@ class Driver:
         source = self._pipeline.source
         if isinstance(source, Vanishing) and source.may_vanish():
             ends = self._seen_ends.stored()
-            for partition in self._own(ends.keys() - set(listed)):
+            for partition in ends.keys() - set(listed):
+                if self._share.is_theirs(partition):
+                    continue
                 error = vanished_error(self._context, self._pipeline.id, partition, ends[partition])
                 if error is not None:
                     errors[partition] = error
@@ -339,7 +362,7 @@ class Driver:
 
     def _track(self, cycle: Cycle) -> None:
         """Passes to the source what was read; other drivers change their heads at any time."""
-        others = self._heads if self._how.shards == 1 else {}
+        others = self._heads if self._members.is_alone() else {}
         known = {each: head for each, head in (others or {}).items() if not cycle.has(each)}
         heads = None if self._heads is None else {**known, **cycle.heads()}
         self._heads = track(self._context, self._pipeline.id, self._pipeline.source, heads)
@@ -396,15 +419,15 @@ class Driver:
     ) -> None:
         """Adopts all partitions that may begin, and removes the others from ``bounds``."""
         new = [partition for partition in bounds if not cycle.adopted(partition)]
-        lineage = Lineage(self._context, self._pipeline, cycle, new)
+        if new and not self._members.is_alone():
+            self._failures.taken()
         for partition in new:
             with _contain_errors(partition, bounds, errors):
-                if lineage.is_ready(partition, self._how.accept_loss):
-                    held = bounds[partition]
-                    begin, note = self._begin(partition, held)
-                    cycle.adopt(partition, begin, held.incarnation, note)
-                else:
-                    del bounds[partition]
+                held = bounds[partition]
+                begin, note = self._begin(partition, held)
+                cycle.adopt(partition, begin, held.incarnation, note)
+            if partition not in bounds and partition not in errors:
+                self._share.lost(partition)
         source = self._pipeline.source
         for partition, note in (
             source.renewed().items() if isinstance(source, TrackingSource) else ()
@@ -482,13 +505,32 @@ class Driver:
             if not self._may_pass(report, partition, error):
                 self._ended[partition] = error
         if report.errors.keys() - self._ended.keys():
-            self._how.stop.wait(0.2)
+            self._how.stop.wait(_LOOK_S)
             return False
-        if report.committed or report.decided:
+        if report.committed or report.decided or report.taken:
             return False  # a partition that begins again may hold events
         for error in self._ended.values():
             raise error
-        return True
+        return self._leaves_rest()
+
+    def _leaves_rest(self) -> bool:
+        """Returns whether a run that drains ends now, and leaves other drivers their partitions.
+
+        It first makes sure that they are alive: what a dead one has is taken after a while. With
+        ``wait``, they also must have been done before the last look, which then has found what
+        follows their partitions.
+        """
+        left = len(self._share.theirs)
+        if self._how.wait:
+            before, self._rest_done = self._rest_done, self._share.is_rest_done()
+            is_over = not left or (before and self._rest_done)
+        else:
+            is_over = self._share.is_rest_alive()
+        if not is_over:
+            self._how.stop.wait(_LOOK_S)
+        elif left:
+            self._how.on_left(left, len(self._share.listed))
+        return is_over
 
     def _may_pass(
         self, report: CycleReport, partition: SourcePartition, error: TidelogError
@@ -503,22 +545,19 @@ class Driver:
         passing = isinstance(error, UnavailableError) or partition in report.withdrawn
         return passing and self._failures.attempts(partition) < _ATTEMPTS
 
-    def _partitions(self) -> list[SourcePartition]:
-        return self._own(self._pipeline.source.partitions())
-
-    def _own(self, partitions: Iterable[SourcePartition]) -> list[SourcePartition]:
-        """Returns the source partitions that belong to this driver's shard."""
-        shards, shard = self._how.shards, self._how.shard
-        return [each for each in partitions if share_of(each, shards) == shard]
+    def _is_theirs(self, head: Progress | None) -> bool:
+        """Returns whether a head that was read says that another living driver has it."""
+        members = self._members
+        return head is not None and head.owner != members.id and head.owner in members.living
 
     @contextlib.contextmanager
-    def _heartbeats(self, shard: PipelineShard) -> Iterator[threading.Event]:
-        """Sends heartbeats while the body runs. Sets the event if the shard is lost."""
-        try:
-            with beating(self._context, shard.beat) as lost:
+    def _heartbeats(self, cycle: Cycle) -> Iterator[threading.Event]:
+        """Sends heartbeats while the body runs. Sets the event if all drivers must stop."""
+        with beating(self._context, self._members.beat) as lost:
+            try:
                 yield lost
-        finally:
-            shard.release()
+            finally:
+                self._share.leave(cycle)
 
 
 @contextlib.contextmanager
@@ -530,18 +569,20 @@ def _contain_errors(
     """Turns any exception into an error of one source partition, and skips it."""
     try:
         yield
+    except TakenError:  # another driver was faster
+        bounds.pop(partition, None)
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
         errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
         bounds.pop(partition, None)
 
 
 def _is_fenced(report: CycleReport) -> bool:
-    """Returns whether another driver has a source partition that was ours."""
+    """Returns whether a source partition was closed, or its generation replaced."""
     return any(isinstance(error, FencedError) for error in report.errors.values())
 
 
 def _raise_fenced(report: CycleReport) -> None:
-    """Raises the error of a source partition that another driver has."""
+    """Raises the error of such a source partition."""
     for error in report.errors.values():
         if isinstance(error, FencedError):
             raise error

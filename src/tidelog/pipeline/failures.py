@@ -4,11 +4,16 @@ A failing source partition does not stop the others: it is retried after waits t
 a second to fifteen seconds. So is a source that cannot be reached at all.
 
 Each failure is a row until the source partition commits again, has nothing to commit, or no longer
-belongs to the source. A driver that was replaced writes none, because no driver would delete it.
-Rows are only for display: no driver decides by one, and a row that cannot be written is skipped.
+belongs to the source. A driver that was stopped writes none, because no driver would delete it. The
+next driver of a source partition deletes the row of the one before. Rows are only for display: no
+driver decides by one, and a row that cannot be written is skipped.
 Each write expects and changes the row ``failures``, which is never deleted. So a repeated or late
 packet never brings back a deleted failure, whose message may quote an erased event. A row whose
-deletion failed is deleted later.
+deletion failed is deleted later. When an archive ends, ``close_failures`` deletes its rows, and no
+driver that stalled writes another one.
+
+Messages quote values that a parser or a target refused, so each row has the offset of that event,
+by which a proof of its erasure recognizes the row (``quoted_event``).
 
 A source partition that was deleted and created again is another sequence of events. None of it goes
 into an archive that has events of the old one. It is an error of that partition until a person
@@ -19,7 +24,7 @@ if nothing of the old one was ever committed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,20 +33,31 @@ from tidelog.catalog.base import Change, Delete, Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import Bounds, KnowsEnds, Source, SourcePartition
 from tidelog.context import Context
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import CorruptError, InternalError, InvalidError, TidelogError
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import Begin, DriverFailure, Gap, Progress, joined_gaps
+from tidelog.model.pipeline import (
+    Begin,
+    DriverFailure,
+    Gap,
+    Progress,
+    joined_gaps,
+    offsets_between,
+)
 
 __all__ = [
     "LostError",
     "PipelineFailures",
     "RemadeError",
     "check_gaps",
+    "close_failures",
     "ended_head",
     "gaps_after",
+    "lost_before",
+    "quoted_event",
     "read_failures",
     "remade_bounds",
+    "remove_failures",
     "vanished_end",
     "vanished_head",
 ]
@@ -51,6 +67,7 @@ _WAIT_MAX_S = 15.0
 _MESSAGE_CHARS_MAX = 500
 _ROWS_AT_ONCE = 25
 _WHOLE = ""  # means the source as a whole
+_CLOSED = b"closed"  # content of the row ``failures`` of an archive that was ended
 
 
 @dataclass
@@ -73,6 +90,15 @@ class PipelineFailures:
         """Reads the rows of an earlier driver, so that they are deleted in time."""
         with contextlib.suppress(TidelogError):
             self._stored.update(read_failures(self.context, self.pipeline))
+
+    def taken(self) -> None:
+        """Reads the rows of source partitions that another driver had, to delete them in time."""
+        self.__post_init__()
+
+    def released(self, partition: SourcePartition) -> None:
+        """Leaves the failures of a source partition to its next driver."""
+        self._failing.pop(partition.text, None)
+        self._stored.discard(partition.text)
 
     def attempts(self, partition: SourcePartition) -> int:
         """Returns how many times in a row a source partition has failed."""
@@ -118,7 +144,9 @@ class PipelineFailures:
             known.due_s = now_s + self.context.random.uniform(ceiling_s / 2, ceiling_s)
             known.attempts += 1
             message = error.message[:_MESSAGE_CHARS_MAX]
-            found = DriverFailure(name, error.kind, message, known.since_ms, now_ms, known.attempts)
+            times = known.since_ms, now_ms
+            quotes = quoted_event(error)
+            found = DriverFailure(name, error.kind, message, *times, known.attempts, quotes)
             rows.append(Put(layout.failure_row(name), encode_row(found)))
         self._stored.update(errors)
         self._write(rows)
@@ -139,19 +167,66 @@ class PipelineFailures:
             return False
 
     def _write_lot(self, changes: list[Change]) -> bool:
-        """Write some rows, in one write with the row that all drivers of the pipeline change."""
+        return _write_failures(self.context, self.pipeline, changes)
 
-        def decide(rows: Rows) -> Decision[bool]:
-            return Decision(True, [rows.put(layout.FAILURES_ROW, b""), *changes])
 
-        where = layout.pipeline_shards(self.pipeline)
-        what = f"failures of pipeline `{self.pipeline}`"
-        return update(self.context, where, [layout.FAILURES_ROW], decide, what)
+def _write_failures(
+    context: Context, pipeline: str, changes: Sequence[Change], closes: bool = False
+) -> bool:
+    """Writes some rows, in one write with the row that all drivers of the pipeline change.
+
+    Returns False, and writes nothing, after the rows were closed; ``closes`` closes them.
+    """
+
+    def decide(rows: Rows) -> Decision[bool]:
+        known = rows[layout.FAILURES_ROW]
+        is_closed = known is not None and known.value == _CLOSED
+        if is_closed and not (closes and changes):
+            return Decision(closes)
+        mark = rows.put(layout.FAILURES_ROW, _CLOSED if closes else b"")
+        return Decision(True, [mark, *changes])
+
+    where, what = layout.pipeline_members(pipeline), f"failures of pipeline `{pipeline}`"
+    return update(context, where, [layout.FAILURES_ROW], decide, what)
+
+
+def remove_failures(context: Context, pipeline: str, names: Iterable[str]) -> None:
+    """Deletes the rows of failures of some source partitions. Raises if that is impossible."""
+    for lot in _deletes(names):
+        _write_failures(context, pipeline, lot)
+
+
+def close_failures(context: Context, pipeline: str) -> None:
+    """Deletes all failures of a pipeline that has ended; no driver adds one later. Idempotent."""
+    _write_failures(context, pipeline, (), closes=True)
+    for lot in _deletes(read_failures(context, pipeline)):
+        _write_failures(context, pipeline, lot, closes=True)
+
+
+def _deletes(names: Iterable[str]) -> list[list[Change]]:
+    """Returns deletes of the rows of source partitions, in lots for one write each."""
+    rows: list[Change] = [Delete(layout.failure_row(name)) for name in names]
+    return [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
+
+
+def quoted_event(error: TidelogError) -> str:
+    """Returns the offset of the event that an error quotes; empty if it quotes none.
+
+    Returns ``any`` for an error that does not know: it may have the text of a parser, a transform
+    or a library.
+    """
+    offset = error.context.get("offset")
+    if isinstance(error, InvalidError) and isinstance(offset, int):
+        return str(offset)
+    if isinstance(error, LostError):
+        return ""
+    quotes = isinstance(error, (InvalidError, CorruptError, InternalError))
+    return "any" if quotes or "job" in error.context else ""
 
 
 def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:
     """Returns current failures by source partition; the empty name is the whole source."""
-    where, prefix = layout.pipeline_shards(pipeline), layout.FAILURE_ROWS
+    where, prefix = layout.pipeline_members(pipeline), layout.FAILURE_ROWS
     rows = context.catalog.scan(where, prefix, prefix_end(prefix))
     found = [decode_row(row.value, DriverFailure, f"failure `{row.row}`") for row in rows]
     return {each.partition: each for each in found}
@@ -203,6 +278,31 @@ def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
     if not head.is_of(bounds.incarnation):
         return f"it is {bounds.incarnation} now, and was {head.incarnation}"
     return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
+
+
+def lost_before(
+    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, accept_loss: bool
+) -> tuple[Gap, ...]:
+    """Returns the gap between the position and what the source still holds, if accepted.
+
+    Raises ``LostError`` if it is not accepted.
+    """
+    start = head.position
+    if not source.before(start, bounds.first):
+        return ()
+    if not accept_loss:
+        raise LostError(
+            f"source partition `{partition.text}`: holds nothing before {bounds.first}, committed "
+            f"is {start}: what is between is lost; run with --accept-loss to record that and "
+            "continue",
+            partition=partition.text,
+            start=start,
+            first=bounds.first,
+        )
+    skipped = offsets_between(start, bounds.first) or 0
+    lost = (Gap(start, bounds.first, "retention", skipped),)
+    check_gaps(partition, head, lost)
+    return lost
 
 
 def ended_head(

@@ -40,6 +40,7 @@ __all__ = [
     "open_pump",
     "pump_options",
     "read_pump_status",
+    "refuse_moving_start",
 ]
 
 _RESTORE = "restore."  # how names of restores begin
@@ -66,7 +67,7 @@ def open_pump(
     that name has other settings, if its topic was created again, or if it would add to another
     topic than the pumps it follows.
     """
-    _refuse_moving_start(wanted)
+    refuse_moving_start(wanted.source, f"pump `{wanted.source}`")
     refuse_archive_folder(context, wanted.source, f"pump into `{wanted.topic}`")
     source = source_at(context, wanted.source)
     target = f"topic:{wanted.topic}?partition={wanted.partition}"
@@ -121,13 +122,13 @@ def pump_options(named: NamedPipeline) -> PumpOptions:
     )
 
 
-def _refuse_moving_start(wanted: PumpOptions) -> None:
+def refuse_moving_start(source: str, what: str) -> None:
     """Raises for a relative start: a pump is found by its source, which must not change."""
-    start = parse_address(wanted.source).options.get("start", "")
+    start = parse_address(source).options.get("start", "")
     if start in ("newest", "now") or start.startswith("-"):
         raise InvalidError(
-            f"pump `{wanted.source}`: start `{start}` is another time at each run: give the time "
-            "itself, or leave it out and say --start latest"
+            f"{what}: start `{start}` is another time at each run: give the time "
+            "itself, or leave it out and give the start `latest`"
         )
 
 

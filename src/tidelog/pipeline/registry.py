@@ -3,7 +3,7 @@
 One write of the registry creates a name, with an incarnation that is part of all of the pipeline's
 rows and objects. Deleting has five steps; a repeated delete resumes after a crash:
 
-1. own every shard, unless a driver runs it     → a pipeline that no process drives
+1. stop all drivers, unless a living one runs it → a pipeline that no process drives
 2. registry row as ``deleting``                 → a name that is not usable
 3. close every head                             → no driver can commit or begin
 4. delete staged files, manifests and rows      → fewer of them; closed heads stay forever
@@ -41,7 +41,8 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, check_pipeline_name
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.endpoints import sink_at, source_at
-from tidelog.pipeline.shard import PipelineShard
+from tidelog.pipeline.failures import close_failures
+from tidelog.pipeline.share import DriverMembers, stop_drivers
 from tidelog.store.base import Store
 
 __all__ = [
@@ -60,7 +61,7 @@ __all__ = [
     "remove_work",
 ]
 
-_SHARD = "shard/"
+_LOOK_S = 0.2  # between looks at drivers that may be dead
 
 
 def create_pipeline(context: Context, name: str, source: str, sink: str) -> NamedPipeline:
@@ -211,7 +212,7 @@ def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
             remove_work(context, found.incarnation, context.store)
             _remove_name(context, found)
             return
-        _take_shards(context, found)
+        _stop_drivers(context, found)
         going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             context.catalog.write(layout.REGISTRY, going, write_id=context.ids.new())
@@ -237,17 +238,24 @@ def _new(context: Context, name: str, source: str, sink: TargetSink) -> NamedPip
     )
 
 
-def _take_shards(context: Context, pipeline: NamedPipeline) -> None:
-    """Step 1: no process drives it after this. Waits for the lease of a dead driver to expire."""
-    where = layout.pipeline_shards(pipeline.incarnation)
-    rows = [row.row for row in context.catalog.scan(where, _SHARD, "shard0")]
-    for row in rows:
-        shards, number = map(int, row.removeprefix(_SHARD).split("/"))
-        shard = PipelineShard(context, pipeline.incarnation, number, shards, beside=True)
-        if not shard.take():
+def _stop_drivers(context: Context, pipeline: NamedPipeline) -> None:
+    """Step 1: no driver that has joined goes on after this. Waits for a dead one's lease to expire.
+
+    Raises ``InvalidError`` if one is alive.
+    """
+    watch = DriverMembers(context, pipeline.incarnation)  # which does not join
+    until_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
+    while True:
+        # Before the look, so that a stall costs no look.
+        is_last = context.clock.monotonic_s() > until_s
+        if not watch.alive():
+            break
+        if is_last:
             raise InvalidError(
                 f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
             )
+        context.clock.sleep(_LOOK_S)
+    stop_drivers(context, pipeline.incarnation)
 
 
 def _decode(row: Row) -> NamedPipeline:
@@ -265,14 +273,18 @@ def close_heads(context: Context, pipeline: str) -> None:
 
 
 def remove_work(context: Context, pipeline: str, staged_in: Store) -> None:
-    """Deletes staged files, manifests and all rows but the closed heads of a pipeline."""
+    """Deletes staged files, manifests and all rows of a pipeline.
+
+    What stays closes it: its heads, and the row ``failures``.
+    """
     delete_below(staged_in, layout.staging_of(pipeline))
     delete_below(context.store, layout.manifests(pipeline))
     for partition in read_partitions(context, pipeline):
         for kind in ("aside", "before", "commit", "erased", "intent"):
             _remove_rows(context, layout.pipeline_partition(pipeline, partition), kind)
-    for kind in ("counted", "failure", "folder", "seen", "unsettled", "waiting"):
-        _remove_rows(context, layout.pipeline_shards(pipeline), kind)
+    for kind in ("counted", "folder", "member", "seen", "unsettled", "waiting"):
+        _remove_rows(context, layout.pipeline_members(pipeline), kind)
+    close_failures(context, pipeline)
 
 
 def delete_below(store: Store, prefix: str, wanted: Callable[[str], bool] = lambda _: True) -> None:

@@ -62,7 +62,7 @@ __all__ = [
 
 
 def look_at_source(context: Context, pipeline: str, source: Source) -> None:
-    """Lists all partitions of a source, also those of other shards.
+    """Lists all partitions of a source, also those of other drivers.
 
     Skips one that cannot be reached now, so it begins at its first event.
     """
@@ -128,7 +128,7 @@ _EVERY_S = 60.0
 
 def read_seen(context: Context, pipeline: str) -> dict[SourcePartition, str]:
     """Returns the ends that drivers of a pipeline have seen, by source partition."""
-    where, rows = layout.pipeline_shards(pipeline), layout.SEEN_ROWS
+    where, rows = layout.pipeline_members(pipeline), layout.SEEN_ROWS
     found = context.catalog.scan(where, rows, prefix_end(rows))
     seen = [decode_row(row.value, SeenEnd, f"row `{row.row}`") for row in found]
     return {SourcePartition.named(each.partition): each.end for each in seen}
@@ -147,7 +147,7 @@ def _put(context: Context, pipeline: str, ends: Mapping[SourcePartition, str]) -
 
 def _raise(context: Context, pipeline: str, ends: Sequence[tuple[SourcePartition, str]]) -> None:
     """Puts ends that are beyond the stored ones. A repeated packet never lowers one."""
-    where = layout.pipeline_shards(pipeline)
+    where = layout.pipeline_members(pipeline)
     names = {partition: layout.seen_row(partition.text) for partition, _ in ends}
 
     def decide(rows: Rows) -> Decision[None]:

@@ -35,9 +35,10 @@ from operator import attrgetter
 from typing import Any
 
 from tidelog.catalog.base import Row
+from tidelog.catalog.update import read_stable
 from tidelog.connectors.sink import check_playback_sink, remade
 from tidelog.context import Context
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.topics import find_target, find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso
@@ -318,9 +319,13 @@ def pin_topic(
     each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     entries = max(1, min(64, _ENTRIES // topic.partitions))
 
+    busy = UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
+
     def pinned(partition: int) -> tuple[int, int, Floors]:
         head, _ = read_head(context, topic, partition)
-        while True:
+
+        def read() -> tuple[int, int, Floors] | None:
+            nonlocal head
             end = head.next
             if partition in offsets:
                 end = _check_end(topic, partition, head, offsets[partition])
@@ -329,8 +334,10 @@ def pin_topic(
             slots = PartitionSlots(context, topic, partition, times, head.journaled)
             floors = floors_of(slots, (head.start, end), entries)
             before, (head, _) = head, read_head(context, topic, partition)
-            if head.compiled == before.compiled:  # else rows were replaced while they were read
-                return before.start, end, floors
+            # Otherwise rows were replaced while they were read.
+            return (before.start, end, floors) if head.compiled == before.compiled else None
+
+        return read_stable(context, read, busy)
 
     starts, ends, floors = zip(*each(pinned, range(topic.partitions)), strict=True)
     return Pin(topic.incarnation, times, starts, ends, floors)

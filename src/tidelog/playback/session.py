@@ -50,9 +50,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.catalog.base import Change, Delete, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.coordination.ownership import Silence, beating, write_held
+from tidelog.coordination.ownership import Silence, beating, write_held, write_repeatedly
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -215,9 +216,6 @@ class NamedPlayback:
         return state.owner == self._id or self._silence.is_over(state.mark, version)
 
 
-_ATTEMPTS = 20  # of one write whose replies get lost
-
-
 @dataclass(frozen=True, slots=True)
 class KnownPlayback:
     """A playback as it is now."""
@@ -239,24 +237,24 @@ def start_playback(context: Context, name: str, wanted: PlaybackPin) -> Playback
     """Steps 1 and 2. Of two at once, returns the settings of the first."""
     check_playback_name(name)
     where = layout.playback_partition(name)
-    for attempt in range(_ATTEMPTS):
-        row = context.catalog.get(where, layout.PLAYBACK_STATE)
-        before = _state(name, row)
+    known = Put(layout.playback_row(name), name.encode())
+    write_repeatedly(context, layout.REGISTRY, known)
+
+    def decide(rows: Rows) -> Decision[PlaybackPin]:
+        pin = rows[layout.PLAYBACK_PIN]
+        if pin is not None:
+            return Decision(decode_row(pin.value, PlaybackPin, f"playback `{name}`"))
+        before = _state(name, rows[layout.PLAYBACK_STATE])
         state = PlaybackState(generation=before.generation)
         pinned = msgspec.structs.replace(wanted, generation=before.generation)
-        known = Put(layout.playback_row(name), name.encode())
-        changes = (
-            Put(layout.PLAYBACK_PIN, encode_row(pinned), ABSENT),
-            Put(layout.PLAYBACK_STATE, encode_row(state), row.version if row else ABSENT),
-        )
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            context.catalog.write(layout.REGISTRY, known, write_id=context.ids.new())
-            context.catalog.write(where, *changes, write_id=context.ids.new())
-        found = find_playback(context, name)
-        if found is not None:
-            return found
-        context.clock.sleep(0.01 * attempt)
-    raise UnavailableError(f"playback `{name}`: replies keep getting lost: try again")
+        changes = [
+            rows.put(layout.PLAYBACK_PIN, encode_row(pinned)),
+            rows.put(layout.PLAYBACK_STATE, encode_row(state)),
+        ]
+        return Decision(pinned, changes)
+
+    names = [layout.PLAYBACK_PIN, layout.PLAYBACK_STATE]
+    return update(context, where, names, decide, f"playback `{name}`")
 
 
 def list_playbacks(context: Context) -> Iterator[KnownPlayback]:

@@ -34,11 +34,11 @@ from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.by_id import WHO, ByIdHandlers
-from tidelog.server.api.by_offset import Reads
-from tidelog.server.api.by_time import ByTimeHandlers
 from tidelog.server.api.ingest import Ingest, OpenTopics
 from tidelog.server.api.openapi import description
 from tidelog.server.api.pixel import Pixels
+from tidelog.server.api.read import ByTimeHandlers, Reads
+from tidelog.server.api.sql import SqlHandlers, SqlRunner
 from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import Console
@@ -112,6 +112,7 @@ OPERATIONS = (
     TRACK_TOPIC,
     Operation("topics", "GET", "/topics", "read", some=True),
     Operation("topic", "GET", "/topics/{topic}", "read"),
+    Operation("consumers", "GET", "/topics/{topic}/consumers", "read"),
     Operation("events", "GET", "/topics/{topic}/partitions/{partition}/events", "read"),
     Operation("range", "GET", "/topics/{topic}/events", "read"),
     Operation("tail", "GET", "/topics/{topic}/tail", "read"),
@@ -119,10 +120,12 @@ OPERATIONS = (
     Operation("update", "PUT", "/topics/{topic}/ids/{id}", "amend", _ID_ROUTE),
     Operation("delete", "DELETE", "/topics/{topic}/ids/{id}", "erase", _ID_ROUTE),
     Operation("journals", "GET", "/topics/{topic}/journals", "read"),
+    Operation("sql", "POST", "/sql", "read", some=True),
     Operation("metrics", "GET", "/metrics", "read"),
     Operation("health", "GET", "/healthz", None),
     Operation("ready", "GET", "/readyz", None),
     Operation("openapi", "GET", "/openapi.json", None),
+    Operation("docs", "GET", "/docs", None),
 )
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -160,11 +163,12 @@ class FrontDoor:
         self._usage = ClientUsage(home.context, options.audit_reads)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._pixels = Pixels(options, self.gate, self._topics, self._ingest, self.metrics)
+        self._sql = SqlRunner(home)
         self._health = Health(home)
         # Made once: anybody may ask for it, as often as they like.
         self._description = functools.cache(lambda: encode(description(options)))
         self._console = Console(
-            home, options, self.gate, self._threads, (self.metrics, self._usage)
+            home, options, self.gate, self._threads, (self.metrics, self._usage, self._sql)
         )
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: PartitionWatch | None = None
@@ -179,6 +183,7 @@ class FrontDoor:
         handlers: dict[str, Handler] = {
             "topics": reads.topics,
             "topic": reads.topic,
+            "consumers": reads.consumers,
             "events": reads.events,
             "range": ByTimeHandlers(self._home, self._threads, self.metrics).events,
             "tail": tails.tail,
@@ -186,10 +191,12 @@ class FrontDoor:
             "update": ids.update,
             "delete": ids.delete,
             "journals": ids.journals,
+            "sql": SqlHandlers(self._sql, self._threads, self._bodies).sql,
             "metrics": self._show_metrics,
             "health": self._health.alive,
             "ready": self._health.ready,
             "openapi": self._describe,
+            "docs": self._show_docs,
         }
         for operation in OPERATIONS:
             handler = handlers.get(operation.name)
@@ -220,7 +227,8 @@ class FrontDoor:
         return self.gate.take_uses(), self._usage.take_reads()
 
     def stop_waiting(self) -> None:
-        """End long polls and tails, so that a stop need not wait for them."""
+        """End long polls, tails and queries, so that a stop need not wait for them."""
+        self._sql.stop()
         if self._watch is not None:
             self._watch.stop()
 
@@ -386,6 +394,10 @@ class FrontDoor:
     async def _describe(self, request: Request) -> Response:
         """``GET /openapi.json``"""
         return Response(self._description(), media_type="application/json")
+
+    async def _show_docs(self, request: Request) -> Response:
+        """``GET /docs``"""
+        return await self._threads.run(self._console.docs)
 
     async def _tick(self) -> None:
         """Now and then: tokens and their use, and appends that have waited for too long."""

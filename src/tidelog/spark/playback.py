@@ -25,6 +25,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tidelog.catalog.update import read_stable
 from tidelog.clock import RandomIds
 from tidelog.connectors.files.playback_sink import WholeFile
 from tidelog.connectors.sink import (
@@ -196,7 +197,7 @@ class _Target:
             self._staging = WindowStaging(
                 topic=topic,
                 keep_partition=keeps_partition(self._address),
-                folder=layout.staging(layout.playback_staging(self._id), 0, "windows"),
+                folder=layout.staging(layout.playback_staging(self._id), "all", 0, "windows"),
             )
 
     def aimed(self, task: WindowTask) -> WindowTask:
@@ -390,9 +391,6 @@ class _StagingPlaybackSink:
 _: type[PlaybackSink] = _StagingPlaybackSink
 
 
-_ATTEMPTS = 20  # of a plan, against compiles that keep running
-
-
 def planned_runs(
     context: Context, topic: Topic, pin: Pin, pool: Executor | None = None
 ) -> list[FoundRun]:
@@ -401,16 +399,20 @@ def planned_runs(
     Raises ``NotFoundError`` if some events were trimmed, ``UnavailableError`` if compiles keep
     changing the runs.
     """
-    for _ in range(_ATTEMPTS):
+
+    def read() -> list[FoundRun] | None:
         standing = SwapGuard(context, topic)
         try:
             return _find_runs(standing, pin, pool)
         except SwappedError:
-            continue
+            return None
         except NotFoundError:
             if not _is_swapped(standing):
                 raise
-    raise UnavailableError(f"topic `{topic.name}`: is being compiled: play again")
+            return None
+
+    busy = UnavailableError(f"topic `{topic.name}`: is being compiled: play again")
+    return read_stable(context, read, busy)
 
 
 def _find_runs(standing: SwapGuard, pin: Pin, pool: Executor | None) -> list[FoundRun]:

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - one lazy import for each scheme
 """The store: immutable objects under keys, which are only created, never overwritten.
 
 It promises that exactly one of several concurrent creates wins, that an object is visible whole or

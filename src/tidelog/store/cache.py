@@ -1,4 +1,4 @@
-"""A bounded cache of reads: the same range of the same object costs one request.
+"""A bounded cache of reads, where the same range of an object costs one request; and prefetch.
 
 Objects do not change, so nothing expires; the least recently used ranges are dropped when the cache
 is full. Readers that want a range while it is being fetched wait for that one request. The
@@ -9,7 +9,7 @@ The cache checks nothing, since the layers above know the checksums. Bytes that 
 damaged on their way, or in the store. :func:`reread` drops them here and fetches them once more,
 and only what fails twice is reported.
 
-Prefetch: fetches the next objects while the caller decodes one.
+:func:`fetched_ahead` fetches the next objects while the caller decodes one.
 """
 
 from __future__ import annotations

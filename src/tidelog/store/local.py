@@ -33,6 +33,9 @@ it removes.
 Listings leave out ``.tidelog``, which keys cannot reach. They follow links to folders. A link to a
 folder that contains it, or to itself, is listed as an object that cannot be read.
 
+What root creates belongs to the owner of the folder that it is in. So a command that an operator
+runs as root leaves nothing that the home's own user cannot write to.
+
 An etag is the file's inode, size and modification time, to which the put adds random nanoseconds.
 So a file that reuses an inode within the file system's clock tick still differs.
 """
@@ -50,6 +53,7 @@ from pathlib import Path
 
 from tidelog.clock import Clock, Ids
 from tidelog.errors import InvalidError, UnavailableError
+from tidelog.process import create_file, create_folder, match_owner
 from tidelog.store.base import (
     NoRoomError,
     ObjectInfo,
@@ -68,6 +72,7 @@ __all__ = ["LocalStore"]
 
 _PRIVATE = ".tidelog"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FILE_MODE = 0o666  # less the umask, so that the users of a group can share a folder
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
 _COUNT_BYTES = 20  # of the counter in the lock file
 _lock_files: set[int] = set()  # descriptors of locks that threads of this process hold
@@ -214,11 +219,12 @@ class LocalStore:
         while True:
             fresh = self._tmp / self._ids.new()
             try:
-                descriptor = os.open(fresh, flags, 0o644)
+                descriptor = os.open(fresh, flags, _FILE_MODE)
             except (FileNotFoundError, NotADirectoryError):
                 self._ensure_folder(self._tmp)
-                descriptor = os.open(fresh, flags, 0o644)
+                descriptor = os.open(fresh, flags, _FILE_MODE)
             _lock_files.add(descriptor)
+            match_owner(descriptor, self._tmp)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return fresh, descriptor
@@ -258,18 +264,8 @@ class LocalStore:
     @contextlib.contextmanager
     def _folders_locked(self, how: int) -> Iterator[int]:
         """Holds the lock of folders, shared or exclusive; yields the counter of removals."""
-        path = self._root / _PRIVATE / "folders"
-        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path, flags, 0o644)
-        except (FileNotFoundError, NotADirectoryError):
-            self._ensure_folder(path.parent)
-            descriptor = os.open(path, flags, 0o644)
-        try:
-            fcntl.flock(descriptor, how)
+        with self._lock_file("folders", how) as descriptor:
             yield int(os.pread(descriptor, _COUNT_BYTES, 0) or b"0")
-        finally:
-            os.close(descriptor)
 
     def _count_removals(self, count: int) -> None:
         """Raises the counter before a folder is removed, so that a crash in between is harmless."""
@@ -286,8 +282,7 @@ class LocalStore:
             _make_folders(folder)
         else:
             self._ensure_folder(folder.parent)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
+            create_folder(folder)
         _fsync_folder(folder.parent)
         if len(self._durable) >= _DURABLE_MAX:
             self._durable.clear()
@@ -296,16 +291,22 @@ class LocalStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keeps replaces and deletes apart, across processes; puts need no lock."""
-        path = self._root / _PRIVATE / "lock"
+        with self._lock_file("lock", fcntl.LOCK_EX):
+            yield
+
+    @contextlib.contextmanager
+    def _lock_file(self, name: str, how: int) -> Iterator[int]:
+        """Holds a lock across processes, shared or exclusive; yields the descriptor of its file."""
+        path = self._root / _PRIVATE / name
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            descriptor = create_file(path, os.O_RDWR, path.parent, _FILE_MODE)
         except (FileNotFoundError, NotADirectoryError):
             self._ensure_folder(path.parent)
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            descriptor = create_file(path, os.O_RDWR, path.parent, _FILE_MODE)
         _lock_files.add(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            fcntl.flock(descriptor, how)
+            yield descriptor
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a forked child has a copy
             _lock_files.discard(descriptor)
@@ -468,8 +469,7 @@ def _make_folders(folder: Path) -> None:
             return
         raise InvalidError(f"store: `{folder}` is a file: choose another folder")
     _make_folders(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
+    create_folder(folder)
     _fsync_folder(folder.parent)
 
 

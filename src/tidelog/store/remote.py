@@ -376,7 +376,8 @@ class RemoteStore:
         check_data(key, data)
         client = self._clients.for_size(len(data))
         try:
-            done = obstore.put(client, key, data, mode="create", use_multipart=False)
+            marks = self._marks(key)
+            done = obstore.put(client, key, data, mode="create", use_multipart=False, **marks)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as exc:
             raise self._exists(key, exc) from exc
         except STORE_ERRORS as exc:
@@ -388,7 +389,8 @@ class RemoteStore:
         check_data(key, data)
         client = self._clients.for_size(len(data))
         try:
-            done = obstore.put(client, key, data, mode={"e_tag": etag}, use_multipart=False)
+            how: Any = {"mode": {"e_tag": etag}, "use_multipart": False, **self._marks(key)}
+            done = obstore.put(client, key, data, **how)
         except exceptions.PreconditionError as exc:
             found = self.head(key).etag
             raise replaced_meanwhile(key, etag, found) from exc
@@ -472,12 +474,21 @@ class RemoteStore:
         check_key(source)
         check_key(target)
         try:
+            if self._marks(target):  # obstore's copies have none of these
+                self._bucket.copy(source, target)
+                return
             client = self._clients.within(_COPY_TIMEOUT_S)
             obstore.copy(client, source, target, overwrite=False)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as exc:
             raise self._exists(target, exc) from exc
         except FileNotFoundError as exc:
             raise self._error(source, exc, writes=True) from exc
+        except SDK_ERRORS as exc:
+            if code_of(exc) in ("NoSuchKey", "404"):
+                raise not_found(source) from exc
+            if status_of(exc) == 412 or is_try_again(exc):
+                raise self._exists(target, exc) from exc
+            raise self._error(target, exc, writes=True) from exc
         except STORE_ERRORS as exc:
             raise self._error(target, exc, writes=True) from exc
 
@@ -492,6 +503,10 @@ class RemoteStore:
             return obstore.sign(client, "GET", key, timedelta(seconds=expires_s))
         except STORE_ERRORS as exc:
             raise self._error(key, exc) from exc
+
+    def _marks(self, key: str) -> dict[str, Any]:
+        """Returns the storage class and tags of an object, as obstore takes them."""
+        return {} if self._bucket is None else self._bucket.marks(key)
 
     def uploads(self) -> Iterator[Upload]:
         """Yields multipart uploads on S3. Google's and Azure's stores get objects in one request.

@@ -8,12 +8,15 @@ is the last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from obstore.store import S3Store
 
@@ -48,14 +51,28 @@ __all__ = ["AwsCredentials", "S3Bucket", "open_s3"]
 
 _CONNECTIONS_MAX = 16
 _KMS_KEY = re.compile(r"[A-Za-z0-9:/_-]{1,2048}")
+_CLASSES = (
+    "STANDARD",
+    "STANDARD_IA",
+    "ONEZONE_IA",
+    "INTELLIGENT_TIERING",
+    "GLACIER_IR",
+    "REDUCED_REDUNDANCY",
+)
+_TAG = re.compile(r"[\w .:/+@-]{1,128}=[\w .:/+@-]{0,256}")
+_TAGS_MAX = 10  # S3's own limit
+_SHORT_LIVED = ("probe/", "staging/")  # classes with a minimal time would cost more for these
 
 
 def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
     """Opens ``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false&kms_key=…``.
 
-    With ``kms_key``, the ARN or id of a key of KMS, every object is encrypted by that key.
+    With ``kms_key``, the ARN or id of a key of KMS, every object is encrypted by that key. Every
+    object has the ``storage_class``, except staged ones, and the ``tags``, as ``NAME=VALUE,…``.
     """
-    options = address.take_options(("endpoint", "kms_key", "path_style", "region"))
+    options = address.take_options(
+        ("endpoint", "kms_key", "path_style", "region", "storage_class", "tags")
+    )
     endpoint = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
     path_style = options.get("path_style", "true" if endpoint else "false")
@@ -101,6 +118,7 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
         session,
         address.text,
         (bucket_of(address), f"{prefix}/" if prefix else ""),
+        _object_marks(address.text, options),
         {
             "region": config["region"],
             "endpoint": endpoint,
@@ -110,6 +128,32 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
     )
     clients = Clients(connect, _shared_options(endpoint, environ))
     return RemoteStore(clients, address.text, bucket)
+
+
+@dataclass(frozen=True)
+class ObjectMarks:
+    """What S3 keeps with each object of a store."""
+
+    storage_class: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    kms_key: str = ""
+
+
+def _object_marks(url: str, options: Mapping[str, str]) -> ObjectMarks:
+    storage_class = options.get("storage_class", "")
+    if storage_class and storage_class not in _CLASSES:
+        raise InvalidError(
+            f"store `{url}`: storage_class is `{storage_class}`: give one that can be read at "
+            f"once: {', '.join(_CLASSES)}"
+        )
+    tags = [each for each in options.get("tags", "").split(",") if each]
+    if len(tags) > _TAGS_MAX or not all(map(_TAG.fullmatch, tags)):
+        raise InvalidError(
+            f"store `{url}`: tags are `{options['tags']}`: give up to {_TAGS_MAX} NAME=VALUE, "
+            "with commas between them"
+        )
+    named = dict(each.split("=", 1) for each in tags)
+    return ObjectMarks(storage_class, named, options.get("kms_key", ""))
 
 
 class AwsCredentials:
@@ -147,15 +191,56 @@ class S3Bucket:
         session: Any,
         url: str,
         place: tuple[str, str],
+        marks: ObjectMarks,
         client_options: Mapping[str, Any],
         timeouts_s: tuple[float, float],
     ) -> None:
         self._session = session
         self._url = url
         self._bucket, self._prefix = place
+        self._marks = marks
         self._options = client_options
         self._timeouts_s = timeouts_s
         self._live: tuple[int, Any] | None = None
+
+    def marks(self, key: str) -> dict[str, Any]:
+        """Returns the storage class and tags of an object, as obstore takes them."""
+        found: dict[str, Any] = {}
+        if self._marks.storage_class and not key.startswith(_SHORT_LIVED):
+            found["attributes"] = {"Storage-Class": self._marks.storage_class}
+        if self._marks.tags:
+            found["tags"] = self._marks.tags
+        return found
+
+    def copy(self, source: str, target: str) -> None:
+        """Copies an object on the server, create-only, with the marks of the target.
+
+        Raises the SDK's errors. An upload that is not completed is aborted, at once or by a sweep.
+        """
+        client, marks = self._client(), self._marks
+        where = {"Bucket": self._bucket, "Key": self._prefix + target}
+        how: dict[str, Any] = {}
+        if not target.startswith(_SHORT_LIVED) and marks.storage_class:
+            how["StorageClass"] = marks.storage_class
+        if marks.tags:
+            how["Tagging"] = urlencode(marks.tags)
+        if marks.kms_key:
+            how["ServerSideEncryption"], how["SSEKMSKeyId"] = "aws:kms", marks.kms_key
+            how["BucketKeyEnabled"] = True
+        upload = client.create_multipart_upload(**where, **how)["UploadId"]
+        try:
+            origin = {"Bucket": self._bucket, "Key": self._prefix + source}
+            part = client.upload_part_copy(
+                **where, CopySource=origin, PartNumber=1, UploadId=upload
+            )
+            parts = [{"ETag": part["CopyPartResult"]["ETag"], "PartNumber": 1}]
+            client.complete_multipart_upload(
+                **where, UploadId=upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
+            )
+        except SDK_ERRORS:
+            with contextlib.suppress(TidelogError):
+                self._abort(where["Key"], upload)
+            raise
 
     def list(self, folder: str, start_after: str) -> Iterator[ObjectInfo]:
         """Yields the objects below a folder and above a key, in key order."""

@@ -19,6 +19,7 @@ from tidelog.clock import Clock
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
+    InvalidError,
     NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
@@ -116,24 +117,20 @@ class RetryingStore:
     ) -> T:
         """Retries ``attempt``.
 
-        If refused after a lost reply, checks whether that was our own write.
+        If refused after a lost reply, checks whether that was our own write. Any other error after
+        one leaves the outcome unknown.
         """
-        unsure = False
+        lost: UnknownOutcomeError | None = None
         delays = self._backoff.waits_s(self._random, self._clock)
         while True:
             try:
                 return attempt()
-            except UnknownOutcomeError:
-                unsure = True
-                if not self._wait(delays):
-                    raise
-            except NoRoomError:
-                raise
-            except UnavailableError:
+            except UnknownOutcomeError as exc:
+                lost = exc
                 if not self._wait(delays):
                     raise
             except refusal:
-                if not unsure:
+                if lost is None:
                     raise
                 try:
                     mine = landed()
@@ -141,9 +138,18 @@ class RetryingStore:
                     if not self._wait(delays):
                         raise UnknownOutcomeError(f"{exc}: it was there a moment ago") from exc
                     continue
+                except (InvalidError, UnavailableError) as exc:
+                    raise UnknownOutcomeError(f"{lost}: then {exc}", **lost.context) from exc
                 if mine is None:
                     raise
                 return mine
+            except (InvalidError, NotFoundError, UnavailableError) as exc:
+                is_passing = isinstance(exc, UnavailableError) and not isinstance(exc, NoRoomError)
+                if is_passing and self._wait(delays):
+                    continue
+                if lost is None:
+                    raise
+                raise UnknownOutcomeError(f"{lost}: then {exc}", **lost.context) from exc
 
     def _repeat(self, read: Callable[[], T]) -> T:
         delays = self._backoff.waits_s(self._random, self._clock)

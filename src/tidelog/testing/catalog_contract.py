@@ -450,7 +450,9 @@ class CatalogContract:
     ) -> None:
         """Run a worker for each name, in processes of their own where the rows can be opened."""
         open_again = self.opener(catalog)
-        spawn = multiprocessing.get_context("spawn").Process if open_again else threading.Thread
+        processes = multiprocessing.get_context("forkserver")  # imports what they need once
+        processes.set_forkserver_preload([__name__])
+        spawn = processes.Process if open_again else threading.Thread
         each = (open_again or (lambda: catalog), partition, times)
         workers = [spawn(target=work, args=(*each, name)) for name in names]
         for worker in workers:

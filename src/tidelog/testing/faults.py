@@ -12,6 +12,8 @@ The fault model. Each call may, by the seed or by a script:
 - *freeze*: all threads of the calling process stop for that long, like by SIGSTOP or a full swap;
 - *try again*: the server refuses for now and nothing happens (S3's 409 to a conditional write
   during another one, DynamoDB's throttling);
+- *deny*: the server refuses for good and nothing happens, like with credentials that have expired
+  or a permission that was revoked, although it may accept the next call;
 - *list stale*: a listing shows the store as it was a few writes ago (stores only);
 - *crash*: the caller's process dies before the effect, or after it and before the reply.
 
@@ -45,7 +47,7 @@ from typing import TypeVar
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.catalog.update import LostReplyError, Repeat, read_repeated, write_settled
 from tidelog.clock import Clock
-from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
 from tidelog.process import Processes
 from tidelog.store.base import ObjectInfo, Store, Upload
@@ -69,6 +71,7 @@ class Fault(Enum):
     STALL = "stall"
     FREEZE = "freeze"
     TRY_AGAIN = "try again"
+    DENY = "deny"
     CUT_OFF = "cut off"
     STALE_LIST = "stale list"
     CRASH_BEFORE = "crash before"
@@ -117,6 +120,8 @@ class Faults:
             raise lost()
         if fault is Fault.TRY_AGAIN:
             raise _refusal(verb)
+        if fault is Fault.DENY:
+            raise InvalidError(f"{verb}: the credentials have expired (injected): renew them")
         if fault is Fault.CUT_OFF:
             self._cut_off()
             fault = self.random.choice([Fault.LOSE_REQUEST, Fault.LOSE_REPLY])

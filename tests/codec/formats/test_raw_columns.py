@@ -7,8 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from tidelog.codec.event_json import row_lines
-from tidelog.codec.formats.raw_columns import plain_rows
+from tidelog.codec.event_json import plain_rows, row_lines
 
 YEAR_10000_S = 253_402_300_800
 

@@ -41,7 +41,7 @@ from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import create_pipeline, open_named
-from tidelog.pipeline.shard import request_flush, wait_until_done
+from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings
 
 HOUR_MS = 3_600_000
@@ -173,16 +173,30 @@ def test_shards_that_split_and_merge_are_followed_in_order(home: Home, fake: Fak
     assert counted(home, archive) == before
 
 
-def test_drivers_that_share_shards_wait_for_each_other(home: Home, fake: FakeKinesis) -> None:
+def test_driver_waits_for_parents_that_another_driver_reads(home: Home, fake: FakeKinesis) -> None:
     stream = Stream(fake.endpoint)
     archive = an_archive(home, stream.url())
     put(stream, range(200))
     for number, border in ((0, 2**127), (1, 2**126), (2, 2**127 + 2**126)):
         split(stream, number, border)
         put(stream, range(200 * (number + 1), 200 * (number + 2)))
-    for _ in range(4):
-        for shard in (1, 0):
-            drive(home, archive, shard=shard, shards=2)
+    stop = threading.Event()
+    drivers = [
+        threading.Thread(
+            target=drive,
+            args=(home, archive),
+            kwargs={"follow": True, "policy": FilePolicy(max_age_ms=1), "stop": stop},
+        )
+        for _ in range(2)
+    ]
+    for each in drivers:
+        each.start()
+    try:
+        until(lambda: counted(home, archive) == Counter(range(800)))
+    finally:
+        stop.set()
+        for each in drivers:
+            each.join()
     assert counted(home, archive) == Counter(range(800))
 
 

@@ -50,6 +50,16 @@ def test_steps_of_rscylla(play: Play, tmp_path: Path) -> None:
         row_now = home.pumps.get("orders").fetch_row(one)
         assert row_now is not None
         assert row_now["note"] == "base row"
+        # the same without a topic: the stream calls the handler itself, here with younger changes
+        now_ms = home.context.clock.now_ms()
+        for number in range(5):
+            play.write(now_ms - 60_000 + number, Row("insert", "r1", 100 + number))
+        seen: list[Event] = []
+        stream = home.stream(play.url())
+        assert stream.run(seen.append, name="direct", until_caught_up=True) == 5
+        assert sorted(json.loads(each.key or b"")["id"] for each in seen) == list(range(100, 105))
+        assert stream.run(seen.append, name="direct", until_caught_up=True) == 0
+        assert stream.fetch_row(one) == row_now
         # the cursor: another run has nothing to do, and one from an event's id has its second on
         assert drain(home, "orders", at(5)) == 0
         home.create_topic("rest", 3)

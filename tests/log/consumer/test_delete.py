@@ -15,11 +15,11 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Change, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context, LogSettings
+from tidelog.coordination.members import Member
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.delete import _Deletion, consumer_version, delete_consumer
 from tidelog.log.consumer.leases import (
     Leases,
-    Member,
     decode_registered,
     read_lease,
     read_lease_row,

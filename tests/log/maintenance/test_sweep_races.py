@@ -18,8 +18,9 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.maintenance import sweep as sweep_module
-from tidelog.log.maintenance.references import References
+from tidelog.log.maintenance.references import References, check_objects
 from tidelog.log.maintenance.sweep import sweep_home
+from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import create_topic, find_topic, read_head
@@ -101,6 +102,27 @@ def test_references_read_before_the_floor_are_caught(monkeypatch: pytest.MonkeyP
         except AssertionError:
             caught += 1
     assert caught >= 2  # once for each partition
+
+
+@pytest.mark.parametrize("call", range(1, 11))
+def test_object_that_goes_with_its_row_between_any_two_calls_is_not_missed(call: int) -> None:
+    """A listing may lack an object; before the next look, a trim and a sweep may delete it."""
+    house = House()
+    topic = house.topic()
+    for value in ("a", "b"):
+        house.append(topic, [value])
+    missing = [house.runs(topic)[0].object]
+
+    def trim_and_sweep() -> None:
+        trim_topic(house.context, topic, ToOffsets({0: 1}))
+        house.clock.advance(DAY_S)
+        assert sweep_home(house.context, HOUR_MS).objects_deleted == 1
+
+    between = Between(call, trim_and_sweep)
+    check_objects(house.faulty(Faults(scheduler=cast(Scheduler, between))), topic, missing)
+    if between.calls_left > 0:
+        trim_and_sweep()
+    assert missing[0] not in house.objects()
 
 
 RATES = {

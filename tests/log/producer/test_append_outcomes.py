@@ -15,7 +15,7 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
-from tidelog.errors import FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import FencedError, InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import Copier, append_staged
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
@@ -176,6 +176,24 @@ def test_reads_that_fail_after_a_lost_reply_leave_the_outcome_unknown(world: Wor
     with pytest.raises(UnknownOutcomeError, match="lost"):
         world.append(appender, b"second")
     assert world.stored() == [b"first", b"second"]
+
+
+def test_refused_repeat_after_a_lost_reply_is_settled(world: World) -> None:
+    """The credentials have expired when the write is sent again, and the first one lands late."""
+    appender = world.opened(world.context)
+    late: list[Callable[[], None]] = []
+
+    def delay(land: Callable[[], None]) -> None:
+        late.append(land)
+        raise _unknown()
+
+    def refuse(land: Callable[[], None]) -> None:
+        late.pop()()
+        raise InvalidError("catalog: the credentials have expired (injected): renew them")
+
+    world.hooked.on_commit = [delay, refuse]
+    assert world.append(appender, b"mine") == 0
+    assert world.stored() == [b"mine"]
 
 
 def test_failed_write_without_a_lost_reply_stores_nothing(world: World) -> None:

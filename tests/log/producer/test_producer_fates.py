@@ -15,10 +15,9 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home
-from tidelog.cli.append_lines import InputLines, LineCounts, storing
-from tidelog.cli.output import FailedError
+from tidelog.api.append_lines import InputLines, LineCounts, line_appender
 from tidelog.context import LogSettings
-from tidelog.errors import PartialAppendError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import FailedError, PartialAppendError, UnavailableError, UnknownOutcomeError
 from tidelog.log.producer.idempotent_append import append_once
 
 
@@ -177,7 +176,7 @@ def test_command_names_lines_that_may_be_stored(home: Home, catalog: LostReplies
     lines = InputLines(10, [b"%d" % number for number in range(8)])
     catalog.unknown = {1}
     told = pytest.raises(FailedError, match="2 lines from line 11 on may be stored")
-    with storing(home, "t", None, lambda lines: given[: len(lines)]) as into, told as failed:
+    with line_appender(home, "t", None, lambda lines: given[: len(lines)]) as into, told as failed:
         into.store(lines, LineCounts("t"))
     assert failed.value.context["unknown"] == 2
     assert failed.value.context["line"] == 12

@@ -44,6 +44,32 @@ def test_topics_are_listed_and_shown(served: Served) -> None:
     assert served.client.get("/topics/none").status_code == 404
 
 
+def test_consumers_are_listed_with_their_lag(served: Served) -> None:
+    assert served.client.get("/topics/t/consumers").json() == {"topic": "t", "consumers": []}
+    fill(served, 5)
+    with served.home.consumer("t", "billing") as consumer:
+        consumer.poll(max_events=2)
+        consumer.commit()
+        owned = served.client.get("/topics/t/consumers").json()["consumers"][0]
+        assert owned["partitions"][0]["owner"], "the member that has the lease"
+    assert served.client.get("/topics/t/consumers").json()["consumers"] == [
+        {
+            "name": "billing",
+            "lag": 3,
+            "partitions": [{"partition": 0, "cursor": 2, "end": 5, "lag": 3, "owner": None}],
+        }
+    ]
+    assert served.client.get("/topics/none/consumers").status_code == 404
+
+
+def test_the_reference_of_the_api_is_a_page(served: Served) -> None:
+    page = served.client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in served.client.get("/openapi.json").json()["paths"]:
+        assert f" {path}</code>" in page.text
+
+
 def test_pages_lead_from_one_to_the_next(served: Served) -> None:
     fill(served, 25)
     seen: list[str] = []

@@ -14,7 +14,7 @@ import pytest
 from tests.support.serving import Served, error, serving
 from tidelog import Event
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.server.api.by_time import RangeCursor
+from tidelog.playback.pages import RangeCursor
 
 SECOND = 1_000
 FIRST_MS = 1_794_736_800_000  # 2026-11-15T10:00:00Z

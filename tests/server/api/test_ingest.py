@@ -17,6 +17,7 @@ from tests.support.serving import Served, error, serving
 from tests.support.waiting import until
 from tidelog import Event
 
+JSON_TYPE = {"content-type": "application/json"}
 LINES = "application/x-ndjson"
 
 
@@ -139,9 +140,10 @@ BAD: list[tuple[str, bytes, dict[str, str], int]] = [
     ("nothing", b"", {}, 400),
     ("no value", b'{"key": "k"}', {}, 400),
     ("an unknown field", b'{"value": "x", "nme": 1}', {}, 400),
-    ("a value that is an object", b'{"value": {"a": 1}}', {}, 400),
+    ("a key that is an object", b'{"value": {"a": 1}, "key": {"a": 1}}', {}, 400),
+    ("half a surrogate pair in an object", b'{"value": {"a": "\\ud800"}}', {}, 400),
     ("an empty array", b"[]", {}, 400),
-    ("one bad of two", b'[{"value": "good"}, {"value": 1}]', {}, 400),
+    ("one bad of two", b'[{"value": "good"}, {"value": 1, "key": 1}]', {}, 400),
     ("an empty id at the end", b'[{"value": "good"}, {"value": "x", "id": ""}]', {}, 400),
     ("a time before 1970", b'{"value": "x", "timestamp": "1969-12-31T23:59:59Z"}', {}, 400),
     ("no time", b'{"value": "x", "timestamp": "yesterday"}', {}, 400),
@@ -297,6 +299,19 @@ def test_a_full_buffer_is_503_with_retry_after_and_blocks_nobody(tmp_path: Path)
             release.set()
             assert [each.result().status_code for each in waiting] == [201, 201]
         assert len(served.values()) == 3, "what was refused is not stored"
+
+
+def test_values_may_be_json_and_are_stored_as_they_are_written(served: Served) -> None:
+    bodies = [b'{"amount": 12.50, "b":  [1, {"base64": "x"}]}', b"[1,2]", b"12.0", b"true", b"{}"]
+    for body in bodies:
+        sent = b'{"value": %s, "id": "o-1", "timestamp": 5.0}' % body
+        answer = served.client.post("/topics/t/events", content=sent, headers=JSON_TYPE)
+        assert answer.status_code == 201, answer.text
+    assert served.values() == bodies
+    assert served.client.post("/topics/t/events", json=[{"value": {"n": n}} for n in (1, 2)])
+    assert served.values()[-2:] == [b'{"n":1}', b'{"n":2}']
+    event = next(served.home.read("t"))
+    assert (event.id, event.timestamp) == ("o-1", 5)
 
 
 def test_headers_of_a_raw_value_are_refused_beside_json(served: Served) -> None:

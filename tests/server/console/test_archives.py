@@ -103,7 +103,7 @@ def test_files_are_a_tree_by_partition_names(served: Served, browser: Browser) -
 
 
 def test_large_folders_come_in_parts(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.server.console.archives._ENTRIES_MAX", 7)
+    monkeypatch.setattr("tidelog.api.archive_view._ENTRIES_MAX", 7)
     seen: list[str] = []
     path = "/console/archives/daily/files?under=t"
     for _ in range(10):
@@ -118,7 +118,7 @@ def test_large_folders_come_in_parts(browser: Browser, monkeypatch: pytest.Monke
 def test_dead_letters_with_their_reasons_and_their_replay(served: Served, browser: Browser) -> None:
     page = browser.get("/console/archives/daily/dead")
     said = text_of(page)
-    assert "field `at` is missing or null" in said
+    assert "field at is missing or null" in said
     assert "t /0/20" in said
     assert "<script>" not in page.replace("<script src", "")
     action = "/console/archives/daily/replay"

@@ -141,7 +141,7 @@ def test_a_sample_that_fails_leaves_the_one_before(
     def fail(*given: object) -> Iterator[object]:
         raise NotFoundError("catalog: is gone")
 
-    monkeypatch.setattr(sampling, "list_topics", fail)
+    monkeypatch.setattr(home, "topics", fail)
     sampler._sampled_s = float("-inf")
     assert sampler.look() is before
     assert sampler.trouble is not None

@@ -34,6 +34,7 @@ OF_API: dict[str, tuple[Scope, ...] | str] = {  # which scopes let a request in;
     "track_topic": ("pixel", "append", "admin"),
     "topics": ("read", "admin"),
     "topic": ("read", "admin"),
+    "consumers": ("read", "admin"),
     "events": ("read", "admin"),
     "range": ("read", "admin"),
     "tail": ("read", "admin"),
@@ -41,12 +42,14 @@ OF_API: dict[str, tuple[Scope, ...] | str] = {  # which scopes let a request in;
     "update": ("amend", "admin"),
     "delete": ("erase", "admin"),
     "journals": ("read", "admin"),
+    "sql": ("read", "admin"),
     "metrics": ("read", "admin"),
     "health": ANY,
     "ready": ANY,
     "openapi": ANY,
+    "docs": ANY,
 }
-OF_HOME = {"topics", "metrics"}  # name no topic
+OF_HOME = {"topics", "sql", "metrics"}  # name no topic
 OF_CONSOLE: dict[str, str] = {  # beside read for all topics, which every session needs
     "overview": "read",
     "topics": "read",
@@ -66,6 +69,8 @@ OF_CONSOLE: dict[str, str] = {  # beside read for all topics, which every sessio
     "dead": "read",
     "replay": "admin",
     "pump": "read",
+    "sql": "read",
+    "query": "read",
     "journals": "read",
     "journal": "read",
     "erase": "erase",
@@ -156,8 +161,9 @@ def test_every_scope_at_every_operation(world: World, name: str) -> None:
     for scope in SCOPES:
         for kind in ("revoked", "expired"):
             assert world.ask(name, world.tokens[kind][scope]) == 401, (kind, scope)
-        lists = name == "topics" and scope in allowed  # it has only the token's own topics
-        other = 200 if lists else 403
+        lists = name in ("topics", "sql") and scope in allowed  # it has only the token's own topics
+        done = {"append": 201, "sql": 415}.get(name, 200)  # 415: let in, and then not JSON
+        other = done if lists else 403
         assert world.ask(name, world.tokens["other topic"][scope]) == other, scope
         own = scope in allowed and name != "metrics"
         for kind, may in (("good", scope in allowed), ("own topic", own)):
@@ -166,7 +172,7 @@ def test_every_scope_at_every_operation(world: World, name: str) -> None:
                 assert found in (200, 404), (kind, scope)  # the first one has deleted it
                 world.served.home.append("t", [Event(b"v", id="1")])
                 continue
-            assert found == (403 if not may else 201 if name == "append" else 200), (kind, scope)
+            assert found == (done if may else 403), (kind, scope)
 
 
 def test_every_scope_at_every_place_of_the_console(world: World) -> None:

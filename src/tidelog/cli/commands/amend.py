@@ -144,6 +144,12 @@ def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
 @click.argument("id", type=utf8)
 @click.argument("file", metavar="FILE|-")
 @click.option("--empty", is_flag=True, help="Accept an empty file or input as the new value.")
+@click.option(
+    "--archives",
+    is_flag=True,
+    help="Also rewrite the files of the topic's archives that hold the event, and correct their "
+    "tables.",
+)
 @why_option
 @who_option
 @json_option
@@ -153,12 +159,13 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 
     Reads the new value from a file or from standard input. The event keeps its position, time, key,
     type and headers. Every reader that begins after this sees the new value. Archived files keep
-    the old one until `tidelog archive backfill` and `promote` rebuild them.
+    the old one, unless you pass --archives. If that is killed, give the same command again.
 
     \b
     Examples:
       tidelog update orders order-17 corrected.json --why "wrong price"
       echo -n fixed | tidelog update orders order-17 -
+      tidelog update orders order-17 corrected.json --archives
     """
     value = _read(given["file"])
     if not value and not given["empty"]:
@@ -168,7 +175,16 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
         )
     with open_home(home_text) as home:
         home.update(topic, id, value, why=given["why"], who=given["who"])
-    output.record({"topic": topic, "id": id, "bytes": len(value)})
+        found = home.update_archives(topic, [id]) if given["archives"] else []
+    record = {"topic": topic, "id": id, "bytes": len(value)}
+    if given["archives"]:
+        record["archived"] = sum(each.events for each in found)
+    output.record(record)
+    old = [each for each in found if each.unchanged]
+    for each in old:
+        output.say(f"archive `{each.archive}`, generation {each.generation}: {each.unchanged}")
+    if old:
+        sys.exit(FAILED)
 
 
 @click.command()

@@ -28,6 +28,7 @@ from tidelog.cli.commands.archive_generations import (
     promote,
     restore,
     rollback,
+    seek,
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
@@ -311,7 +312,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     is_flag=True,
     help="Continue after events that the source has lost. The gap is recorded.",
 )
-@click.option("--take-over", is_flag=True, help="Take over from a running driver, for upgrades.")
+@click.option("--take-over", is_flag=True, help="Stop running drivers and take over, for upgrades.")
 @click.option(
     "--flush-on-stop", is_flag=True, help="Write waiting events to files before stopping."
 )
@@ -333,9 +334,6 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     metavar="NAME",
     help="Publish the positions as offsets of this Kafka consumer group, for lag monitors.",
 )
-@click.option(
-    "--shard", metavar="M/N", default="0/1", help="Run one of N shares of the partitions."
-)
 @json_option
 @click.pass_obj
 def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -343,8 +341,9 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
 
     Safe to kill, to repeat, and to run twice at once.
 
-    A second driver waits as a standby until the first one ends. Ctrl-C finishes the current cycle
-    first.
+    Any number of drivers with --follow share the source partitions, and take over those of one
+    that dies. Without --follow, a run takes what no other driver has. Ctrl-C finishes the current
+    cycle first.
 
     \b
     Examples:
@@ -440,6 +439,6 @@ def _describe(handle: ArchiveHandle) -> dict[str, Any]:
 
 for _command in (
     *(backfill, cat, dead, delete, drop, finalize, find, flush),
-    *(promote, register, restore, rollback, status, verify, audit, erase),
+    *(promote, register, restore, rollback, seek, status, verify, audit, erase),
 ):
     archive.add_command(_command)

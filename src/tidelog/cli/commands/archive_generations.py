@@ -1,4 +1,4 @@
-"""``tidelog archive``: backfill, promote, rollback and drop of generations, and flush.
+"""``tidelog archive``: backfill, promote, rollback and drop of generations, flush and seek.
 
 ``tidelog archive restore``: events of an archive go back into a topic or into Kafka.
 """
@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
+from tidelog.cli.commands.pipeline import seek_options, show_moves
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -21,10 +22,20 @@ from tidelog.cli.pipeline_options import (
     spark_of,
     worker_options,
 )
+from tidelog.cli.terminal import ask_first
 from tidelog.home import open_home
 from tidelog.model.archive import Archive
 
-__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "restore", "rollback"]
+__all__ = [
+    "backfill",
+    "dead_share_option",
+    "drop",
+    "flush",
+    "promote",
+    "restore",
+    "rollback",
+    "seek",
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -286,3 +297,28 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
             )
         told = {"events": done.events, "left_out": done.left_out, "dead": done.dead}
         output.record({"archive": name, "to": to, **told})
+
+
+@click.command()
+@seek_options
+@click.pass_obj
+def seek(home_text: str | None, output: Output, /, name: str, to: str, **given: Any) -> None:
+    """Move the position of an archive in its source.
+
+    TO is earliest, latest, or a position as `tidelog archive status` prints it. What is skipped
+    becomes a gap with the reason `seek` in the archive's account, and moving back undoes it.
+    Refuses to archive an offset twice. The audit records each move. Shows what it would skip and
+    asks, on a terminal. In scripts, pass --yes. A driver that runs drops the range under way: stop
+    it first, and start it again.
+
+    \b
+    Examples:
+      tidelog archive seek daily latest --why "a load test"
+      tidelog archive seek daily 4711 --partition clicks/0 --yes
+    """
+    with open_home(home_text) as home:
+        found = home.archives.get(name)
+        if not given["yes"]:
+            show_moves(output, found.plan_seek(to, given["partition"]))
+        ask_first(f"archive `{name}`", f"Move archive `{name}` to {to}?", given["yes"], "moving")
+        show_moves(output, found.seek(to, given["partition"], why=given["why"]))

@@ -221,14 +221,20 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 
 @click.command()
 @click.argument("name")
-@click.option("--as", "kind", type=click.Choice(["delta", "iceberg"]), help="The kind of table.")
+@click.option(
+    "--as", "kind", type=click.Choice(["delta", "iceberg", "glue"]), help="The kind of table."
+)
 @click.option(
     "--catalog",
     metavar="URI",
     help="For Iceberg, the catalog: sqlite:///FILE, https://host, or a name in pyiceberg's "
     "settings. In an SQL catalog the table belongs to the catalog named `tidelog`.",
 )
-@click.option("--table", metavar="NAMESPACE.NAME", help="For Iceberg, the table in that catalog.")
+@click.option(
+    "--table",
+    metavar="NAMESPACE.NAME",
+    help="For Iceberg, the table in that catalog; for Glue, DATABASE.NAME.",
+)
 @click.option(
     "--keep/--no-keep",
     default=None,
@@ -242,7 +248,7 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 @json_option
 @click.pass_obj
 def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
-    """Create or update a Delta or Iceberg table of an archive's Parquet files.
+    """Create or update a Delta, Iceberg or Glue table of an archive's Parquet files.
 
     Files are registered where they are, each once. Without --as, all tables of the archive are
     brought up to date. Erasures and promotes correct every table that was ever registered, until
@@ -253,6 +259,7 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
       tidelog archive register daily --as delta
       tidelog archive register daily --as iceberg --catalog sqlite:///lake.db --table lake.daily
       tidelog archive register daily --as delta --keep
+      tidelog archive register daily --as glue --table lake.daily
       tidelog archive register daily
       tidelog archive register daily --as delta --forget
     """
@@ -454,10 +461,13 @@ def _watermark(found: ArchiveStatus) -> str | None:
 def _table(given: dict[str, Any]) -> str | None:
     """Returns the table that is meant; None: all of them."""
     kind, catalog, table = given["kind"], given["catalog"], given["table"]
-    if (kind == "iceberg") != bool(catalog and table) or bool(catalog) != bool(table):
-        raise InvalidError("register: --catalog and --table: give both with --as iceberg, and only")
+    if bool(catalog) != (kind == "iceberg") or bool(table) != (kind in ("iceberg", "glue")):
+        raise InvalidError(
+            "register: give --catalog and --table with --as iceberg, --table with --as glue"
+        )
     if given["forget"] and given["keep"] is not None:
         raise InvalidError("register: --forget and --keep: give one of them")
     if kind is None:
         return None
-    return "delta" if kind == "delta" else f"iceberg:{catalog}#{table}"
+    names = {"delta": "delta", "glue": f"glue:{table}"}
+    return names.get(kind, f"iceberg:{catalog}#{table}")

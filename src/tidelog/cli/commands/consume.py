@@ -19,7 +19,6 @@ import click
 from tidelog.api.consumers import DrainOptions, LostOffsets
 from tidelog.cli.output import (
     CommandGroup,
-    FailedError,
     Output,
     counted,
     json_option,
@@ -28,6 +27,7 @@ from tidelog.cli.output import (
 )
 from tidelog.cli.terminal import Interruption, ask_first, yes_option
 from tidelog.codec.event_json import event_lines
+from tidelog.errors import FailedError
 from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.model.event import Event
@@ -300,7 +300,7 @@ def seek(home_text: str | None, output: Output, /, topic: str, name: str, **give
     with open_home(home_text) as home:
         found = home.consumers(topic).get(name)
         question = f"Move consumer `{name}` of `{topic}` to {given['to']}?"
-        ask_first(f"consumer `{name}` of `{topic}`", question, given["yes"])
+        ask_first(f"consumer `{name}` of `{topic}`", question, given["yes"], "moving")
         rows = [
             {"partition": move.partition, "from": move.cursor, "to": move.to, "again": move.again}
             for move in found.seek(given["to"], given["partition"])

@@ -1,4 +1,4 @@
-"""``tidelog pipeline``: pumps and restores by their names, how far they are, and their removal.
+"""``tidelog pipeline``: pumps, streams and restores by name: how far they are, seeks, removal.
 
 ``tidelog pump``: any source into a topic, each event once.
 
@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -27,13 +29,16 @@ from tidelog.errors import NotFoundError
 from tidelog.home import open_home
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
+from tidelog.public import PositionMove
 
-__all__ = ["pipeline", "pump", "spark_env"]
+__all__ = ["pipeline", "pump", "seek_options", "show_moves", "spark_env"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.group(cls=CommandGroup)
 def pipeline() -> None:
-    """List, show and delete pumps and restores.
+    """List, show, move and delete pumps, streams and restores.
 
     \b
     Examples:
@@ -47,7 +52,7 @@ def pipeline() -> None:
 @json_option
 @click.pass_obj
 def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None:
-    """List pumps and restores.
+    """List pumps, streams and restores.
 
     left_out counts events that were erased from the target before they came there.
 
@@ -89,6 +94,56 @@ def show(home_text: str | None, output: Output, /, name: str) -> None:
             if each.has_begun
         ]
         output.records(("partition", "position", "events", "left_out", "last_commit"), rows)
+
+
+def seek_options(command: _Command) -> _Command:
+    """The arguments and options of ``archive seek`` and ``pipeline seek``."""
+    for option in (
+        json_option,
+        yes_option,
+        click.option("--why", default="", metavar="TEXT", help="The reason, for the audit."),
+        click.option(
+            "--partition",
+            metavar="P",
+            help="Move the position of this source partition only, such as orders/0. "
+            "[default: all]",
+        ),
+        click.argument("to"),
+        click.argument("name"),
+    ):
+        command = option(command)
+    return command
+
+
+def show_moves(output: Output, moves: Sequence[PositionMove]) -> None:
+    """Print where positions are, where they go, and what that means."""
+    rows = [dataclasses.asdict(move) for move in moves]
+    output.records(("partition", "position", "to", "skipped", "again"), rows)
+
+
+@pipeline.command()
+@seek_options
+@click.option("--again", is_flag=True, help="Bring events a second time, if TO is further back.")
+@click.pass_obj
+def seek(home_text: str | None, output: Output, /, name: str, to: str, **given: Any) -> None:
+    """Move the position of a pump or a stream in its source.
+
+    TO is earliest, latest, or a position as `tidelog pipeline show` prints it. The audit records
+    each move. Shows what it would skip or bring again and asks, on a terminal. In scripts, pass
+    --yes. A driver that runs drops the range under way: stop it first, and start it again.
+
+    \b
+    Examples:
+      tidelog pipeline seek pump.orders.0a1b2c3d4e5f6071 latest --why "only new ones"
+      tidelog pipeline seek pump.orders.0a1b2c3d4e5f6071 4711 --partition clicks/0 --again --yes
+    """
+    with open_home(home_text) as home:
+        found = home.pumps.get(name)
+        if not given["yes"]:
+            show_moves(output, found.plan_seek(to, given["partition"]))
+        ask_first(f"pipeline `{name}`", f"Move `{name}` to {to}?", given["yes"], "moving")
+        how = {"again": given["again"], "why": given["why"]}
+        show_moves(output, found.seek(to, given["partition"], **how))
 
 
 @pipeline.command()
@@ -169,7 +224,7 @@ def _time(committed_ms: int | None) -> str | None:
     is_flag=True,
     help="Continue after events that the source has lost. The gap is recorded.",
 )
-@click.option("--take-over", is_flag=True, help="Take over from a running pump, for upgrades.")
+@click.option("--take-over", is_flag=True, help="Stop running pumps and take over, for upgrades.")
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
@@ -177,16 +232,14 @@ def _time(committed_ms: int | None) -> str | None:
     show_default=True,
     help="Begin at the first event, or at the ends seen when the pump was created.",
 )
-@click.option(
-    "--shard", metavar="M/N", default="0/1", help="Run one of N shares of the partitions."
-)
 @worker_options
 @json_option
 @click.pass_obj
 def pump(home_text: str | None, output: Output, /, source: str, topic: str, **given: Any) -> None:
     """Copy the events of a source into a topic, each event once.
 
-    Safe to kill, to repeat, and to run twice at once: it resumes where it stopped. An event
+    Safe to kill, to repeat, and to run twice at once: it resumes where it stopped. Any number of
+    processes with --follow share the source partitions. An event
     whose field cannot be read is stored unchanged, with the reason in a header `tidelog.untaken`.
 
     \b

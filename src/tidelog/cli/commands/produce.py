@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 import click
 
-from tidelog.cli.append_lines import LineAppender, LineCounts, LinesReader, Parse, storing
-from tidelog.cli.output import FailedError, Output, json_option, progress_bar
+from tidelog.api.append_lines import LineCounts, input_size
+from tidelog.cli.output import Output, json_option, progress_bar
 from tidelog.cli.terminal import Interruption
-from tidelog.codec.event_json import event_of_line
-from tidelog.codec.fields import FieldPaths, JsonLines
-from tidelog.errors import InvalidError, TidelogError
-from tidelog.home import Home, open_home
-from tidelog.model.event import Event
+from tidelog.errors import InvalidError
+from tidelog.home import open_home
 
 __all__ = ["produce"]
-
-_LINGER_LEAST_S = 0.05  # what a pipe gives within this time travels together
-_LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
 
 
 @click.command()
@@ -75,102 +70,56 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
       tidelog produce orders new.jsonl --format json --id-field order --if-absent
       tidelog consume orders --name copy --json | tidelog produce copies --format events
     """
-    name, if_absent = given.pop("name"), given.pop("if_absent")
-    if if_absent and name is not None:
-        raise InvalidError("produce: --if-absent goes by ids, --name by lines: give one of them")
-    parse = _parser(given.pop("format"), given)
-    if if_absent and parse is None:
-        raise InvalidError("produce: plain lines have no ids: give --format json --id-field F")
+    is_named = given["name"] is not None
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(open_home(home_text))
         source = stack.enter_context(_opened(file))
-        into = stack.enter_context(storing(home, topic, name, parse, if_absent))
         stop = stack.enter_context(Interruption(follows=False))
-        bytes_max = home.context.settings.event_bytes_max * _LINE_FACTOR
-        reader = LinesReader(source, home.context.clock, stop.is_set, bytes_max)
-        started_s = home.context.clock.monotonic_s()
-        tally = LineCounts(topic)
+        following = _ProduceProgress()
+        given |= {"stopped": stop.is_set, "progress": following.update}
         try:
-            with progress_bar(f"produce {topic}", reader.size) as advance:
-                _pump(home, (reader, name is not None), into, tally, advance)
+            with progress_bar(f"produce {topic}", partial(input_size, source)) as advance:
+                following.advance = advance
+                counts = home.append_lines(topic, source, **given)
         finally:
-            tally.seconds = home.context.clock.monotonic_s() - started_s
-            _show(tally, output, name is not None)
-        if reader.unended is not None:
+            if following.counts is not None:
+                _show(following.counts, output, is_named)
+        if counts.unended is not None:
             click.echo(
-                f"line {reader.unended}: has no newline yet: it is stored once it has one, "
-                f"when you produce the input again under the name `{name}`",
+                f"line {counts.unended}: has no newline yet: it is stored once it has one, "
+                f"when you produce the input again under the name `{given['name']}`",
                 err=True,
             )
         if stop.is_set():
-            click.echo(f"interrupted: {tally.stored()}", err=True)
+            click.echo(f"interrupted: {counts.stored()}", err=True)
 
 
-def _pump(
-    home: Home,
-    source: tuple[LinesReader, bool],
-    into: LineAppender,
-    tally: LineCounts,
-    advance: Callable[[int], None],
-) -> None:
-    """Store all lines of a reader; under a name, only those that have their newline."""
-    reader, is_named = source
-    linger_s = max(_LINGER_LEAST_S, home.context.settings.linger_ms / 1000)
-    shown = count = 0
-    try:
-        for lines in reader.batches(linger_s, only_ended=is_named):
-            into.store(lines, tally)
-            count = lines.first + len(lines.lines) - 1
-            advance(reader.read_bytes - shown)
-            shown = reader.read_bytes
-        if reader.has_ended:
-            into.finish(count)
-    except FailedError as exc:
-        if "events" in exc.context:
-            raise
-        raise FailedError(f"{exc}: {tally.stored()}", **exc.context, events=tally.events) from exc
-    except TidelogError as exc:
-        if not tally.events:
-            raise
-        raise FailedError(f"{tally.stored()}, then: {exc}", events=tally.events) from exc
+class _ProduceProgress:
+    """Passes progress on to a bar, and keeps the counts for an append that fails."""
+
+    def __init__(self) -> None:
+        self.advance: Callable[[int], None] = lambda _: None
+        self.counts: LineCounts | None = None
+        self._shown = 0
+
+    def update(self, counts: LineCounts) -> None:
+        self.counts = counts
+        self.advance(counts.read_bytes - self._shown)
+        self._shown = counts.read_bytes
 
 
-def _show(tally: LineCounts, output: Output, named: bool) -> None:
-    rate = round(tally.events / tally.seconds) if tally.seconds else 0
-    values: dict[str, Any] = {"topic": tally.topic, "events": tally.events}
+def _show(counts: LineCounts, output: Output, named: bool) -> None:
+    rate = round(counts.events / counts.seconds) if counts.seconds else 0
+    values: dict[str, Any] = {"topic": counts.topic, "events": counts.events}
     if named:
-        values["repeated"] = tally.repeated
-    values |= {"seconds": round(tally.seconds, 3), "events_per_s": rate}
-    ends = sorted(tally.ends.items())
+        values["repeated"] = counts.repeated
+    values |= {"seconds": round(counts.seconds, 3), "events_per_s": rate}
+    ends = sorted(counts.ends.items())
     if output.as_json:
         values["ends"] = [{"partition": partition, "end": end} for partition, end in ends]
     else:
-        values["ends"] = ", ".join(f"{tally.topic}/{p}: {end}" for p, end in ends) or None
+        values["ends"] = ", ".join(f"{counts.topic}/{p}: {end}" for p, end in ends) or None
     output.record(values)
-
-
-def _parser(format: str, given: dict[str, str]) -> Parse | None:
-    """What makes events of lines; None where a line is the value as it is."""
-    names = ("key_field", "id_field", "type_field", "time_field")
-    fields = FieldPaths(*(given[name] for name in names))
-    if fields.given() and format != "json":
-        raise InvalidError(
-            f"produce: lines of format {format} have no fields: give --format json too"
-        )
-    if format == "lines":
-        return None
-    return _events_of_lines if format == "events" else JsonLines(fields).events
-
-
-def _events_of_lines(lines: Sequence[bytes]) -> list[Event | InvalidError]:
-    return [_event_of_line(line) for line in lines]
-
-
-def _event_of_line(line: bytes) -> Event | InvalidError:
-    try:
-        return event_of_line(line)
-    except InvalidError as exc:
-        return exc
 
 
 @contextlib.contextmanager

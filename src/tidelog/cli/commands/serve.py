@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - the server's libraries may not be there
 """``tidelog serve``: the home over HTTP.
 
 ``tidelog load``: sample traffic, to size a deployment.
@@ -13,10 +14,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from tidelog.cli.output import FailedError, Output, json_option
+from tidelog.cli.output import Output, json_option
 from tidelog.clock import SystemClock, system_random
 from tidelog.context import NoSpans
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import FailedError, InvalidError, NotFoundError
 from tidelog.home import World, open_home
 from tidelog.model.times import duration_ms
 

@@ -1,7 +1,4 @@
-"""``tidelog up``: one command to a running system on any home.
-
-``tidelog follow``: every archive and pump of a home, driven by one process.
-"""
+"""``tidelog up`` runs a whole system on a home; ``tidelog follow`` runs archives and pumps."""
 
 from __future__ import annotations
 
@@ -11,20 +8,26 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare
-from tidelog.cli.output import FailedError, Output, counted, echo_aside, json_option
+from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import spark_conf
 from tidelog.cli.terminal import Interruption
-from tidelog.cli.up_supervisor import UpSupervisor, View
 from tidelog.coordination.keepers import SupervisedPart
-from tidelog.errors import InvalidError
+from tidelog.errors import FailedError, InvalidError
 from tidelog.home import open_home
+from tidelog.maintenance.up_supervisor import UpSupervisor
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 
@@ -36,6 +39,8 @@ _PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cer
 _FLAGS = ("behind_proxy", "audit_reads", "keep_request")
 _REPEATED = ("public_pixel", "keep_header")
 _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
+_STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stopped": "dim"}
+_ERROR_MAX = 100  # characters of an error in the table; its line stands above it whole
 
 
 @click.command()
@@ -77,7 +82,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
 
     This is the server with its console, the scribe, and one process that runs all archives and
     pumps and repairs notifications. A part that ends is restarted after growing waits. New archives
-    and pumps are picked up. A second `up` on the same home waits as a standby. With --demo it
+    and pumps are picked up. Several `up` processes on one home share the work. With --demo it
     creates its own home unless one is given, and stops by itself if there is no terminal.
 
     \b
@@ -100,14 +105,14 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
     with open_home(home_text) as home, Interruption(stop, follows=True), View(output) as view:
         if given["demo"]:
             prepare(home)
-        keeping = UpSupervisor(home, view, grace_s)
+        supervisor = UpSupervisor(home.context, view, grace_s)
         for name, arguments in _programs(given, port):
             where = () if home_text is None else ("--home", home_text)
-            leashed = (sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()))
-            keeping.add(name, [*leashed, *where, *arguments, "--json"])
-        keeping.run(stop, for_s)
+            child = (sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()))
+            supervisor.add(name, [*child, *where, *arguments, "--json"])
+        supervisor.run(stop, for_s)
         if given["demo"]:
-            done = [f"{part.name} {part.events:,}" for part in keeping.parts() if part.events]
+            done = [f"{part.name} {part.events:,}" for part in supervisor.parts() if part.events]
             view.say(f"Events that came through meanwhile: {', '.join(done) or 'none'}")
             view.say("It is all still there. Go on with it:")
             view.say(f"  tidelog --home {home_text} up --demo")
@@ -182,8 +187,8 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Run every archive and pump of a home until Ctrl-C.
 
     New archives and pumps are picked up within seconds. With --master all share one Spark session,
-    which a transform needs. It also sends notifications that a dead process left unsent. A second
-    one waits as a standby. `tidelog up` runs this beside the server.
+    which a transform needs. It also sends notifications that a dead process left unsent. Several
+    of them share the source partitions. `tidelog up` runs this beside the server.
 
     \b
     Examples:
@@ -213,3 +218,81 @@ def _line(part: SupervisedPart) -> str:
     if part.waiting:
         parts.append(f"{part.waiting:,} waiting")
     return "  ".join([*parts, part.error] if part.error else parts)
+
+
+class View:
+    """Shows the parts of one ``tidelog up``: a live table on a terminal, else lines or JSON."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._shown: dict[str, tuple[str, str]] = {}  # state and error by part
+        self._live: Live | None = None
+        if not output.as_json and sys.stdout.isatty():
+            self._live = Live(console=Console(highlight=False), refresh_per_second=4)
+
+    def __enter__(self) -> View:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False)
+        else:
+            self._output.say(text)
+
+    def listening(self, url: str, is_open: bool) -> None:
+        """The server has begun to listen."""
+        where = url if url.startswith("unix:") else f"{url}/"
+        if self._output.as_json:
+            self._output.record({"console": where, "open": is_open})
+        who = "open to all on this machine" if is_open else "asks for tokens"
+        self.say(f"Console: {where} ({who})")
+
+    def complain(self, name: str, text: str) -> None:
+        """What a part said on its standard error."""
+        if self._live is not None:
+            self._live.console.print(f"{name}: {text}", markup=False)
+        else:
+            echo_aside(f"{name}: {text}")
+
+    def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
+        """A part has changed; ``parts`` are all of them."""
+        told = (part.state, part.error)
+        is_news = self._shown.get(part.name) != told
+        self._shown[part.name] = told
+        if self._output.as_json:
+            fields = msgspec.to_builtins(part)
+            since = to_iso(fields.pop("since_ms"))
+            self._output.record({"part": fields.pop("name"), "since": since, **fields})
+        elif self._live is not None:
+            self._live.update(_table(parts))
+        elif is_news and part.state != "starting":
+            self._output.say("  ".join(filter(None, (part.name, part.state, part.error))))
+
+
+def _table(parts: Iterable[SupervisedPart]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("part", "state", "since", "restarts", "events", "waiting", "trouble"):
+        table.add_column(name, justify="right" if name in ("events", "waiting") else "left")
+    for part in parts:
+        table.add_row(
+            part.name,
+            Text(part.state, style=_STYLES.get(part.state, "")),
+            to_iso(part.since_ms)[11:19],
+            str(part.restarts),
+            "" if part.events is None else f"{part.events:,}",
+            "" if part.waiting is None else f"{part.waiting:,}",
+            Text(part.error[:_ERROR_MAX], style="red"),
+        )
+    return table

@@ -5,7 +5,7 @@ A parser works on whole Arrow batches. Every event gets either a path or the rea
 no path leads out of the archive's folder, and a time is never guessed. This room must not know
 archives, files or where events come from.
 
-``base`` has the interface, ``msgpack`` is the one to copy, ``time_folders`` makes names of times. A
+``base`` has the interface, ``msgpack`` is the one to copy, ``folders`` makes names of times. A
 parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``.
 
 Parsers of other packages: by the entry point group ``tidelog.parsers``, or as ``module:Class``.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ from tidelog.codec.parsers.base import (
     shown,
     used_layout,
 )
-from tidelog.codec.parsers.time_folders import DatedParser
+from tidelog.codec.parsers.folders import DatedParser
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import nearest
 from tidelog.plugins import find_plugins
@@ -52,6 +53,7 @@ __all__ = [
     "ParsedValues",
     "Parser",
     "TimeParser",
+    "changes_values",
     "layout_settings",
     "open_parser",
     "parts_of_events",
@@ -80,10 +82,14 @@ class ForeignParser:
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
+        self.changes_values = changes_values(parser)
 
     def lay_out(self, batch: pa.RecordBatch) -> Layout:
         try:
-            return _check_layout(self._parser.lay_out(batch), batch.num_rows)
+            found = _check_layout(self._parser.lay_out(batch), batch.num_rows)
+            if found.values is not None and not self.changes_values:
+                raise InvalidError("it changes values, and has no attribute changes_values = True")
+            return found
         except UnavailableError:
             raise
         except Exception as exc:  # noqa: BLE001 - foreign code; the event is kept, with the reason
@@ -133,6 +139,9 @@ def _check_layout(layout: Layout, rows: int) -> Layout:
     """Returns the layout with a path or an error in every row, and no path that leads outside."""
     if not isinstance(layout, Layout):
         raise InvalidError(f"it gave {type(layout).__name__}, not a Layout")
+    values = None if layout.values is None else layout.values.cast(pa.binary())
+    if values is not None and len(values) != rows:
+        raise InvalidError(f"it gave {len(values)} values for {rows} events")
     texts = layout.paths.cast(pa.string())
     errors, times = layout.errors.cast(pa.string()), layout.times.cast(pa.int64())
     if not len(texts) == len(errors) == len(times) == rows:
@@ -150,7 +159,7 @@ def _check_layout(layout: Layout, rows: int) -> Layout:
         for path, problem in zip(encoded.dictionary.to_pylist(), problems, strict=True)
     ]
     kept = pc.if_else(pc.is_null(found.errors), times, None)
-    return Layout(paths_of(encoded.indices, names), found.errors, kept)
+    return Layout(paths_of(encoded.indices, names), found.errors, kept, values)
 
 
 def _nowhere(error: str) -> Layout:
@@ -167,7 +176,21 @@ def _join(layouts: list[Layout]) -> Layout:
     errors = pa.chunked_array([each.errors for each in layouts], pa.string())
     times = pa.chunked_array([each.times for each in layouts], pa.int64())
     encoded = paths.combine_chunks().dictionary_encode()
-    return Layout(encoded, errors.combine_chunks(), times.combine_chunks())
+    values = None
+    if any(each.values is not None for each in layouts):
+        # Rows without values have errors: a parser returns them for all events, or for none.
+        some = [_values(each) for each in layouts]
+        values = pa.chunked_array(some, pa.binary()).combine_chunks()
+    return Layout(encoded, errors.combine_chunks(), times.combine_chunks(), values)
+
+
+def _values(layout: Layout) -> pa.Array:
+    return pa.nulls(len(layout.errors), pa.binary()) if layout.values is None else layout.values
+
+
+def changes_values(parser: object) -> bool:
+    """Returns whether files hold other values than the events, by what a parser says of itself."""
+    return bool(getattr(parser, "changes_values", False))
 
 
 def _said(exc: Exception) -> str:
@@ -207,12 +230,12 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
     if kind == "topics":
         return _open_topics(spec, settings)
     if kind == "offset":
-        from tidelog.codec.parsers.columns import open_offset
+        from tidelog.codec.parsers.folders import open_offset
 
         return open_offset(spec)
     times = _open_times(spec)
     if times is not None:
-        from tidelog.codec.parsers.time_folders import DatedParser
+        from tidelog.codec.parsers.folders import DatedParser
 
         return DatedParser(times, settings)
 
@@ -221,7 +244,7 @@ def open_parser(text: str, settings: LayoutSettings) -> Parser:
 
 def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
     """Opens ``split:FIELD|PARSER``: folders by the field's value, then by the inner parser."""
-    from tidelog.codec.parsers.columns import SplitParser
+    from tidelog.codec.parsers.folders import SplitParser
     from tidelog.codec.parsers.json import JsonField
     from tidelog.codec.parsers.times import Engine
 
@@ -253,6 +276,8 @@ class TopicsParser:
 
     def __init__(self, parsers: Sequence[tuple[str, Parser]]) -> None:
         self._parsers = parsers
+        # A batch may have events of several topics, of which some keep their values.
+        self.changes_values = any(changes_values(parser) for _, parser in parsers)
 
     def lay_out(self, batch: pa.RecordBatch) -> Layout:
         encoded = batch.column("topic").dictionary_encode()
@@ -271,12 +296,16 @@ class TopicsParser:
         if back is None:
             return whole
         paths = whole.paths.cast(pa.string()).take(back).dictionary_encode()
-        return Layout(paths, whole.errors.take(back), whole.times.take(back))
+        values = None if whole.values is None else whole.values.take(back)
+        return Layout(paths, whole.errors.take(back), whole.times.take(back), values)
 
     def _of_topic(self, topic: str | None, batch: pa.RecordBatch) -> Layout:
         for pattern, parser in self._parsers:
             if fnmatch.fnmatchcase(topic or "", pattern):
-                return parser.lay_out(batch)
+                found = parser.lay_out(batch)
+                if self.changes_values and found.values is None:
+                    return replace(found, values=batch.column("value"))
+                return found
         error = f"no parser is named for topic `{shown(topic or '')}`"
         return _join([_nowhere(error)] * batch.num_rows)
 
@@ -297,7 +326,7 @@ def _open_times(spec: Spec) -> TimeParser | None:
     elif spec.kind == "thrift":
         from tidelog.codec.parsers.thrift import open_thrift as opens
     elif spec.kind == "timestamp":
-        from tidelog.codec.parsers.columns import open_timestamp as opens
+        from tidelog.codec.parsers.folders import open_timestamp as opens
     else:
         return None
     return opens(spec)

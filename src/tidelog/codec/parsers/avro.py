@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
-from tidelog.codec.parsers.time_folders import Decode, decoded_times, field_text
+from tidelog.codec.parsers.folders import Decode, decoded_times, field_text
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.decoding import check_json_depth

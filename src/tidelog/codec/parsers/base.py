@@ -69,6 +69,7 @@ class Layout:
     paths: pa.DictionaryArray  # int32 codes of strings
     errors: pa.Array  # strings: why an event is a dead letter
     times: pa.Array  # int64: the ms UTC that the path was made from; null if none
+    values: pa.Array | None = None  # what files hold instead of the events' own values
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,9 @@ class Parser(Protocol):
 
         A bad event gets an error text, and never fails its batch. Raises ``UnavailableError`` if
         something that the parser needs, such as a schema registry, cannot be reached.
+
+        A parser with a true attribute ``changes_values`` may also return the values that files hold
+        instead. Dead letters keep the events' own.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
-from tidelog.codec.parsers.time_folders import decoded_times, field_text
+from tidelog.codec.parsers.folders import decoded_times, field_text
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import check_msgpack_depth
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
-from tidelog.codec.parsers.time_folders import Decode, decoded_times, time_text
+from tidelog.codec.parsers.folders import Decode, decoded_times, time_text
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from tidelog.codec.parsers.base import Spec, TimeParser
-from tidelog.codec.parsers.time_folders import decoded_times
+from tidelog.codec.parsers.folders import decoded_times
 from tidelog.errors import InvalidError
 
 __all__ = ["open_thrift"]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.connectors.files.objects import fetched
-from tidelog.connectors.merge import Stream, gathered, merged, within
+from tidelog.connectors.merge import MergeInput, gathered, merged, within
 from tidelog.connectors.source import Chunk, DividingReader, RangeReader, SourceRange
 from tidelog.coordination.pipeline_rows import Replays
 from tidelog.errors import CorruptError, InvalidError
@@ -184,7 +184,7 @@ def _with_sidecar(file: FileEntry, form: Format, named: dict[str, FileEntry]) ->
     return _PlannedFile(file, named[beside] if beside else None)
 
 
-def _stream(store: Store, form: Format, file: _PlannedFile) -> Stream:
+def _stream(store: Store, form: Format, file: _PlannedFile) -> MergeInput:
     def batches() -> Iterator[pa.RecordBatch]:
         with ExitStack() as stack:
             data = stack.enter_context(fetched(store, file.data))
@@ -193,7 +193,7 @@ def _stream(store: Store, form: Format, file: _PlannedFile) -> Stream:
                 yield within(batch, *file.rows) if file.rows else batch
 
     first = max(file.data.first_offset, file.rows[0] if file.rows else 0)
-    return Stream(f"archive file `{file.data.target}`", first, batches)
+    return MergeInput(f"archive file `{file.data.target}`", first, batches)
 
 
 def is_number(position: str) -> bool:

@@ -3,7 +3,8 @@
 A writer handles one range of a source partition. Without a parser (a *backup*) all its events go
 into one folder in source order. With one, each goes into the folder that the parser returns. An
 event that the parser, the schema or a restore (``acceptance``) refuses becomes a dead letter with
-the reason. More dead letters than the configured share stop the range.
+the reason. More dead letters than the configured share stop the range. Several writers may write
+parts of it, so that is decided after all of them (``FilesSink.judge``).
 
 Memory is bounded, whatever the folders. Events wait by folder until there are enough of one for a
 part of a file; if too many wait, all are written. A file is closed when it is large enough, when
@@ -47,7 +48,7 @@ from tidelog.connectors.archive.staging import (
     publish_files,
     shares_of,
 )
-from tidelog.connectors.sink import AsideSink, RangeWriter, Sink, Written
+from tidelog.connectors.sink import AsideSink, JudgingSink, RangeWriter, Sink, Written
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
@@ -115,6 +116,17 @@ class FilesSink:
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
+
+    def judge(self, partition: str, staged: Written) -> None:
+        """Raises ``InvalidError`` if too many events of a range are dead letters."""
+        share_max, events = self._settings.dead_share_max, staged.written + staged.dead
+        if staged.dead >= _LEAST and staged.dead > share_max * events:
+            raise InvalidError(
+                f"source partition `{partition}`: {staged.dead} of {events} events are dead "
+                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: fix the "
+                "parser, or allow a larger share of them",
+                offset=staged.first_dead,
+            )
 
     def published(self, manifest: Manifest) -> list[FileEntry]:
         store = self._store()
@@ -207,11 +219,9 @@ class FilesWriter:
         self._open: dict[str, OpenFile] = {}  # by path
         self._held = 0  # bytes of portions that are not fully written
         self._last_offset = -1
-        self._read = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_order(batch)
-        self._read += batch.num_rows
         batch, refused_events = accepted(batch)
         if refused_events is not None:
             self._dead.add(refused_events)
@@ -240,11 +250,12 @@ class FilesWriter:
         for path in [*self._open, *self._folders]:
             self._write_shares(self._folders[path])
             self._finish(path)
-        self._dead.close(self._partition, self._read, self._settings.dead_share_max)
+        self._dead.close()
         files = self._uploads.close()
         pa.default_memory_pool().release_unused()  # a worker lives on, and may have other work
         written = sum(file.events for file in files if file.kind == "data")
-        return Written(files, written, self._dead.count)
+        first, why = self._dead.first
+        return Written(files, written, self._dead.count, first_dead=first, why_dead=why)
 
     def _laid_out(self, batch: pa.RecordBatch) -> list[tuple[str, FolderRows]]:
         if self._parser is None:
@@ -355,6 +366,17 @@ class FilesWriter:
 
 _: type[Sink] = FilesSink
 _aside: type[AsideSink] = FilesSink
+_judging: type[JudgingSink] = FilesSink
+
+
+def _with_own_values(misfits: pa.RecordBatch | None, share: FolderRows) -> pa.RecordBatch | None:
+    """Returns rows that a schema refuses with the events' own values, for dead letters."""
+    if misfits is None or share.portion.values is None:
+        return misfits
+    rows = pc.index_in(misfits.column("offset"), share.own.column("offset"))
+    at = misfits.schema.get_field_index("value")
+    own = share.own.column("value").take(rows).cast(misfits.schema.field(at).type)
+    return misfits.set_column(at, misfits.schema.field(at), own)
 
 
 class OpenFile:
@@ -380,7 +402,7 @@ class OpenFile:
 
     def write(self, share: FolderRows) -> pa.RecordBatch | None:
         """Adds the rows of a folder. Returns those that the schema refuses."""
-        misfits = self.writer.write(share.batch)
+        misfits = _with_own_values(self.writer.write(share.batch), share)
         rows = slice(share.start, share.end)
         offsets, times = share.portion.offsets[rows], share.portion.times[rows]
         lost = [] if misfits is None else misfits.column("offset").to_numpy()
@@ -429,7 +451,7 @@ class DeadLetters:
         self._target = target  # returns the target of a file by its first offset
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._first_error = ""
+        self.first = (-1, "")  # offset and error of one of the first
         self.count = 0
 
     def bury(self, rows: pa.RecordBatch, errors: pa.Array) -> None:
@@ -440,21 +462,16 @@ class DeadLetters:
         """Adds events with an error column."""
         if misfits.num_rows == 0:
             return
-        self._first_error = self._first_error or misfits.column("error")[0].as_py()
+        if not self.count:
+            self.first = (misfits.column("offset")[0].as_py(), misfits.column("error")[0].as_py())
         self._waiting.append(misfits)
         self._bytes += misfits.nbytes
         self.count += misfits.num_rows
         if self._bytes >= _FILE_BYTES:
             self._stage()
 
-    def close(self, what: str, read: int, share_max: float) -> None:
-        """Stages the rest. Raises ``InvalidError`` if there are too many among the events read."""
-        if self.count >= _LEAST and self.count > share_max * read:
-            raise InvalidError(
-                f"source partition `{what}`: {self.count} of {read} events are dead letters, the "
-                f"allowed share is {share_max}; the first: {self._first_error}: fix the parser, "
-                "or allow a larger share of them"
-            )
+    def close(self) -> None:
+        """Stages the rest."""
         if self._waiting:
             self._stage()
 

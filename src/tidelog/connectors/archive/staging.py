@@ -70,10 +70,11 @@ _SHARE_BYTES = 400  # approximate cost of a share in Python objects
 
 
 class Portion:
-    """Rows of one batch."""
+    """Rows of one batch, and what files hold instead of their values, if a parser says so."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, values: pa.Array | None = None) -> None:
         self.batch = batch
+        self.values = values
         self.offsets = batch.column("offset").to_numpy()
         self.times = batch.column("timestamp").cast(pa.int64()).to_numpy()
         self.bytes = int(batch.nbytes)
@@ -100,6 +101,17 @@ class FolderRows:
 
     @property
     def batch(self) -> pa.RecordBatch:
+        """Returns the rows as files hold them."""
+        own, values = self.own, self.portion.values
+        if values is None:
+            return own
+        at = own.schema.get_field_index("value")
+        changed = values.slice(self.start, self.rows).cast(own.schema.field(at).type)
+        return own.set_column(at, own.schema.field(at), changed)
+
+    @property
+    def own(self) -> pa.RecordBatch:
+        """Returns the rows with the events' own values."""
         return self.portion.batch.slice(self.start, self.rows)
 
 
@@ -112,10 +124,11 @@ def portion_of(batch: pa.RecordBatch) -> FolderRows:
 
 def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, FolderRows]]:
     """Yields the rows of a batch that have a path, folder by folder."""
-    paths, times = layout.paths, layout.times
+    paths, times, values = layout.paths, layout.times, layout.values
     if layout.errors.null_count < batch.num_rows:
         good = pc.is_null(layout.errors)
         batch, paths, times = batch.filter(good), paths.filter(good), times.filter(good)
+        values = None if values is None else values.filter(good)
     if batch.num_rows == 0:
         return
     names = paths.dictionary.to_pylist()
@@ -126,8 +139,9 @@ def shares_of(batch: pa.RecordBatch, layout: Layout) -> Iterator[tuple[str, Fold
     if (np.diff(codes) < 0).any():
         order = np.argsort(codes, kind="stable")
         batch, codes, path_ms = batch.take(pa.array(order)), codes[order], path_ms[order]
+        values = None if values is None else values.take(pa.array(order))
     cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-    portion = Portion(batch)
+    portion = Portion(batch, values)
     portion.left = len(cuts) - 1
     portion.bytes += _SHARE_BYTES * portion.left
     for start, end in pairwise(cuts):

@@ -45,7 +45,7 @@ from tidelog.connectors.files.row_marks import (
     not_held,
 )
 from tidelog.connectors.files.row_tracking import Bound, RowTracking
-from tidelog.connectors.merge import Stream, gathered, merged, noted, within
+from tidelog.connectors.merge import MergeInput, gathered, merged, noted, within
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -418,8 +418,8 @@ def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
     return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
 
 
-def _stream(store: Store, file: ListedFile) -> Stream:
-    return Stream(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
+def _stream(store: Store, file: ListedFile) -> MergeInput:
+    return MergeInput(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
 
 
 class _FilesMark(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any
 from botocore import exceptions as sdk
 from botocore.config import Config
 
-from tidelog.aws_session import aws_session
+from tidelog.aws_session import NO_CREDENTIALS, aws_session
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import Address
@@ -51,16 +51,6 @@ _CONNECTIONS_MAX = 32  # threads that share one client without waiting for a con
 _BACKOFF = Backoff(attempts=10, base_ms=200, max_ms=5_000)  # half a minute in total
 _STREAM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _SHARD_ID = re.compile(r"shardId-(\d{12,})")
-_NO_CREDENTIALS = (
-    sdk.CredentialRetrievalError,
-    sdk.LoginError,
-    sdk.NoAuthTokenError,
-    sdk.NoCredentialsError,
-    sdk.PartialCredentialsError,
-    sdk.ProfileNotFound,
-    sdk.SSOError,
-    sdk.TokenRetrievalError,
-)
 _OPTIONS = ("endpoint_url", "region")
 # The same request may succeed in a moment.
 _PASSING = (
@@ -230,7 +220,7 @@ class Kinesis:
     def _error(self, exc: Exception) -> TidelogError:
         what, line = self._place.what, " ".join(str(exc).split())
         region = getattr(getattr(self._client, "meta", None), "region_name", self._place.region)
-        if isinstance(exc, _NO_CREDENTIALS):
+        if isinstance(exc, NO_CREDENTIALS):
             return InvalidError(
                 f"{what}: no usable AWS credentials: {line}: set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or log in to your AWS profile"

@@ -55,6 +55,7 @@ from typing import Literal, TypeVar
 from tidelog.catalog.base import Change, Delete, Row
 from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.context import Context
+from tidelog.coordination.members import Fence, Member
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import (
@@ -65,9 +66,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.consumer.leases import (
-    Fence,
     Lease,
-    Member,
     RegisteredConsumer,
     decode_registered,
     lease_of,
@@ -193,7 +192,7 @@ class _Deletion:
         """How often consumers of this name were deleted, from the fence's row."""
         if fence is None:
             return 0
-        return decode_row(fence.value, Fence, f"fence of {self._what}").deletes
+        return decode_row(fence.value, Fence, f"fence of {self._what}").changes
 
     def _begin(self, wanted: str) -> tuple[_State, str]:
         """Step 2: returns ``deleting``, or ``ending`` if that was already decided, and the version.

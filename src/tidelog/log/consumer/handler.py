@@ -53,10 +53,12 @@ __all__ = [
     "Handler",
     "HandlerOptions",
     "HandlerSettings",
+    "HandlerStopped",
     "Share",
     "dead_letter_of",
     "dead_letter_to",
     "run",
+    "try_handler",
     "until_young",
 ]
 
@@ -73,7 +75,7 @@ Handler = Callable[[Event], object] | Callable[[list[Event]], object]
 """Handles an event, or with ``batch`` a list of them."""
 
 
-class _HandlerStopped(BaseException):
+class HandlerStopped(BaseException):
     """The run was stopped while an event was being retried."""
 
 
@@ -203,25 +205,29 @@ def _handle(
     for number, unit in enumerate(units):
         consumer.touch()
         try:
-            error = _try(consumer, handler, how, unit)
+            error = try_handler(handler, how, unit, consumer.context.random)
             if error is not None and how.on_error == "dead-letter" and how.dead_letter is not None:
                 how.dead_letter(unit, error)
                 error = None
             if error is None or how.on_error == "skip":
                 continue
         except BaseException as exc:  # noqa: BLE001 - raised by run, when the rest is committed
-            error = None if isinstance(exc, _HandlerStopped) else exc
+            error = None if isinstance(exc, HandlerStopped) else exc
         consumer.rewind(unit[0].partition or 0, unit[0].offset or 0)
         return (0 if how.batch else number), error
     return len(events), None
 
 
-def _try(
-    consumer: Consumer, handler: Callable[[Any], object], how: HandlerOptions, unit: list[Event]
+def try_handler(
+    handler: Callable[[Any], object], how: HandlerOptions, unit: list[Event], rng: random.Random
 ) -> BaseException | None:
+    """Calls a handler until it succeeds; returns its last error if it never does.
+
+    Raises ``HandlerStopped`` if the run is stopped between two attempts.
+    """
     argument = unit if how.batch else unit[0]
     backoff = Backoff(how.retries + 1, how.retry_base_ms, max(how.retry_base_ms, 30_000))
-    delays = backoff.delays_s(consumer.context.random)
+    delays = backoff.delays_s(rng)
     while True:
         try:
             handler(argument)
@@ -230,7 +236,7 @@ def _try(
             if delay_s is None:
                 return exc
             if how.stop.wait(delay_s):
-                raise _HandlerStopped from exc  # not a failure: the event comes again
+                raise HandlerStopped from exc  # not a failure: the event comes again
         else:
             return None
 

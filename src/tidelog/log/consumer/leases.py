@@ -47,9 +47,10 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.base import ABSENT, Check, Put, Row
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
+from tidelog.coordination.members import Membership, fair_share
 from tidelog.coordination.ownership import put_held
 from tidelog.errors import (
     ConflictError,
@@ -67,15 +68,12 @@ from tidelog.model.event import check_timestamp, check_utf8, from_iso
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
-from tidelog.process import ProcessGuard
 
 __all__ = [
-    "Fence",
     "HeldLease",
     "Lease",
     "LeaseReader",
     "Leases",
-    "Member",
     "RegisteredConsumer",
     "Start",
     "check_consumer_name",
@@ -93,20 +91,6 @@ class RegisteredConsumer(Persisted, frozen=True):
     name: str
     # ``deleting``: a delete checks for members. ``ending``: decided, and never undone.
     state: Literal["ready", "deleting", "ending", "deleted"] = "ready"
-
-
-class Fence(Persisted, frozen=True):
-    """How often a consumer was deleted; heartbeats expect an unchanged row."""
-
-    deletes: int
-
-
-class Member(Persisted, frozen=True):
-    """A member's heartbeat."""
-
-    beat: int
-    mark: str  # of its process
-    seen_ms: int  # by its own wall clock; only shown, never compared
 
 
 class Lease(Persisted, frozen=True):
@@ -130,81 +114,22 @@ class HeldLease:
     is_known: bool = True  # no later write has an unknown outcome
 
 
-class Leases:
+class Leases(Membership):
     """One member's view of a consumer: which members are alive, and which leases it holds."""
 
     def __init__(self, context: Context, topic: Topic, name: str, start: Start) -> None:
-        self.id = context.ids.new()
+        where = layout.consumer_members(topic.incarnation, name)
+        super().__init__(context, where, f"consumer `{name}`")
         self.held: dict[int, HeldLease] = {}
-        self._context = context
         self._topic = topic
         self._name = name
         self._start = start
-        self._members = layout.consumer_members(topic.incarnation, name)
-        self._beats = 0
-        self._fence: str | Absent = ABSENT  # the version of that row when we joined
-        # Only the process that made it writes leases.
-        self._guard = ProcessGuard(f"consumer `{name}`")
-        self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
         self._leases: dict[int, tuple[str, float]] = {}  # the same for leases of one-shot readers
-
-    def join(self) -> None:
-        """Step 1. Also registers the consumer, so that it is listed."""
-        for delay_s in RACE.delays_s(self._context.random):
-            # Read the fence before the consumer's row: a delete that starts after we read that row
-            # changes the fence, and then the heartbeat fails.
-            fence = self._context.catalog.get(self._members, layout.FENCE_ROW)
-            self._register()
-            self._fence = ABSENT if fence is None else fence.version  # only if that succeeded
-            if self._beat():
-                return
-            self._context.clock.sleep(delay_s)
-        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
 
     def beat(self) -> None:
         """Sends a heartbeat; joins again after a delete. Raises ``NotFoundError`` during one."""
         if not self._beat():
             self.join()
-
-    def _beat(self) -> bool:
-        """Returns whether the heartbeat was written: not if the consumer was deleted since we
-        joined.
-        """
-        self._guard.check()
-        self._beats += 1
-        member = Member(self._beats, self._context.processes.mark(), self._context.clock.now_ms())
-        change = Put(layout.member_row(self.id), encode_row(member))
-        fence = Check(layout.FENCE_ROW, self._fence)
-        with contextlib.suppress(UnknownOutcomeError):  # the next heartbeat settles it
-            try:
-                self._context.catalog.write(
-                    self._members, change, fence, write_id=self._context.ids.new()
-                )
-            except ConflictError:
-                return False
-        return True
-
-    def alive(self) -> list[str]:
-        """Returns the ids of all living members, in order; deletes the rows of long dead ones."""
-        clock = self._context.clock
-        # Taken before the rows are read: a slow scan must not count as silence.
-        began_s = clock.monotonic_s()
-        ttl_s = self._context.settings.lease_ttl_ms / 1000
-        living: list[str] = []
-        seen: dict[str, tuple[str, float]] = {}
-        for row in self._context.catalog.scan(self._members, "member/", "member0"):
-            member_id = row.row.removeprefix("member/")
-            version, since_s = self._seen.get(row.row, ("", 0.0))
-            is_new = version != row.version
-            seen[row.row] = (row.version, clock.monotonic_s() if is_new else since_s)
-            silent = began_s - seen[row.row][1] > ttl_s
-            member = decode_row(row.value, Member, f"member `{member_id}`")
-            if member_id == self.id or not (silent or self._context.processes.is_dead(member.mark)):
-                living.append(member_id)
-            elif self._owns_nothing(member_id):
-                self._remove(row)
-        self._seen = seen
-        return living
 
     def check_held(self) -> None:
         """Drops leases that others have taken while we slept, or that were written twice."""
@@ -216,11 +141,7 @@ class Leases:
 
     def fair_share(self, living: list[str]) -> int:
         """Returns how many partitions this member should hold."""
-        if self.id not in living:
-            return 0
-        count = len(living)
-        extra = self._topic.partitions % count
-        return self._topic.partitions // count + (living.index(self.id) < extra)
+        return fair_share(self.id, living, self._topic.partitions)
 
     def take_some(self, living: list[str]) -> list[int]:
         """Step 2, until our share is full; returns the new partitions."""
@@ -306,9 +227,7 @@ class Leases:
         self._guard.check()
         for partition in list(self.held):
             self.release(partition)
-        change = Delete(layout.member_row(self.id))
-        with contextlib.suppress(UnknownOutcomeError):
-            self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
+        super().leave()
 
     def _register(self) -> None:
         """Lists the consumer, in one write that also checks that its topic exists.
@@ -379,8 +298,11 @@ class Leases:
         if lease.owner not in ("", self.id):
             if lease.owner in living:
                 return False
-            over = self._once_is_over if lease.once else self._member_is_over
-            if not over(partition, lease, version, began_s):
+            if lease.once:
+                is_over = self._once_is_over(partition, lease, version, began_s)
+            else:
+                is_over = self._is_over(lease.owner, began_s)
+            if not is_over:
                 return False
         mine = msgspec.structs.replace(wanted, epoch=lease.epoch + 1, cursor=lease.cursor)
         return self._took(partition, mine, version)
@@ -404,31 +326,12 @@ class Leases:
             return False
         return began_s - since_s > 1.5 * self._context.settings.lease_ttl_ms / 1000
 
-    def _member_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
-        """Returns whether a member is dead; one that joined a moment ago is not."""
-        row = self._context.catalog.get(self._members, layout.member_row(lease.owner))
-        if row is None:
-            return True
-        member = decode_row(row.value, Member, row.row)
-        if self._context.processes.is_dead(member.mark):
-            return True
-        known, since_s = self._seen.get(row.row, ("", 0.0))
-        if known != row.version:
-            self._seen[row.row] = (row.version, self._context.clock.monotonic_s())
-            return False
-        return began_s - since_s > self._context.settings.lease_ttl_ms / 1000
-
     def _owns_nothing(self, member_id: str) -> bool:
         for partition in range(self._topic.partitions):
             found = read_lease(self._context, self._topic, self._name, partition)
             if found is not None and found[0].owner == member_id:
                 return False
         return True
-
-    def _remove(self, row: Row) -> None:
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            change = Delete(row.row, expect=row.version)
-            self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
 
 
 def read_lease(

@@ -15,9 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
-from tidelog.log.consumer.leases import Lease, decode_registered, read_lease_row
+from tidelog.coordination.ownership import write_held
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.consumer.leases import Lease, decode_registered, lease_of, read_lease_row
 from tidelog.log.partition_reader import find_offset
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -25,7 +27,7 @@ from tidelog.model.partition_rows import encode_row
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 
-__all__ = ["CursorMove", "check_consumer", "move_cursor", "plan_move"]
+__all__ = ["CursorMove", "check_consumer", "move_cursor", "plan_move", "seek_cursor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str
     Raises ``InvalidError`` for an offset that does not exist, and ``NotFoundError`` for a consumer
     that the topic does not have.
     """
+    offset = _target(context, topic, partition, to)
+    return _move(partition, offset, _read_lease(context, topic, name, partition))
+
+
+def _target(context: Context, topic: Topic, partition: int, to: str) -> int:
+    """Returns the offset that a text names. Raises ``InvalidError`` if it does not exist."""
     topic.check_partition(partition)
     head, _ = read_head(context, topic, partition)
     if to == "earliest":
@@ -70,10 +78,32 @@ def plan_move(context: Context, topic: Topic, name: str, partition: int, to: str
             f"seek in `{topic.name}/{partition}`: offset {offset} is outside of "
             f"[{head.start}, {head.next}]: give one inside"
         )
-    found = _read_lease(context, topic, name, partition)
+    return offset
+
+
+def _move(partition: int, offset: int, found: tuple[Lease, str] | None) -> CursorMove:
     if found is None or found[0].deleted:
         return CursorMove(partition, None, offset, "", found[1] if found else "")
     return CursorMove(partition, found[0].cursor, offset, found[0].owner, found[1])
+
+
+def seek_cursor(context: Context, topic: Topic, name: str, partition: int, to: str) -> CursorMove:
+    """Plans a move and does it at once, also while members commit; returns the move.
+
+    Raises as :func:`plan_move`, and ``UnavailableError`` if the lease keeps changing.
+    """
+    where = layout.lease_partition(topic.incarnation, name, partition)
+
+    def decide(rows: Rows) -> Decision[CursorMove]:
+        row = rows["lease"]
+        check_consumer(context, topic, name)  # after the lease, as everywhere
+        found = None if row is None else lease_of(topic, name, partition, row)
+        plan = _move(partition, _target(context, topic, partition, to), found)
+        lease = Lease("", found[0].epoch + 1 if found else 1, plan.to)
+        return Decision(plan, [rows.put("lease", encode_row(lease))])
+
+    what = f"consumer `{name}` of `{topic.name}/{partition}`"
+    return update(context, where, ["lease"], decide, what)
 
 
 def move_cursor(
@@ -90,15 +120,8 @@ def move_cursor(
     epoch = found[0].epoch + 1 if found else 1
     where = layout.lease_partition(topic.incarnation, name, partition)
     wanted = Put("lease", encode_row(Lease("", epoch, to)), expect=version or ABSENT)
-    write_id = context.ids.new()
-    try:
-        context.catalog.write(where, wanted, write_id=write_id)
-    except ConflictError:
-        return False
-    except UnknownOutcomeError:
-        there = context.catalog.get(where, "lease")
-        return there is not None and there.version == write_id
-    return True
+    what = f"move of consumer `{name}` on `{topic.name}/{partition}`"
+    return write_held(context, where, what, wanted) is not None
 
 
 def _read_lease(

@@ -40,6 +40,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import msgspec
@@ -56,6 +57,7 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     TidelogError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.log.maintenance.unused import list_unused
@@ -148,17 +150,26 @@ def remove_amendments(
     """
     where = layout.topic_partition(topic.incarnation, partition)
     gone: set[str] = set()
-    for first in range(0, len(rows), limits.CHANGES_MAX - 1):
-        chunk = rows[first : first + limits.CHANGES_MAX - 1]
-        write_id = context.ids.new()
-        try:
-            changes = [Delete(row, expect=version) for row, version, _ in chunk]
-            unused = list_unused(write_id, [key for _, _, key in chunk if key is not None])
-            context.catalog.write(where, *changes, *unused, write_id=write_id)
-        except (ConflictError, UnknownOutcomeError):
-            continue
-        gone.update(row for row, _, _ in chunk)
+    for first in range(0, len(rows), limits.CHANGES_MAX - 2):
+        chunk = rows[first : first + limits.CHANGES_MAX - 2]
+        decide = partial(_removal, topic, chunk, set())
+        with contextlib.suppress(UnavailableError, UnknownOutcomeError):
+            if update(context, where, ["head"], decide, f"partition `{topic.name}/{partition}`"):
+                gone.update(row for row, _, _ in chunk)
     return gone
+
+
+def _removal(
+    topic: Topic, chunk: Sequence[tuple[str, str, str | None]], tried: set[str], rows: Rows
+) -> Decision[bool]:
+    """Tries once for each version of the head: after a conflict, it is another one or a row is."""
+    head = rows["head"]
+    if head is None or not _is_open(topic, head) or head.version in tried:
+        return Decision(False)
+    tried.add(head.version)
+    changes = [Delete(row, expect=version) for row, version, _ in chunk]
+    unused = list_unused(rows.write_id, [key for _, _, key in chunk if key is not None])
+    return Decision(True, [*changes, *unused, rows.check("head")])
 
 
 def narrow_amended(context: Context, topic: Topic, partition: int) -> None:
@@ -209,7 +220,7 @@ def _remove_runs(context: Context, topic: Topic, partition: int, end: int) -> Re
         below = [run for _, run in pairs]
         slots = _slot_rows(context, topic, where, below)
         gone = (_Removal(row, slots.get(run.base, ()), run.object) for row, run in pairs)
-        _delete_rows(context, where, gone)
+        _delete_rows(context, topic, partition, gone)
         runs += len(below)
         total += sum(map(_size, below))
         spans += [(run.base, run.end) for run in below]
@@ -230,9 +241,8 @@ def _journals_below(
 def _remove_journals(
     context: Context, topic: Topic, partition: int, journals: Sequence[tuple[Row, Run]]
 ) -> None:
-    where = layout.topic_partition(topic.incarnation, partition)
     gone = (_Removal(row, journal_slots(run, topic.slot_ms), run.object) for row, run in journals)
-    _delete_rows(context, where, gone)
+    _delete_rows(context, topic, partition, gone)
 
 
 def _remove_amendments_below(context: Context, topic: Topic, partition: int, head: Head) -> None:
@@ -253,7 +263,7 @@ def _remove_amendments_below(context: Context, topic: Topic, partition: int, hea
         _Removal(row, object=decode_row(row.value, Amendment, row.row).object)
         for row in context.catalog.scan(where, *bounds)
     )
-    _delete_rows(context, where, gone)
+    _delete_rows(context, topic, partition, gone)
     narrow_amended(context, topic, partition)
 
 
@@ -329,38 +339,48 @@ def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
 
 
 def _chunks(groups: Iterable[_Removal]) -> Iterator[list[_Removal]]:
-    """Yields as many as fit into one write, beside the row that lists their objects."""
+    """Yields as many as fit into one write, beside the head and the row that lists objects."""
     chunk: list[_Removal] = []
-    size = 1
+    size = 2
     for group in groups:
         own = len(group.changes)
         if size + own > limits.CHANGES_MAX:
             yield chunk
-            chunk, size = [], 1
+            chunk, size = [], 2
         chunk.append(group)
         size += own
     if chunk:
         yield chunk
 
 
-def _delete_rows(context: Context, where: str, groups: Iterable[_Removal]) -> None:
-    """Deletes rows by their versions, so that no write can land twice.
+def _delete_rows(
+    context: Context, topic: Topic, partition: int, groups: Iterable[_Removal]
+) -> None:
+    """Deletes rows by their versions, so that no write can land twice, and lists their objects.
 
-    If another process has deleted or replaced a row, the other rows of its write are deleted
-    without it.
+    Leaves out rows that another process has deleted or replaced. Writes nothing that a delete of
+    the topic would leave behind: the list of objects expects a head that is not closed.
     """
+    where = layout.topic_partition(topic.incarnation, partition)
+    what = f"partition `{topic.name}/{partition}`"
     for chunk in _chunks(groups):
-        left = chunk
-        while left:
-            changes = [change for group in left for change in group.changes]
-            objects = [group.object for group in left if group.object is not None]
-            try:
-                write_repeatedly(context, where, *changes, *list_unused(context.ids.new(), objects))
-            except ConflictError as exc:
-                still = [group for group in left if group.is_as_read(exc.rows)]
-                left = still if len(still) < len(left) else []
-            else:
-                break
+        known = {group.row.row: group.row for group in chunk}
+        update(context, where, ["head", *known], partial(_deletion, topic, chunk), what, known)
+
+
+def _deletion(topic: Topic, chunk: Sequence[_Removal], rows: Rows) -> Decision[None]:
+    left = [group for group in chunk if group.is_as_read(rows.found)]
+    changes = [change for group in left for change in group.changes]
+    objects = [group.object for group in left if group.object is not None]
+    if not objects:
+        return Decision(None, changes)
+    if not _is_open(topic, rows["head"]):
+        return Decision(None)  # a delete of the topic deletes these rows, too
+    return Decision(None, [*changes, *list_unused(rows.write_id, objects), rows.check("head")])
+
+
+def _is_open(topic: Topic, head: Row | None) -> bool:
+    return head is not None and not decode_row(head.value, Head, f"a head of `{topic.name}`").closed
 
 
 def _size(run: Run) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidelog.catalog.base import Delete, Put, Row
+from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.errors import (
     ConflictError,
@@ -65,7 +66,6 @@ __all__ = [
     "read_whole",
 ]
 
-_READS = 10  # of a partition that is compiled or trimmed at the same time
 
 # The rows that a sweep understands. Another module sweeps what a sink has staged (``staged``).
 KNOWN = frozenset(
@@ -134,37 +134,64 @@ def read_whole(
     Raises ``CorruptError`` if offsets have no row. A compile or a trim may cause a gap while the
     rows are read; both change the head, and then everything is read again.
     """
-    for _ in range(_READS):
+
+    def read() -> tuple[Head, References] | None:
+        nonlocal head
         found = read_references(context, topic, partition, head)
         gap = find_gap(head, found)
         if gap is None:
             return head, found
-        now, _ = read_head(context, topic, partition)
-        if (now.start, now.journaled, now.compiled) == (head.start, head.journaled, head.compiled):
+        before, (head, _) = head, read_head(context, topic, partition)
+        if (head.start, head.journaled, head.compiled) == (
+            before.start,
+            before.journaled,
+            before.compiled,
+        ):
             raise CorruptError(
                 f"partition `{topic.name}/{partition}`: no row holds offsets {gap[0]} to {gap[1]}, "
                 "so the catalog has lost rows: keep everything, and restore the catalog from a copy"
             )
-        head = now
-    raise UnavailableError(
+        return None
+
+    busy = UnavailableError(
         f"partition `{topic.name}/{partition}`: is compiled again and again: sweep again"
     )
+    return read_stable(context, read, busy)
 
 
 def check_objects(context: Context, topic: Topic, missing: Collection[str]) -> None:
-    """Raises ``CorruptError`` if rows still name one of these objects, and the store lacks it."""
+    """Raises ``CorruptError`` if rows still name one of these objects, and the store lacks it.
+
+    Between a look at the rows and one at the store, a trim or a compile may take a row away, and
+    another sweep its object. So the rows that named a missing object are read once more.
+    """
+    lost = [
+        key for key in sorted(_named(context, topic).intersection(missing)) if _lacks(context, key)
+    ]
+    if lost:
+        lost = sorted(_named(context, topic).intersection(lost))
+    if lost:
+        raise CorruptError(
+            f"topic `{topic.name}`: a row names object `{lost[0]}`, which is not there: keep "
+            "everything, and restore the store or the catalog from a copy"
+        )
+
+
+def _named(context: Context, topic: Topic) -> set[str]:
+    """Returns the objects that rows of a topic name now."""
     named: set[str] = set()
     for partition in range(topic.partitions):
         head, _ = read_head(context, topic, partition)
         named |= read_whole(context, topic, partition, head)[1].objects
-    for key in sorted(named.intersection(missing)):
-        try:
-            context.store.head(key)
-        except NotFoundError:
-            raise CorruptError(
-                f"topic `{topic.name}`: a row names object `{key}`, which is not there: keep "
-                "everything, and restore the store or the catalog from a copy"
-            ) from None
+    return named
+
+
+def _lacks(context: Context, key: str) -> bool:
+    try:
+        context.store.head(key)
+    except NotFoundError:
+        return True
+    return False
 
 
 def find_gap(head: Head, found: References) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.update import RACE
+from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.coordination.ages import has_own_clock, trusted_now_ms
 from tidelog.coordination.outcome import Sent
@@ -169,7 +169,8 @@ def _plan(context: Context, topic: Topic, to: TrimTo) -> dict[int, int]:
     """Returns where each partition will start; plans again if something was compiled meanwhile."""
     if isinstance(to, ToOffsets):
         return {p: _check_offset(context, topic, p, offset) for p, offset in to.offsets.items()}
-    for delay_s in RACE.delays_s(context.random):
+
+    def plan() -> dict[int, int] | None:
         heads = _heads(context, topic)
         if isinstance(to, BeforeTime):
             starts = {
@@ -178,10 +179,11 @@ def _plan(context: Context, topic: Topic, to: TrimTo) -> dict[int, int]:
         else:
             starts = _starts_of_newest(context, topic, heads, to.bytes)
         now = _heads(context, topic)
-        if all(now[p].compiled == head.compiled for p, head in heads.items()):
-            return starts
-        context.clock.sleep(delay_s)
-    raise UnavailableError(f"topic `{topic.name}`: is being compiled: trim again")
+        is_same = all(now[p].compiled == head.compiled for p, head in heads.items())
+        return starts if is_same else None
+
+    busy = UnavailableError(f"topic `{topic.name}`: is being compiled: trim again")
+    return read_stable(context, plan, busy)
 
 
 def _heads(context: Context, topic: Topic) -> dict[int, Head]:

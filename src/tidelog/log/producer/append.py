@@ -365,11 +365,11 @@ class Appender:
                     self._learn(partition, exc.rows)
                     self._check_fence(partition)
                     return False
-            except UnavailableError:
-                if not lost:
-                    raise
             except UnknownOutcomeError:
                 lost = True
+            except TidelogError:  # out of reach, or refused: only this attempt was
+                if not lost:
+                    raise
             else:
                 self._heads[partition] = (plan.head, plan.write_id)
                 self._states[partition] = (plan.state, plan.write_id)

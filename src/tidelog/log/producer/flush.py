@@ -15,13 +15,12 @@ extend. What only some events have is kept apart, with the row number.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +33,9 @@ from tidelog.log.partitioner import split
 from tidelog.log.producer.append_plan import event_mark
 from tidelog.model import limits
 from tidelog.model.event import Headers, Position, Positions
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Flush", "FlushFailure", "FlushFailures", "FlushPart", "Rest", "SendFuture"]
 
@@ -318,6 +320,8 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def __await__(self) -> Generator[Any, None, Position]:
         """Waits in an asyncio loop; returns and raises what :meth:`result` does."""
+        import asyncio  # noqa: PLC0415 - slow to import, and most programs wait without a loop
+
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
 

@@ -22,7 +22,7 @@ from tidelog.journal.listing import JournalEntry, list_journals
 from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
-from tidelog.server.api.by_offset import limit_of
+from tidelog.server.api.read import limit_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import TooLargeError, encode
 from tidelog.server.http.limits import ServerThreads

@@ -3,12 +3,11 @@
 A body is one JSON event, a JSON array of them, JSON lines, or the bytes of one value with its key,
 id, time and type in headers. Small bodies are sent from the event loop itself, which takes
 microseconds; large ones from a thread. Requests share flushes; those with an ``Idempotency-Key``
-are appended on their own, so that a repeat finds them (``log.once``).
+are appended on their own, so that a repeat finds them (``log/producer/idempotent_append.py``).
 
-Topics that are open for writing: one shared producer each, and those who wait for its flushes.
-
-Requests do not hold a thread while their events become durable: each waits for a future of the
-event loop, and a flush that ends wakes all of its requests by one call into the loop.
+Each topic that is open for writing has one shared producer. Requests do not hold a thread while
+their events become durable: each waits for a future of the event loop, and a flush that ends wakes
+all of its requests by one call into the loop.
 """
 
 from __future__ import annotations

@@ -53,6 +53,17 @@ BYTES = {
 }
 
 
+_VALUE = {
+    "description": "Text; or any other JSON, which is stored as it is written; or base64 of bytes; "
+    "null is a tombstone.",
+    "anyOf": [
+        *BYTES["anyOf"],
+        {"type": ["array", "boolean", "null", "number"]},
+        {"type": "object", "propertyNames": {"not": {"const": "base64"}}},
+    ],
+}
+
+
 def operation(name: str, what: str, answers: Json, parameters: list[Json] | None = None) -> Json:
     """An operation that needs a token where there are any."""
     answers = answers | named("400", "401", "403", "429", "431", "500")
@@ -227,16 +238,19 @@ def description(options: ServeOptions) -> Json:
         "paths": {
             "/topics": {"get": _topics()},
             "/topics/{topic}": {"get": _topic()},
+            "/topics/{topic}/consumers": {"get": _consumers()},
             "/topics/{topic}/events": {"get": _range(), "post": _append(options)},
             "/topics/{topic}/partitions/{partition}/events": {"get": _events()},
             "/topics/{topic}/tail": {"get": _tail()},
             **ids_paths(options),
             "/track.gif": {"get": _track(False, options)},
             "/track/{topic}.gif": {"get": _track(True, options)},
+            "/sql": {"post": _sql()},
             "/metrics": {"get": _plain("metrics", "Counts, for Prometheus", "text/plain", True)},
             "/healthz": {"get": _plain("health", "Whether the process answers")},
             "/readyz": {"get": _ready()},
             "/openapi.json": {"get": _plain("openapi", "This description")},
+            "/docs": {"get": _plain("docs", "This description, as a page", "text/html")},
         },
         "components": {
             "schemas": _schemas(),
@@ -266,6 +280,25 @@ def _topic() -> Json:
     shown = {"allOf": [ref("Topic"), rows]}
     answers = {"200": json_answer("The topic", shown), **named("404")}
     return operation("topic", "One topic, and where its partitions end", answers, [path_topic()])
+
+
+def _consumers() -> Json:
+    partition = _object(
+        partition=PARTITION,
+        cursor={**OFFSET, "type": ["integer", "null"], "description": "null: nothing read yet"},
+        end=OFFSET,
+        lag=OFFSET,
+        owner={"type": ["string", "null"], "description": "The id of a member"},
+    )
+    consumer = _object(
+        name={"type": "string"},
+        lag=OFFSET,
+        partitions={"type": "array", "items": partition},
+    )
+    shown = _object(topic=TOPIC, consumers={"type": "array", "items": consumer})
+    answers = {"200": json_answer("Its consumers, by name", shown), **named("404", "503")}
+    what = "The consumers of a topic, and how far each is behind"
+    return operation("consumers", what, answers, [path_topic()])
 
 
 def _append(options: ServeOptions) -> Json:
@@ -422,6 +455,29 @@ def _track(in_path: bool, options: ServeOptions) -> Json:
     return operation(name, "Turn this request into an event", answers, parameters)
 
 
+def _sql() -> Json:
+    column = _object(name={"type": "string"}, type={"type": "string"})
+    shown = _object(
+        columns={"type": "array", "items": column},
+        is_whole={"type": "boolean", "description": "false: a limit was reached"},
+        rows={"type": "array", "items": {"type": "object"}, "maxItems": limits.PAGE_EVENTS_MAX},
+    )
+    values = {"anyOf": [{"type": "array"}, {"type": "object"}, {"type": "null"}]}
+    asked = {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "One SELECT, in DuckDB's SQL"},
+            "values": {**values, "description": "For the `?` or `$name` of the query"},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    answers = {"200": json_answer("The rows", shown), **named("404", "413", "415", "503")}
+    what = f"Query the topics that the token may read, in at most {limits.SQL_S:g} s"
+    body = {"required": True, "content": {"application/json": {"schema": asked}}}
+    return operation("sql", what, answers) | {"requestBody": body}
+
+
 def _ready() -> Json:
     ready = _plain("ready", "Whether the store and the catalog answer")
     ready["responses"] |= named("503")
@@ -429,7 +485,7 @@ def _ready() -> Json:
 
 
 def _plain(name: str, what: str, media: str = "application/json", secured: bool = False) -> Json:
-    schema = {"type": "string"} if media == "text/plain" else {"type": "object"}
+    schema = {"type": "string"} if media.startswith("text/") else {"type": "object"}
     answers = {"200": {"description": what, "content": {media: {"schema": schema}}}}
     if secured:
         return operation(name, what, answers)
@@ -482,7 +538,7 @@ def _schemas() -> Json:
         "Event": {
             "type": "object",
             "description": "A position is ignored, so that what was read can be sent again.",
-            "properties": fields | {name: {} for name in position},
+            "properties": fields | {"value": _VALUE} | {name: {} for name in position},
             "required": ["value"],
             "additionalProperties": False,
         },

@@ -20,10 +20,10 @@ from starlette.responses import Response, StreamingResponse
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
-from tidelog.log.topics import read_head
-from tidelog.model.partition_rows import Head
+from tidelog.log.status import partition_ends
 from tidelog.model.topic import Topic
-from tidelog.server.api.by_offset import From, Page, offset_of, partition_of, read_page
+from tidelog.playback.pages import From, Page, read_page
+from tidelog.server.api.read import offset_of, partition_of
 from tidelog.server.api.watch import PartitionWatch, Waiter
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode, shape
@@ -36,6 +36,7 @@ __all__ = ["Tails", "parse_cursors"]
 _KEEP_ALIVE_S = 15.0  # after which a quiet stream says that it lives
 _CHECK_S = 1.0  # in which a quiet stream sees that its token was revoked
 _AT_ONCE = 500  # events of a partition before the next one has its turn
+Ends = dict[int, tuple[int, int]]  # by partition, its start and next offset
 _CURSORS = re.compile(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*")
 
 
@@ -97,8 +98,8 @@ class Tails:
         while going:
             changed = []
             if look:
-                heads = await self._shared.heads(topic, frozenset(cursors))
-                changed = _changed(heads, cursors)
+                ends = await self._shared.ends(topic, frozenset(cursors))
+                changed = _changed(ends, cursors)
             for partition in changed:
                 page = await self._shared.page(topic, partition, cursors[partition])
                 self._check(admission)
@@ -124,26 +125,26 @@ class _SharedReads:
     def __init__(self, context: Context, threads: ServerThreads) -> None:
         self._context = context
         self._threads = threads
-        self._heads: dict[object, asyncio.Task[dict[int, Head]]] = {}  # that have not begun
+        self._ends: dict[object, asyncio.Task[Ends]] = {}  # that have not begun
         self._pages: dict[object, asyncio.Task[Page]] = {}  # under way
 
-    async def heads(self, topic: Topic, partitions: frozenset[int]) -> dict[int, Head]:
-        """The heads as they are from now on: a read that has begun may miss what woke a tail."""
+    async def ends(self, topic: Topic, partitions: frozenset[int]) -> Ends:
+        """The ends as they are from now on: a read that has begun may miss what woke a tail."""
         key = (topic.incarnation, partitions)
 
-        async def read() -> dict[int, Head]:
+        async def read() -> Ends:
             await asyncio.sleep(0)  # tails that are woken together join
-            self._heads.pop(key, None)
-            return await self._threads.run(_heads, self._context, topic, partitions)
+            self._ends.pop(key, None)
+            return await self._threads.run(partition_ends, self._context, topic, sorted(partitions))
 
-        task = self._heads.get(key)
+        task = self._ends.get(key)
         if task is None:
-            task = self._heads[key] = asyncio.create_task(read())
+            task = self._ends[key] = asyncio.create_task(read())
             task.add_done_callback(_note_failure)
         return await asyncio.shield(task)
 
     async def page(self, topic: Topic, partition: int, offset: int) -> Page:
-        """A page from an offset on; what it lacks, the next look at the heads shows."""
+        """A page from an offset on; what it lacks, the next look at the ends shows."""
         key = (topic.incarnation, partition, offset)
 
         async def read() -> Page:
@@ -199,13 +200,11 @@ def _begin(
     return cursors
 
 
-def _heads(context: Context, topic: Topic, partitions: frozenset[int]) -> dict[int, Head]:
-    return {partition: read_head(context, topic, partition)[0] for partition in sorted(partitions)}
-
-
-def _changed(heads: dict[int, Head], cursors: dict[int, int]) -> list[int]:
+def _changed(ends: Ends, cursors: dict[int, int]) -> list[int]:
     """The partitions where something has come, or gone, since."""
-    return [p for p, head in heads.items() if head.next > cursors[p] or head.start > cursors[p]]
+    return [
+        each for each, (start, end) in ends.items() if end > cursors[each] or start > cursors[each]
+    ]
 
 
 def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:

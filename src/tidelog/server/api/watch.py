@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tidelog.context import Context
 from tidelog.errors import contained
-from tidelog.log.topics import read_head
+from tidelog.log.status import partition_ends
 from tidelog.model.topic import Topic
 from tidelog.server.http.errors import BusyError
 from tidelog.server.http.limits import CLIENT_SHARE, TAILS_MAX
@@ -172,8 +172,4 @@ class _TopicPoll:
             known = found
 
     def _look(self, partitions: list[int]) -> dict[int, _Ends]:
-        found = {}
-        for partition in partitions:
-            head = read_head(self._context, self._topic, partition)[0]
-            found[partition] = (head.start, head.next)
-        return found
+        return partition_ends(self._context, self._topic, partitions)

@@ -1,13 +1,11 @@
 """Pages of archives and pumps: how far, what waits, files as a tree, dead letters, their replay.
 
-Archives, pumps and keepers as they were seen last: in a thread of its own, as some are slow.
+:class:`Pipelines` looks at archives, pumps and keepers in a thread of its own, as some are slow. A
+source that hangs holds up this thread alone; pages show what was known before, and since when.
 
-A source that hangs holds up this thread alone; pages show what was known before, and since when.
-
-Work that takes longer than a request: playbacks and replays that were started here.
-
-A few run at once, in threads of this process; those that ended are remembered for a while. When the
-server stops, they are asked to stop too: what they do can be killed and done again.
+:class:`Jobs` runs what takes longer than a request, such as playbacks and replays. A few run at
+once, in threads of this process; those that ended are remembered for a while. When the server
+stops, it asks them to stop too: what they do can be killed and done again.
 """
 
 from __future__ import annotations
@@ -21,19 +19,17 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tidelog.api.archives import ArchiveHandle
+from tidelog.api.doctor import response_times
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
 from tidelog.context import Context
 from tidelog.coordination.keepers import Keeper, Keepers
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.endpoints import store_at
-from tidelog.pipeline.pump import PumpStatus
+from tidelog.public import PumpStatus
 from tidelog.server.console.format import url
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 from tidelog.server.http.errors import BusyError, shape
-from tidelog.store.base import Store
 
 __all__ = ["ArchivePages", "Job", "Jobs", "Pipelines", "PipelinesSeen"]
 
@@ -126,25 +122,17 @@ class Pipelines:
 
     def _look(self) -> PipelinesSeen:
         home, clock = self._home, self._home.context.clock
-        store_ms, store_error = None, ""
-        try:
-            began_s = clock.monotonic_s()
-            home.store.head(layout.HOME_OBJECT)
-            store_ms = (clock.monotonic_s() - began_s) * 1000
-        except TidelogError as exc:
-            store_error = shape(exc)["error"]["message"]
-        began_s = clock.monotonic_s()
-        home.catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
-        catalog_ms = (clock.monotonic_s() - began_s) * 1000
+        times = response_times(home.context)
+        error = times.store_error
         archives = [each for each in home.archives.list() if each.info.state == "ready"]
         pumps = [each for each in home.pumps.list(restores=True) if each.info.state == "ready"]
         return PipelinesSeen(
             clock.now_ms(),
             tuple(see_archive(each, self._waiting) for each in archives),
             tuple(each.status() for each in pumps),
-            store_ms,
-            catalog_ms,
-            store_error,
+            times.store_ms,
+            times.catalog_ms,
+            "" if error is None else shape(error)["error"]["message"],
             tuple(self._keepers.list()),
         )
 
@@ -244,25 +232,10 @@ class Jobs:
         job.ended_ms = self._context.clock.now_ms()
 
 
-_ENTRIES_MAX = 500  # of a folder on one page
 _LETTERS_MAX = 50  # dead letters on one page
 _LETTERS_READ_MAX = 20_000  # whose reasons are counted
 _READ_S = 0.3
 _PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A folder, or a file in one."""
-
-    name: str
-    size: int | None = None  # None: a folder
-    modified_ms: int = 0
-
-    @property
-    def place(self) -> str:
-        """Where the next page begins after this one: a folder and a file may share a name."""
-        return f"{self.name}/" if self.size is None else self.name
 
 
 class ArchivePages:
@@ -291,21 +264,17 @@ class ArchivePages:
 
     def files(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}/files``"""
-        archive = self._home.archives.get(visit.path["name"]).reload()
+        archive = self._home.archives.get(visit.path["name"])
         under = visit.text("under").strip("/")
-        if any(part in ("", ".", "..") for part in under.split("/") if under):
-            raise InvalidError(f"folder `{under[:80]}`: is none of an archive: choose one here")
-        prefix = f"{archive.folder()}/" + (f"{under}/" if under else "")
-        store = store_at(self._home.context, archive.store)
-        entries, is_whole = list_folder(store, prefix, visit.text("after"))
+        page = archive.folder(under, after=visit.text("after"))
         parts = under.split("/") if under else []
         values = {
-            "archive": archive,
+            "archive": archive.info,
             "under": under,
-            "entries": entries,
-            "more": None if is_whole or not entries else entries[-1].place,
+            "entries": page.entries,
+            "more": page.following,
             "path": [(part, "/".join(parts[: at + 1])) for at, part in enumerate(parts)],
-            "prefix": prefix,
+            "prefix": page.prefix,
         }
         return Shown("files.html", values)
 
@@ -378,32 +347,6 @@ class ArchivePages:
             if each.archive == archive.info:
                 return each
         return see_archive(archive)
-
-
-def list_folder(store: Store, prefix: str, after: str = "") -> tuple[list[Entry], bool]:
-    """What is right in a folder, in order, and whether that is all. Skips what is further down.
-
-    ``after`` is the place of the last entry of the page before.
-    """
-    entries: list[Entry] = []
-    start = f"{prefix}{after}" if after else ""
-    if after.endswith("/"):
-        start += "\U0010ffff"
-    while len(entries) < _ENTRIES_MAX:
-        jump = ""
-        for info in store.list(prefix, start):
-            name, slash, _ = info.key.removeprefix(prefix).partition("/")
-            if slash:
-                entries.append(Entry(name))
-                jump = f"{prefix}{name}/\U0010ffff"
-                break
-            entries.append(Entry(name, info.size, info.modified_ms))
-            if len(entries) >= _ENTRIES_MAX:
-                return entries, False
-        if not jump:
-            return entries, True
-        start = jump
-    return entries, False
 
 
 def _letters(batch: pa.RecordBatch) -> list[dict[str, Any]]:

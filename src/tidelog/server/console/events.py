@@ -12,33 +12,34 @@ from typing import Any
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.topics import read_head
+from tidelog.log.status import partition_ends
 from tidelog.model.event import Event
 from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic, partition_for
-from tidelog.server.api.by_offset import partition_of
-from tidelog.server.api.by_time import RangeCursor, begin_range
-from tidelog.server.console.format import Bytes, url
-from tidelog.server.console.search import (
+from tidelog.playback.pages import RangeCursor, begin_range
+from tidelog.playback.search import (
     AmendmentMark,
     DeletedOffsets,
     SearchQuery,
     SearchResult,
-    in_partition,
-    in_range,
     read_marks,
+    search_partition,
+    search_range,
     with_gaps,
 )
+from tidelog.server.api.read import partition_of
+from tidelog.server.console.format import Bytes, url
 from tidelog.server.console.session import Answer, Data, Shown, Visit
 from tidelog.server.http.metrics import Metrics
 
 __all__ = ["EventPages"]
 
-_WAYS = ("offset", "time", "key", "id")
+_WAYS = ("newest", "offset", "time", "key", "id")
 _VIEWS = ("json", "text", "hex")
 _LIMITS = (20, 50, 100, 500)
 _SEARCH_S = 0.07
-_CURSOR_MAX = 16_384
+_NEWEST_PARTITIONS = 64  # whose ends are read for the newest events; of more, one is shown
+_NEWEST_LOOKED = 2_000  # events that are looked at for a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class EventPages:
         """``GET /console/topics/{topic}/events/{partition}/{offset}``"""
         topic, event = self._event(visit)
         partition, offset = event.position.partition, event.position.offset
-        head, _ = read_head(self._context, topic, partition)
+        first, end = self._ends(topic, partition)
         value = Bytes(event.value)
         view = visit.text("view", value.best)
         if view not in _VIEWS:
@@ -125,8 +126,8 @@ class EventPages:
                 (partition, offset)
             ),
             "where": f"{where}/{offset}",
-            "before": f"{where}/{offset - 1}" if offset > head.start else "",
-            "after": f"{where}/{offset + 1}" if offset + 1 < head.next else "",
+            "before": f"{where}/{offset - 1}" if offset > first else "",
+            "after": f"{where}/{offset + 1}" if offset + 1 < end else "",
             "line": event_lines([event]).decode() if len(event.value or b"") <= 65_536 else "",
         }
         return Shown("event.html", values)
@@ -145,17 +146,28 @@ class EventPages:
         text = visit.path["offset"]
         if not (text.isascii() and text.isdigit() and len(text) < 20):
             raise InvalidError(f"offset `{text[:40]}`: give a whole number")
-        found = in_partition(self._context, topic, partition, int(text), SearchQuery(), (1, 5.0))
+        found = search_partition(
+            self._context, topic, partition, int(text), SearchQuery(), (1, 5.0)
+        )
         if not found.events or found.events[0].offset != int(text):
-            head, _ = read_head(self._context, topic, partition)
-            what = "was deleted" if int(text) < head.next else "is not there yet"
+            _, end = self._ends(topic, partition)
+            what = "was deleted" if int(text) < end else "is not there yet"
             raise NotFoundError(
                 f"event `{topic.name}/{partition}/{text}`: {what}: see the topic's journals"
             )
         return topic, found.events[0]
 
+    def _ends(self, topic: Topic, partition: int) -> tuple[int, int]:
+        """The first offset of a partition, and its next one."""
+        return partition_ends(self._context, topic, [partition])[partition]
+
     def _find(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        ways = {"time": self._by_time, "key": self._by_key, "id": self._by_id}
+        ways = {
+            "newest": self._newest,
+            "time": self._by_time,
+            "key": self._by_key,
+            "id": self._by_id,
+        }
         result = ways.get(asked.by, self._by_offset)(topic, asked, visit)
         events = result.found.events
         spans = {asked.partition: result.bounds} if result.bounds else _spans(events)
@@ -166,34 +178,40 @@ class EventPages:
             result.rows = with_gaps(asked.partition, events, result.marks, result.bounds)
         return result
 
+    def _newest(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
+        """The newest of all partitions, the newest first."""
+        text = asked.sought.text.lower().encode("utf-8", "surrogateescape")
+        looked = self._home.peek(topic.name, _NEWEST_LOOKED if text else asked.limit)[::-1]
+        events = [each for each in looked if _contains(each, text)]
+        found = SearchResult(events[: asked.limit], looked=len(looked))
+        return _Result(found, "the newest of all partitions, newest first")
+
     def _by_offset(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        head, _ = read_head(self._context, topic, asked.partition)
-        newest = max(head.start, head.next - asked.limit)
-        start = visit.number("offset", newest if asked.sought.is_all else head.start)
-        start = min(start, head.next)
+        first, end = self._ends(topic, asked.partition)
+        newest = max(first, end - asked.limit)
+        start = visit.number("offset", newest if asked.sought.is_all else first)
+        start = min(start, end)
         most = (asked.limit, _SEARCH_S)
-        found = in_partition(self._context, topic, asked.partition, start, asked.sought, most)
+        found = search_partition(self._context, topic, asked.partition, start, asked.sought, most)
         query = _query(asked, partition=asked.partition)
-        result = _Result(found, f"offsets {head.start:,} to {head.next:,} are there")
+        result = _Result(found, f"offsets {first:,} to {end:,} are there")
         if found.next is not None:
             result.after = {**query, "offset": found.next}
             result.more = not asked.sought.is_all and len(found.events) < asked.limit
         if asked.sought.is_all:
-            result.bounds = (start, head.next if found.next is None else found.next)
-        if asked.sought.is_all and start > head.start:
-            result.before = {**query, "offset": max(head.start, start - asked.limit)}
+            result.bounds = (start, end if found.next is None else found.next)
+        if asked.sought.is_all and start > first:
+            result.before = {**query, "offset": max(first, start - asked.limit)}
         return result
 
     def _by_time(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         text = visit.query.get("cursor", "")
-        if len(text) > _CURSOR_MAX:
-            raise InvalidError("cursor: is not a valid cursor: start again without it")
         if text:
             cursor = RangeCursor.of_text(text)
         else:
             given = visit.text("start") or "-15m", visit.text("end") or None
             cursor = begin_range(self._context, topic, time_range(*given, visit.now_ms))
-        found = in_range(self._context, topic, cursor, asked.sought, (asked.limit, _SEARCH_S))
+        found = search_range(self._context, topic, cursor, asked.sought, (asked.limit, _SEARCH_S))
         result = _Result(found)
         if found.cursor is not None:
             result.after = {**_query(asked), "cursor": found.cursor.text()}
@@ -213,10 +231,10 @@ class EventPages:
     def _by_key(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         """In the partition that the key goes to, or in another one that is given."""
         partition = asked.partition
-        head, _ = read_head(self._context, topic, partition)
-        start = max(visit.number("at", head.start), head.start)
+        first, _ = self._ends(topic, partition)
+        start = max(visit.number("at", first), first)
         most = (asked.limit, _SEARCH_S)
-        found = in_partition(self._context, topic, partition, start, asked.sought, most)
+        found = search_partition(self._context, topic, partition, start, asked.sought, most)
         says = f"in partition {partition}, from offset {start:,} on"
         result = _Result(found, says)
         query = _query(asked, partition=partition)
@@ -227,7 +245,9 @@ class EventPages:
 
 
 def _asked(topic: Topic, visit: Visit) -> _SearchForm:
-    by = visit.text("by", "offset")
+    is_small = topic.partitions <= _NEWEST_PARTITIONS
+    somewhere = visit.text("partition") or visit.text("offset")
+    by = visit.text("by", "newest" if is_small and not somewhere else "offset")
     if by not in _WAYS:
         raise InvalidError(f"by `{by[:40]}`: give one of {', '.join(_WAYS)}")
     names = ("partition", "offset", "start", "end", "key", "id", "contains")
@@ -243,6 +263,12 @@ def _asked(topic: Topic, visit: Visit) -> _SearchForm:
     elif key is not None:
         partition = partition_for(key, topic.partitions)
     return _SearchForm(by, partition, max(1, limit), sought, fields)
+
+
+def _contains(event: Event, text: bytes) -> bool:
+    """Whether a value, key, id or type has this text, in large or small letters."""
+    named = ((event.id or "").encode(), (event.type or "").encode())
+    return any(text in part.lower() for part in (event.value or b"", event.key or b"", *named))
 
 
 def _text(key: bytes | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
+from markupsafe import Markup, escape
 
 from tidelog.model.decoding import is_deep_json
 from tidelog.model.event import to_iso
@@ -31,8 +32,10 @@ __all__ = [
     "clock_time",
     "duration",
     "line_chart",
+    "message",
     "number",
     "one_line",
+    "process",
     "rate",
     "short",
     "size",
@@ -45,6 +48,7 @@ SHOWN_MAX = 65_536  # bytes of a value on its own page; a file has the rest
 PREVIEW_MAX = 240  # characters of a value in a list
 _HEX_MAX = 8_192  # bytes that are shown in hexadecimal digits
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_TICKS = re.compile("`([^`\n]+)`")
 _PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
 
 
@@ -58,6 +62,18 @@ def visible(text: str) -> str:
         else f"\\u{{{ord(char):x}}}"
         for char in text
     )
+
+
+def message(text: str) -> Markup:
+    """A message with its names, which stand between backticks, as code. Escaped before that."""
+    return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))  # noqa: S704
+
+
+def process(mark: str) -> str:
+    """The host and the process of a member's mark: `vm/…|31864|…` is `vm, process 31864`."""
+    where, _, rest = mark.partition("|")
+    number = rest.partition("|")[0]
+    return f"{where.partition('/')[0]}, process {number}" if number else where
 
 
 def one_line(data: bytes | str | None, most: int = PREVIEW_MAX) -> str:

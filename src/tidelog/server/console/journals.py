@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,16 +13,13 @@ from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.audit import WHY_MAX, AuditRecord
+from tidelog.journal.audit import WHY_MAX, newest_records
 from tidelog.journal.lookup import check_id
-from tidelog.log.topics import read_head
-from tidelog.model import layout
-from tidelog.model.partition_rows import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
+from tidelog.playback.search import SearchQuery, pending_amendments, search_partition
 from tidelog.server.console.archives import Job, Jobs
 from tidelog.server.console.format import url
 from tidelog.server.console.sampler import Sampler, TopicSample
-from tidelog.server.console.search import SearchQuery, in_partition, read_marks
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.topics import part_of
 
@@ -95,17 +91,15 @@ class JournalPages:
     def journal(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/journals``"""
         topic = self._home.topic(visit.path["topic"])
-        heads = [read_head(self._context, topic, p)[0] for p in range(topic.partitions)]
-        waiting: list[dict[str, Any]] = []
-        for partition, head in enumerate(heads):
-            if len(waiting) < _PENDING_MAX:
-                waiting += self._waiting(topic, partition, head)
+        waiting = [
+            {"partition": partition, "offset": offset, "mark": mark}
+            for partition, offset, mark in pending_amendments(self._context, topic, _PENDING_MAX)
+        ]
         values = {
             "topic": topic,
-            "heads": heads,
-            "waiting": waiting[:_PENDING_MAX],
+            "waiting": waiting,
             "more_wait": len(waiting) >= _PENDING_MAX,
-            "records": self._records(topic),
+            "records": newest_records(self._context, topic, _RECORDS_MAX),
             "ids": id_line(visit.exact("id")),
             "key": id_line(visit.exact("key")),
         }
@@ -193,9 +187,8 @@ class JournalPages:
             return {"count": len(events), "is_whole": True, "events": events[:10]}
         key = asked.key.encode()
         partition = partition_for(key, topic.partitions)
-        head, _ = read_head(self._context, topic, partition)
         most = (500, _LOOK_S)
-        found = in_partition(self._context, topic, partition, head.start, SearchQuery(key), most)
+        found = search_partition(self._context, topic, partition, None, SearchQuery(key), most)
         whole = found.next is None and topic.partitions == 1
         return {"count": len(found.events), "is_whole": whole, "events": found.events[:10]}
 
@@ -204,25 +197,6 @@ class JournalPages:
             return self._home.get(topic.name, event_id)
         except NotFoundError:
             return None
-
-    def _waiting(self, topic: Topic, partition: int, head: Head) -> list[dict[str, Any]]:
-        """The amendments of a partition that are not compiled in."""
-        if head.amended is None:
-            return []
-        first, last = head.amended
-        marks = read_marks(self._context, topic, partition, first, last + 1)
-        return [
-            {"partition": partition, "offset": offset, "mark": mark}
-            for (_, offset), mark in marks.items()
-            if not mark.is_compiled
-        ]
-
-    def _records(self, topic: Topic) -> list[AuditRecord]:
-        """The newest of the audit, the newest first."""
-        where = layout.audit_partition(topic.incarnation)
-        rows = self._context.catalog.scan(where, limit=_RECORDS_MAX, reverse=True)
-        what = f"an audit row of `{topic.name}`"
-        return [decode_row(row.value, AuditRecord, what) for row in islice(rows, _RECORDS_MAX)]
 
 
 def _amended(sample: TopicSample) -> int:

@@ -7,12 +7,6 @@ sample is taken every other second, else seldom, since on a remote catalog each 
 Samples are new values each time; the series that go on are written under :attr:`Sampler.lock`, and
 read under it.
 
-What a partition's runs come to: counted bit by bit, so that no request reads them all.
-
-A count goes on where it was as runs are added. When the oldest ones are trimmed, or compiled into
-journals, it starts again, and the one before is shown until that has ended.
-
-What the sampler has seen: plain values that pages show, and series that grow beside them.
 """
 
 from __future__ import annotations
@@ -22,38 +16,23 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from tidelog.context import Context
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.consumer.leases import Member, read_lease
-from tidelog.log.partition_reader import Reader
-from tidelog.log.status import Lag, consumer_names
-from tidelog.log.topics import list_topics, read_head
-from tidelog.model import layout
-from tidelog.model.partition_rows import Head, decode_row
+from tidelog.log.status import (
+    LeaseState,
+    Members,
+    MemberState,
+    PartitionTotals,
+    RunTotals,
+    consumer_leases,
+    consumer_names,
+    read_heads,
+)
+from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.server.console.format import Series
 
-__all__ = ["ConsumerSample", "PartitionTotals", "RunTotals", "Sampler", "Snapshot", "TopicSample"]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSample:
-    """A member of a consumer, as its heartbeat told last."""
-
-    id: str
-    mark: str  # its host and process
-    seen_ms: int
-    is_silent: bool  # for longer than its leases last
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseSample:
-    """A consumer's lease on one partition, beside how far it is."""
-
-    lag: Lag
-    epoch: int
-    version: str  # of the lease; empty where there is none
+__all__ = ["ConsumerSample", "Sampler", "Snapshot", "TopicSample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +41,8 @@ class ConsumerSample:
 
     topic: str
     name: str
-    members: tuple[MemberSample, ...]
-    held: tuple[LeaseSample, ...]
+    members: tuple[MemberState, ...]
+    held: tuple[LeaseState, ...]
     lags: Series  # over time
     cursors: Series
 
@@ -160,8 +139,7 @@ class _TopicMemory:
     ends: Series = field(default_factory=Series)
     totals: dict[int, PartitionTotals] = field(default_factory=dict)
     consumers: dict[str, ConsumerSample] = field(default_factory=dict)
-    members: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
-    """By consumer: each member's row, its version, and since when it is the same."""
+    members: Members = field(default_factory=Members)
 
 
 class Sampler:
@@ -213,7 +191,7 @@ class Sampler:
         for each in sample.consumers if sample is not None else ():
             if each.name == name and sample and sample.topic.incarnation == topic.incarnation:
                 return each
-        heads = tuple(read_head(self._context, topic, p)[0] for p in range(topic.partitions))
+        heads = tuple(read_heads(self._context, topic))
         return self._read_consumer(topic, _TopicMemory(heads), name)
 
     def expire(self) -> None:
@@ -264,7 +242,7 @@ class Sampler:
             self._sampled_s = self._now_s()
 
     def _take(self) -> Snapshot:
-        topics = list(list_topics(self._context))
+        topics = self._home.topics()
         there = {topic.incarnation for topic in topics}
         self._known = {key: known for key, known in self._known.items() if key in there}
         chosen, is_whole = self._in_turn([topic for topic in topics if topic.state == "ready"])
@@ -336,7 +314,7 @@ class Sampler:
     def _read_heads(self, topics: list[Topic]) -> Iterable[tuple[Topic, tuple[Head, ...]]]:
         def read(topic: Topic) -> tuple[Head, ...]:
             try:
-                return tuple(read_head(self._context, topic, p)[0] for p in range(topic.partitions))
+                return tuple(read_heads(self._context, topic))
             except NotFoundError:  # deleted meanwhile
                 return ()
 
@@ -357,36 +335,14 @@ class Sampler:
 
     def _read_consumer(self, topic: Topic, known: _TopicMemory, name: str) -> ConsumerSample:
         before = known.consumers.get(name)
-        held = []
-        for partition, head in enumerate(known.heads):
-            found = read_lease(self._context, topic, name, partition)
-            lease, version = found or (None, "")
-            cursor, owner = (lease.cursor, lease.owner) if lease else (None, "")
-            lag = Lag(topic.name, name, partition, cursor, head.start, head.next, owner)
-            held.append(LeaseSample(lag, lease.epoch if lease else 0, version))
         return ConsumerSample(
             topic.name,
             name,
-            tuple(self._read_members(topic, known, name)),
-            tuple(held),
+            tuple(known.members.list(self._context, topic, name)),
+            tuple(consumer_leases(self._context, topic, name, known.heads)),
             before.lags if before else Series(),
             before.cursors if before else Series(),
         )
-
-    def _read_members(self, topic: Topic, known: _TopicMemory, name: str) -> Iterable[MemberSample]:
-        now_s, ttl_s = self._context.clock.monotonic_s(), self._context.settings.lease_ttl_ms / 1000
-        where = layout.consumer_members(topic.incarnation, name)
-        before = known.members.get(name, {})
-        seen: dict[str, tuple[str, float]] = {}  # by our own clock: hosts' clocks may differ
-        for row in self._context.catalog.scan(where, "member/", "member0"):
-            member = decode_row(row.value, Member, f"member row `{row.row}`")
-            dead = self._context.processes.is_dead(member.mark)
-            version, since_s = before.get(row.row, ("", 0.0))
-            seen[row.row] = (row.version, since_s if version == row.version else now_s)
-            silent = dead or now_s - seen[row.row][1] > ttl_s
-            member_id = row.row.removeprefix("member/")
-            yield MemberSample(member_id, member.mark, member.seen_ms, silent)
-        known.members[name] = seen
 
     def _count_runs(self, topics: list[Topic]) -> None:
         room = _ROWS_MAX
@@ -397,62 +353,3 @@ class Sampler:
                     return
                 totals = known.totals.setdefault(partition, PartitionTotals())
                 room -= totals.count_on(self._context, topic, partition, head, room)
-
-
-@dataclass(frozen=True, slots=True)
-class RunTotals:
-    """Runs from the start up to an offset."""
-
-    at: int
-    runs: int = 0
-    bytes: int = 0
-    first_ms: int | None = None
-    last_ms: int | None = None
-
-
-@dataclass(slots=True)
-class PartitionTotals:
-    """The count of one partition."""
-
-    shown: RunTotals | None = None  # None: never yet counted to the end
-    _mark: tuple[int, int] = (-1, -1)
-    _going: RunTotals = field(default_factory=lambda: RunTotals(0))
-
-    def count_on(
-        self, context: Context, topic: Topic, partition: int, head: Head, rows: int
-    ) -> int:
-        """Read so many run rows at most, or a few more; how many were read."""
-        mark = (head.start, head.compiled)
-        if mark != self._mark:
-            self._mark, self._going = mark, RunTotals(head.start)
-        if self._going.at >= head.next:
-            self.shown = self._going
-            return 0
-        read = 0
-        reader = Reader(context, topic, partition)
-        while self._going.at < head.next and read < rows:
-            try:
-                runs = reader.runs(self._going.at)
-            except NotFoundError:  # trimmed meanwhile: the next head says so
-                return read
-            if not runs:
-                break
-            read += len(runs)
-            before = self._going
-            held = [run for run in runs if run.events]  # an emptied journal has no times
-            first = [run.first_ms for run in held]
-            last = [run.last_ms for run in held]
-            self._going = RunTotals(
-                at=runs[-1].end,
-                runs=before.runs + len(runs),
-                bytes=before.bytes + sum(run.byte_end - run.byte_start for run in runs),
-                first_ms=min([*first, *_known(before.first_ms)], default=None),
-                last_ms=max([*last, *_known(before.last_ms)], default=None),
-            )
-        if self._going.at >= head.next:
-            self.shown = self._going
-        return read
-
-
-def _known(time_ms: int | None) -> list[int]:
-    return [] if time_ms is None else [time_ms]

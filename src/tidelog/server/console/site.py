@@ -30,10 +30,11 @@ from tidelog.coordination.actions import record_action
 from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
+from tidelog.server.api.openapi import description
+from tidelog.server.api.sql import SqlRunner
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
 from tidelog.server.console.archives import ArchivePages, Jobs, Pipelines
-from tidelog.server.console.consumers import ConsumerPages
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.journals import JournalPages
 from tidelog.server.console.sampler import Sampler
@@ -49,7 +50,8 @@ from tidelog.server.console.session import (
     Visit,
     cookie_of,
 )
-from tidelog.server.console.topics import TopicPages
+from tidelog.server.console.sql import SqlPages
+from tidelog.server.console.topics import ConsumerPages, TopicPages
 from tidelog.server.http.auth import ADMISSION, Gate
 from tidelog.server.http.errors import (
     DisconnectedError,
@@ -94,6 +96,8 @@ class Templates:
             auto_reload=False,
         )
         for name in ("duration", "number", "one_line", "rate", "short", "size", "visible", "when"):
+            self._templates.filters[name] = getattr(showing, name)
+        for name in ("message", "process"):
             self._templates.filters[name] = getattr(showing, name)
         self._templates.filters["ago"] = showing.ago
         self._templates.globals["url"] = showing.url
@@ -148,6 +152,8 @@ PLACES = (
     Route("dead", "GET", f"{_ARCHIVE}/dead", "read"),
     Route("replay", "POST", f"{_ARCHIVE}/replay", "admin"),
     Route("pump", "GET", "/console/pumps/{name}", "read"),
+    Route("sql", "GET", "/console/sql", "read"),
+    Route("query", "POST", "/console/sql", "read"),
     Route("journals", "GET", "/console/journals", "read"),
     Route("journal", "GET", f"{_TOPIC}/journals", "read"),
     Route("erase", "POST", f"{_TOPIC}/erase", "erase"),
@@ -189,12 +195,13 @@ class Console:
         options: ServeOptions,
         gate: Gate,
         threads: ServerThreads,
-        counts: tuple[Metrics, ClientUsage],
+        shared: tuple[Metrics, ClientUsage, SqlRunner],
     ) -> None:
-        metrics, self._usage = counts
+        metrics, self._usage, runner = shared
         self._context = home.context
         self._clock = home.context.clock
         self._gate = gate
+        self._options = options
         self._threads = threads
         self._complaints = Complaints(self._clock)
         secret = home.context.random.getrandbits
@@ -210,8 +217,9 @@ class Console:
         archives = ArchivePages(home, self._pipelines, self._jobs)
         journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home)
+        sql = SqlPages(home, runner)
         self._handlers: dict[str, Handler] = {}
-        for pages in (topics, events, consumers, archives, journals, tokens):
+        for pages in (topics, events, consumers, archives, journals, tokens, sql):
             for place in PLACES:
                 if hasattr(pages, place.name):
                     self._handlers[place.name] = getattr(pages, place.name)
@@ -227,6 +235,18 @@ class Console:
         self._jobs.close()
         self._pipelines.stop()
         self._sampler.stop()
+
+    def docs(self) -> Response:
+        """The reference of the API, which anybody may read, as its description."""
+        values = {
+            "session": None,
+            "theme": "",
+            "now_ms": 0,
+            "here": "/docs",
+            "api": description(self._options),
+        }
+        body = self._pages.render("docs.html", values)
+        return Response(body, headers=_HEADERS, media_type="text/html")
 
     @staticmethod
     def has(path: str) -> bool:
@@ -254,7 +274,7 @@ class Console:
             else:
                 session, scope[ADMISSION] = self._sessions.enter(scope, headers)
                 answer = await self._answer(place, path, scope, (session, form))
-                if place.method == "GET":
+                if place.right == "read":
                     shown = path.get("topic") or path.get("name", "")
                     self._usage.read(scope[ADMISSION].who, f"console {place.name}", shown)
         except DisconnectedError:

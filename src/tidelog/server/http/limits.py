@@ -32,12 +32,14 @@ __all__ = [
     "LAST_S",
     "LINGERING_MAX",
     "LINGER_S",
-    "PAGE_BYTES_MAX",
     "PAGE_EVENTS_MAX",
     "PARAMETERS_MAX",
     "PARTITIONS_TAILED_MAX",
     "PRODUCERS_MAX",
     "RATE",
+    "SQL_AT_ONCE",
+    "SQL_BODY_BYTES_MAX",
+    "SQL_S",
     "STOP_S",
     "TAILS_MAX",
     "WAIT_S_MAX",
@@ -71,10 +73,12 @@ RATE = 1_000.0  # requests a second of one token, or of an address without one, 
 ANSWER_S = 60.0  # in which an append is durable, or said to have an unknown outcome
 PARAMETERS_MAX = 200  # of a query
 PAGE_EVENTS_MAX = 10_000  # in one page
-PAGE_BYTES_MAX = 4 << 20  # of a page, beyond which it ends early
 WAIT_S_MAX = 30.0  # of a long poll
 PARTITIONS_TAILED_MAX = 100  # by one tail, whose event ids name them all
 TAILS_MAX = 500  # at once, long polls included
+SQL_S = 10.0  # of one query
+SQL_AT_ONCE = 2  # queries; each is a process with up to two threads
+SQL_BODY_BYTES_MAX = 1 << 20  # a query and its values
 
 # Of the server.
 PRODUCERS_MAX = 100  # topics that are open for writing at once; each has a few threads

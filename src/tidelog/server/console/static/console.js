@@ -16,6 +16,23 @@ document.getElementById("theme").addEventListener("click", () => {
   document.cookie = `tidelog_theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
 });
 
+// Times in the reader's own zone; the time in UTC is the title.
+const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+const localTime = (iso) => {
+  const at = new Date(iso);
+  if (Number.isNaN(at.getTime()) || at.getTimezoneOffset() === 0) return iso;
+  const away = -at.getTimezoneOffset();
+  const zone = `${away < 0 ? "-" : "+"}${pad(Math.floor(Math.abs(away) / 60))}:${pad(Math.abs(away) % 60)}`;
+  return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)} ${zone}`;
+};
+const showLocalTimes = (root) => {
+  for (const each of root.querySelectorAll("time[datetime]:not([data-ago])")) {
+    each.title = `${each.dateTime} (UTC)`;
+    each.textContent = localTime(each.dateTime);
+  }
+};
+showLocalTimes(document);
+
 // Parts of the page that keep up: the same page is asked for again, and they are replaced.
 const LIVE_MS = 3000;
 const live = [...document.querySelectorAll("[data-live]")].map((part) => part.id);
@@ -33,6 +50,7 @@ const keepUp = async () => {
           const then = fresh.getElementById(id);
           if (now && then) {
             const focused = now.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+            showLocalTimes(then);
             now.replaceChildren(...then.childNodes);
             if (focused) now.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
           }
@@ -59,6 +77,22 @@ document.addEventListener("click", async (event) => {
   }
 });
 
+// A table as lines of tab-separated values, for spreadsheets.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy-table]");
+  if (!button) return;
+  const rows = [...document.getElementById(button.dataset.copyTable).rows];
+  const text = rows.map((row) => [...row.cells].map((cell) => cell.textContent.replaceAll(/[\t\n]/g, " ")).join("\t")).join("\n");
+  try { await navigator.clipboard.writeText(text); says("Copied"); } catch { says("The browser does not let this page copy"); }
+});
+
+// Ctrl+Enter sends the form of a text.
+for (const each of document.querySelectorAll("[data-submit]")) {
+  each.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); each.form.requestSubmit(); }
+  });
+}
+
 // Choices that need no button.
 for (const each of document.querySelectorAll("[data-send]")) each.addEventListener("change", () => each.form.requestSubmit());
 
@@ -66,7 +100,7 @@ for (const each of document.querySelectorAll("[data-send]")) each.addEventListen
 let before = "";
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
-  const places = { go: "/", gt: "/console/topics", gc: "/console/consumers", ga: "/console/archives", gj: "/console/jobs" };
+  const places = { go: "/", gt: "/console/topics", gc: "/console/consumers", ga: "/console/archives", gj: "/console/jobs", gs: "/console/sql" };
   const place = places[before + event.key];
   before = event.key === "g" ? "g" : "";
   if (place) { location.assign(place); return; }

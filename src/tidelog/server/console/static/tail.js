@@ -34,7 +34,11 @@
     link.href = `${box.dataset.event}/${event.partition}/${event.offset}`;
     link.textContent = `${event.partition}/${event.offset}`;
     const value = event.value === null ? "tombstone" : short(event.value);
-    made.append(cell("th", "", link), cell("td", "time", event.timestamp), cell("td", "key", short(event.key), "value"), cell("td", "value", value, "value"));
+    const time = document.createElement("time");
+    time.dateTime = event.timestamp;
+    time.title = `${event.timestamp} (UTC)`;
+    time.textContent = localTime(event.timestamp);
+    made.append(cell("th", "", link), cell("td", "time", time), cell("td", "key", short(event.key), "value"), cell("td", "value", value, "value"));
     return made;
   };
 

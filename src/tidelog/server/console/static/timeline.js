@@ -48,19 +48,25 @@
   };
 
   const draw = () => {
-    const most = Math.max(1, ...data.counts);
+    // One large bar would flatten all others: bars beyond 8 times the usual height are cut.
+    const usual = data.counts.filter((count) => count).sort((one, other) => one - other);
+    const high9 = usual.length ? usual[Math.floor((usual.length - 1) * 0.9)] : 1;
+    const highest = Math.max(1, ...data.counts);
+    const most = usual.length > 4 && highest > 8 * high9 ? 2 * high9 : highest;
     const each = WIDTH / data.counts.length;
     const picture = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
     picture.append(make("rect", { class: "all", x: 0, y: 0, width: WIDTH, height: HEIGHT }));
     data.counts.forEach((count, at) => {
       if (!count) return;
-      const high = Math.max(2, count * (HEIGHT - 8) / most);
+      const isCut = count > most;
+      const high = isCut ? HEIGHT - 1 : Math.max(2, count * (HEIGHT - 8) / most);
       const on = chosen && at >= Math.min(...chosen) && at <= Math.max(...chosen);
-      const bar = make("rect", { class: on ? "bar on" : "bar", x: (at * each + each * 0.08).toFixed(2), y: (HEIGHT - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
+      const bar = make("rect", { class: `bar${on ? " on" : ""}${isCut ? " cut" : ""}`, x: (at * each + each * 0.08).toFixed(2), y: (HEIGHT - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
       const title = make("title", {});
       title.textContent = `${data.exact ? "" : "about "}${many(count)} events from ${iso(data.start + at * data.width)}`;
       bar.append(title);
       picture.append(bar);
+      if (isCut) picture.append(make("rect", { class: "break", x: (at * each).toFixed(2), y: 14, width: each.toFixed(2), height: 4 }));
     });
     if (chosen) {
       const first = Math.min(...chosen), last = Math.max(...chosen) + 1;
@@ -77,7 +83,8 @@
     }
     const top = document.createElement("span");
     top.className = "most";
-    top.textContent = many(Math.max(0, ...data.counts));
+    const largest = many(Math.max(0, ...data.counts));
+    top.textContent = most < highest ? `${many(most)}; the largest bar has ${largest} and is cut` : largest;
     box.replaceChildren(top, picture, axis);
     tell();
   };

@@ -1,8 +1,7 @@
-"""Finding events, with an end: so many are looked at in one request, and the next goes on there.
+"""Searches a topic for a key, an id or a text, a bounded stretch at a time.
 
-What is looked for is a key, an id, or a text that the event contains; or nothing, and all fit.
-
-Which events of a page were amended: updated, or deleted; and where offsets have no event.
+A search ends after a number of events or seconds and returns where the next one begins. Beside
+events it shows their amendments, and offsets whose events were deleted.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ import pyarrow.compute as pc
 
 from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
-from tidelog.errors import NotFoundError
 from tidelog.log.partition_reader import Reader
 from tidelog.log.run_reader import pending
+from tidelog.log.status import read_heads
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event
 from tidelog.model.partition_rows import Run
-from tidelog.model.playback import Floors, Pin, TimeRange
 from tidelog.model.topic import Topic
-from tidelog.playback.merge import play
-from tidelog.server.api.by_time import RANGE_BOUNDS, RangeCursor, check_heads, place_of_last
+from tidelog.playback.pages import RangeCursor, check_cursor, place_of_last, play_range
 
 __all__ = [
     "AmendmentMark",
@@ -34,9 +31,10 @@ __all__ = [
     "Marks",
     "SearchQuery",
     "SearchResult",
-    "in_partition",
-    "in_range",
+    "pending_amendments",
     "read_marks",
+    "search_partition",
+    "search_range",
     "with_gaps",
 ]
 
@@ -95,28 +93,30 @@ class Patience:
         return self.now_s() >= self.until_s
 
 
-def in_partition(
+def search_partition(
     context: Context,
     topic: Topic,
     partition: int,
-    start: int,
-    sought: SearchQuery,
+    start: int | None,
+    query: SearchQuery,
     most: tuple[int, float],
 ) -> SearchResult:
-    """The first events from an offset on that fit: so many at most, in so many seconds.
+    """Returns the first events that fit, from an offset on or from the start.
 
+    ``most`` is how many events it returns and how many seconds it looks at most. Raises
     ``NotFoundError`` for an offset that was trimmed.
     """
     limit, seconds = most
     patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     head, _ = read_head(context, topic, partition)
     reader = Reader(context, topic, partition)
+    start = head.start if start is None else start
     if start < head.start:
         reader.check_start(start)
     found, room = SearchResult(), _BYTES_MAX
     for stretch in reader.stretches(start, head.next):
         batch = stretch.arrow()
-        fitting = _some(sought.fitting(batch), limit - len(found.events), room)
+        fitting = _some(query.fitting(batch), limit - len(found.events), room)
         room -= fitting.part.nbytes
         found.events += _events(fitting.part)
         if fitting.is_cut:
@@ -130,27 +130,21 @@ def in_partition(
     return found
 
 
-def in_range(
+def search_range(
     context: Context,
     topic: Topic,
     cursor: RangeCursor,
-    sought: SearchQuery,
+    query: SearchQuery,
     most: tuple[int, float],
 ) -> SearchResult:
     """The same by time, after a cursor. ``NotFoundError`` when something was trimmed since."""
     limit, seconds = most
     patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
-    if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
-        raise NotFoundError(f"topic `{topic.name}`: was created again since: start again")
-    check_heads(context, topic, cursor)
-    times = TimeRange(cursor.start_ms, cursor.end_ms)
-    floors = (Floors(),) * topic.partitions
-    pin = Pin(topic.incarnation, times, cursor.starts, cursor.ends, floors)
-    playing = play(context, topic, pin, after=cursor.after, bounds=RANGE_BOUNDS)
+    playing = play_range(context, topic, cursor)
     found, room, after = SearchResult(), _BYTES_MAX, cursor.after
     try:
         for batch in playing:
-            fitting = _some(sought.fitting(batch), limit - len(found.events), room)
+            fitting = _some(query.fitting(batch), limit - len(found.events), room)
             room -= fitting.part.nbytes
             found.events += _events(fitting.part)
             found.looked += batch.num_rows
@@ -160,7 +154,7 @@ def in_range(
                 break
     finally:
         playing.close()
-    check_heads(context, topic, cursor)
+    check_cursor(context, topic, cursor)
     return found
 
 
@@ -243,6 +237,20 @@ def read_marks(
         is_compiled = journal is not None and journal.applied >= row.sequence
         marks[partition, offset] = AmendmentMark(row.kind, row.at_ms, row.sequence, is_compiled)
     return marks
+
+
+def pending_amendments(
+    context: Context, topic: Topic, most: int
+) -> list[tuple[int, int, AmendmentMark]]:
+    """Returns amendments that are not compiled in, by partition and offset: ``most`` at most."""
+    waiting: list[tuple[int, int, AmendmentMark]] = []
+    for partition, head in enumerate(read_heads(context, topic)):
+        if head.amended is None or len(waiting) >= most:
+            continue
+        first, last = head.amended
+        marks = read_marks(context, topic, partition, first, last + 1)
+        waiting += [(*place, mark) for place, mark in marks.items() if not mark.is_compiled]
+    return waiting[:most]
 
 
 def with_gaps(

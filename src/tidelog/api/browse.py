@@ -1,25 +1,30 @@
-"""What a home shows of a topic's newest events, without a consumer."""
+"""Looks at topics without a consumer: newest events, events as they come, search, and SQL."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.status import PartitionState
 from tidelog.model.event import Event
-from tidelog.model.topic import Topic
+from tidelog.model.topic import Topic, partition_for
+from tidelog.playback.search import SearchQuery, SearchResult, search_partition
 
-__all__ = ["NewestCalls"]
+__all__ = ["BrowseCalls"]
 
+_SEARCH_S = 1.0  # that one search may take
 _AT_ONCE = 1_000  # events of a partition before the next partition has its turn
 
 
-class NewestCalls(ABC):
-    """Looks at the end of a topic that leave no name behind."""
+class BrowseCalls(ABC):
+    """Looks at topics and archives that leave no name behind."""
 
     context: Context
 
@@ -36,6 +41,31 @@ class NewestCalls(ABC):
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
     ) -> Iterator[Event]:
         """Yield the events of ``[start, end)`` of a partition."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise ``InvalidError`` if the home is closed."""
+
+    def sql(
+        self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> pa.RecordBatchReader:
+        """Run a query of topics and archives by name, and return a reader of its rows.
+
+        DuckDB runs it. ``values`` are for the ``?`` or ``$name`` of the query. A name with other
+        characters than letters, digits and ``_`` goes in double quotes; where a topic and an
+        archive share it, write ``topic.orders`` or ``archive.orders``. ``as_json(value)`` and
+        ``as_text(value)`` are the bytes of an event as JSON and as text, null where they are not.
+        Updates and deletes are applied. Filters on time, partition and offset limit what is read.
+        Raises ``InvalidError`` for a query that DuckDB refuses.
+
+        >>> query = "select count(*) as events from orders where partition = ?"
+        >>> home.sql(query, [0]).read_all().to_pylist()
+        [{'events': 3}]
+        """
+        from tidelog.api.sql import run_query  # noqa: PLC0415 - archives and DuckDB load slowly
+
+        self._check_open()
+        return run_query(self.context, query, values)
 
     def peek(self, topic: str, max_events: int = 10) -> list[Event]:
         """Return the newest events of all partitions, oldest first, by time.
@@ -60,6 +90,33 @@ class NewestCalls(ABC):
         found = self.topic(topic)
         cursors = {each.partition: each.next for each in self.partitions(topic, runs=False)}
         return self._tail(found, cursors, wait_s)
+
+    def search(
+        self,
+        topic: str,
+        query: SearchQuery,
+        *,
+        partition: int | None = None,
+        start: int | None = None,
+        limit: int = 50,
+    ) -> SearchResult:
+        """Return events of a partition that a query fits: by key, by id, or by a text they contain.
+
+        Without ``partition`` it looks where the query's key belongs, or in partition 0. It looks
+        from ``start`` on for a second at most; ``next`` of the result is where to continue.
+
+        >>> found = home.search("orders", tidelog.SearchQuery(text="ORDER-2"))
+        >>> [event.id for event in found.events]
+        ['order-2']
+        """
+        found = self.topic(topic)
+        if partition is None:
+            partition = 0 if query.key is None else partition_for(query.key, found.partitions)
+        found.check_partition(partition)
+        if limit < 1:
+            raise InvalidError(f"search: limit {limit}: give 1 or more")
+        most = (limit, _SEARCH_S)
+        return search_partition(self.context, found, partition, start, query, most)
 
     def _tail(self, topic: Topic, cursors: dict[int, int], wait_s: float) -> Iterator[Event]:
         while True:

@@ -1,49 +1,52 @@
-"""Reading over HTTP: topics, and events by partition and offset, with long polling.
+"""Reading over HTTP: topics, events by partition and offset with long polling, and events by time.
 
-Pages of a partition: some events from an offset on, as JSON lines.
+The cursor of a page by time holds the range and the place of the page's last event
+(``playback/pages.py``). So the server keeps nothing between pages, and any server of the home can
+return the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidelog.codec.event_json import batch_lines
-from tidelog.codec.sizes import fitting_rows
-from tidelog.context import Context
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.partition_reader import OffsetEvents, Reader
-from tidelog.log.topics import read_head
+from tidelog.log.status import Lag
 from tidelog.model import limits as model_limits
 from tidelog.model.event import to_iso
+from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic
+from tidelog.playback.pages import (
+    From,
+    Page,
+    RangeCursor,
+    RangePage,
+    begin_range,
+    read_page,
+    read_range,
+)
 from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode
-from tidelog.server.http.limits import PAGE_BYTES_MAX, ServerThreads
+from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import check_parameters
 
 __all__ = [
-    "LINES_TYPE",
-    "From",
-    "Page",
+    "ByTimeHandlers",
     "Reads",
-    "as_array",
     "limit_of",
     "offset_of",
     "partition_of",
-    "read_page",
 ]
 
-LINES_TYPE = "application/x-ndjson"
+_LINES_TYPE = "application/x-ndjson"
 _LIMIT = 100  # events in a page, where none is given
 _WORDS: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 
@@ -81,6 +84,11 @@ class Reads:
         """``GET /topics/{topic}``"""
         check_parameters(request, ())
         return _json(await self._threads.run(self._show, request.path_params["topic"]))
+
+    async def consumers(self, request: Request) -> Response:
+        """``GET /topics/{topic}/consumers``"""
+        check_parameters(request, ())
+        return _json(await self._threads.run(self._consumers, request.path_params["topic"]))
 
     async def events(self, request: Request) -> Response:
         """``GET /topics/{topic}/partitions/{partition}/events``"""
@@ -121,12 +129,67 @@ class Reads:
 
     def _show(self, name: str) -> dict[str, Any]:
         topic = self._home.topic(name)
-        heads = [read_head(self._home.context, topic, p)[0] for p in range(topic.partitions)]
         rows = [
-            {"partition": number, "start": head.start, "next": head.next}
-            for number, head in enumerate(heads)
+            {"partition": each.partition, "start": each.start, "next": each.next}
+            for each in self._home.partitions(name, runs=False)
         ]
         return {**_settings(topic), "per_partition": rows}
+
+    def _consumers(self, name: str) -> dict[str, Any]:
+        shown: dict[str, list[Lag]] = {}
+        for each in self._home.lag(name):
+            shown.setdefault(each.consumer, []).append(each)
+        consumers = [
+            {
+                "name": consumer,
+                "lag": sum(each.events for each in lags),
+                "partitions": [
+                    {
+                        "partition": each.partition,
+                        "cursor": each.cursor,
+                        "end": each.end,
+                        "lag": each.events,
+                        "owner": each.owner or None,
+                    }
+                    for each in lags
+                ],
+            }
+            for consumer, lags in shown.items()
+        ]
+        return {"topic": name, "consumers": consumers}
+
+
+class ByTimeHandlers:
+    """Events by time."""
+
+    def __init__(self, home: Home, threads: ServerThreads, metrics: Metrics) -> None:
+        self._home = home
+        self._threads = threads
+        self._metrics = metrics
+
+    async def events(self, request: Request) -> Response:
+        """``GET /topics/{topic}/events``"""
+        check_parameters(request, ("start", "end", "limit", "cursor"))
+        params = request.query_params
+        limit = limit_of(params)
+        cursor, start, end = (params.get(name) for name in ("cursor", "start", "end"))
+        if cursor is not None and (start is not None or end is not None):
+            raise InvalidError("query: a cursor knows its range: leave out start and end")
+        page = await self._threads.run(
+            self._read, request.path_params["topic"], cursor, (start, end), limit
+        )
+        self._metrics.events_out += page.count
+        return _range_response(request, page, limit)
+
+    def _read(
+        self, name: str, cursor: str | None, given: tuple[str | None, str | None], limit: int
+    ) -> RangePage:
+        context = self._home.context
+        topic = self._home.topic(name)
+        if cursor is not None:
+            return read_range(context, topic, RangeCursor.of_text(cursor), limit)
+        times = time_range(*given, context.clock.now_ms())
+        return read_range(context, topic, begin_range(context, topic, times), limit)
 
 
 def offset_of(text: str) -> From:
@@ -188,8 +251,8 @@ def _page_response(
         "link": f'<{path}?offset={page.next}&limit={limit}>; rel="next"',
         "tidelog-next-offset": str(page.next),
     }
-    if LINES_TYPE in request.headers.get("accept", ""):
-        return Response(page.lines, headers=headers, media_type=LINES_TYPE)
+    if _LINES_TYPE in request.headers.get("accept", ""):
+        return Response(page.lines, headers=headers, media_type=_LINES_TYPE)
     front = encode(
         {
             "topic": topic.name,
@@ -199,7 +262,27 @@ def _page_response(
             "next": page.next,
         }
     )
-    body = front[:-1] + b',"events":' + as_array(page.lines) + b"}"
+    body = front[:-1] + b',"events":' + _as_array(page.lines) + b"}"
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _range_response(request: Request, page: RangePage, limit: int) -> Response:
+    headers = {"cache-control": "no-store"}
+    following = None if page.following is None else page.following.text()
+    if following is not None:
+        path = f"/topics/{request.path_params['topic']}/events"
+        headers["link"] = f'<{path}?cursor={following}&limit={limit}>; rel="next"'
+    if _LINES_TYPE in request.headers.get("accept", ""):
+        return Response(page.lines, headers=headers, media_type=_LINES_TYPE)
+    front = encode(
+        {
+            "topic": request.path_params["topic"],
+            "start": to_iso(page.times.start_ms),
+            "end": to_iso(page.times.end_ms),
+            "next": following,
+        }
+    )
+    body = front[:-1] + b',"events":' + _as_array(page.lines) + b"}"
     return Response(body, headers=headers, media_type="application/json")
 
 
@@ -208,64 +291,6 @@ def _json(value: dict[str, Any]) -> Response:
     return Response(encode(value), headers=headers, media_type="application/json")
 
 
-From = int | Literal["earliest", "latest"]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The events of consecutive offsets of a partition, and where the next page begins."""
-
-    lines: bytes  # one JSON object each
-    offsets: Sequence[int]  # of each event
-    first: int  # where the page begins
-    next: int  # the offset to go on from
-    start: int  # of the partition, as it was then
-    end: int
-
-    @property
-    def count(self) -> int:
-        """How many events it has."""
-        return len(self.offsets)
-
-
-def as_array(lines: bytes) -> bytes:
+def _as_array(lines: bytes) -> bytes:
     """JSON lines as one JSON array; within a line JSON has no newline."""
     return b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
-
-
-def read_page(context: Context, topic: Topic, partition: int, offset: From, limit: int) -> Page:
-    """Up to ``limit`` events, fewer where they are large; what was erased is passed over.
-
-    ``NotFoundError`` for an offset that was trimmed or that lies beyond the end.
-    """
-    topic.check_partition(partition)
-    head, _ = read_head(context, topic, partition)
-    if not isinstance(offset, int):
-        offset = head.start if offset == "earliest" else head.next
-    if offset > head.next:
-        raise NotFoundError(
-            f"partition `{topic.name}/{partition}`: offset {offset} is beyond its end, "
-            f"{head.next}: continue from there",
-            offset=offset,
-            end=head.next,
-        )
-    reader = Reader(context, topic, partition)
-    if offset < head.start:
-        reader.check_start(offset)
-    lines: list[bytes] = []
-    offsets: list[int] = []
-    at, room = offset, PAGE_BYTES_MAX
-    for stretch in reader.stretches(offset, head.next):
-        part = _fitting(stretch, limit - len(offsets), room)
-        lines.append(batch_lines(part.arrow()))
-        offsets += part.offsets.tolist()
-        at = part.end
-        room -= len(lines[-1])
-        if room <= 0 or len(offsets) == limit or part.end < stretch.end:
-            break
-    return Page(b"".join(lines), offsets, offset, at, head.start, head.next)
-
-
-def _fitting(stretch: OffsetEvents, count: int, room: int) -> OffsetEvents:
-    """Returns as many of its events as fit by their sizes, one at least, up to a count."""
-    return stretch.take(min(count, fitting_rows(stretch.batch, room)))

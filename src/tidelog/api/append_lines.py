@@ -1,10 +1,9 @@
-"""Lines on their way into a topic: parsed, checked with their numbers, stored, and counted.
+"""Appends the lines of a file or a pipe to a topic: ``Home.append_lines``.
 
-Lines from a file or a pipe, in batches: many at a time where there are many, soon where few.
-
-Binary safe; a line ends with a newline, which is not part of it, or with the input. A caller that
-counts lines over several inputs uses only those that have their newline: the rest may come later.
-Memory is bounded by the size of a batch, and by that of the longest line.
+Lines are read in batches: many at a time where there are many, soon where few. They are parsed,
+checked with their numbers, stored, and counted. Binary safe; a line ends with a newline, which is
+not part of it, or with the input. Under a name only lines that have their newline count, since the
+rest may come later. Memory is bounded by the size of a batch and of the longest line.
 """
 
 from __future__ import annotations
@@ -16,28 +15,198 @@ import os
 import select
 import stat
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 import pyarrow as pa
 
-from tidelog.cli.output import FailedError
 from tidelog.clock import Clock
-from tidelog.errors import InvalidError, PartialAppendError, TidelogError
-from tidelog.home import Home
+from tidelog.codec.event_json import event_of_line
+from tidelog.codec.fields import FieldPaths, JsonLines
+from tidelog.context import Context
+from tidelog.errors import FailedError, InvalidError, PartialAppendError, TidelogError
 from tidelog.log.producer.flush import SendFuture
+from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import find_target
 from tidelog.model.decoding import decode_msgpack
-from tidelog.model.event import Event, check_event
+from tidelog.model.event import Event, Positions, check_event
+from tidelog.settings import check_options
 
-__all__ = ["InputLines", "LineAppender", "LineCounts", "LinesReader", "Parse", "storing"]
+__all__ = ["InputLines", "LineCalls", "LineCounts", "LineOptions", "input_size", "line_appender"]
 
 _BATCH_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
 _LOOK_S = 0.2  # how soon a reader that waits for input sees that it should stop
+_LINGER_LEAST_S = 0.05  # what a pipe gives within this time travels together
+_LINE_FACTOR = 8  # an event as JSON may be this many times as long as the event
+
+
+@dataclass
+class LineCounts:
+    """What was stored so far of an input."""
+
+    topic: str
+    events: int = 0
+    repeated: int = 0  # lines that a named producer had stored before
+    last_line: int = 0
+    seconds: float = 0.0
+    read_bytes: int = 0
+    unended: int | None = None  # the number of a last line that has no newline yet, under a name
+    ends: dict[int, int] = field(default_factory=dict)  # partition → offset after our last event
+
+    def stored(self) -> str:
+        """Returns a text that says how many events are stored, and up to which line."""
+        return self.count() + (f", up to line {self.last_line}" if self.last_line else "")
+
+    def count(self) -> str:
+        """Returns a text that says how many events are stored."""
+        return f"{self.events} {'event is' if self.events == 1 else 'events are'} stored"
+
+    def add(self, partition: int, end: int, events: int = 1) -> None:
+        """Counts events of a partition that are stored before an offset."""
+        self.events += events
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
+
+
+class LineOptions(TypedDict, total=False):
+    """What ``Home.append_lines`` accepts besides the topic and the input."""
+
+    format: Literal["lines", "json", "events"]
+    """lines: each line is a value. json: each is a JSON object. events: as printed with --json."""
+    key_field: str
+    id_field: str
+    type_field: str
+    time_field: str
+    name: str | None
+    if_absent: bool
+    stopped: Callable[[], bool]  # called between batches
+    progress: Callable[[LineCounts], None]  # called with the same counts at each step
+
+
+class LineCalls(ABC):
+    """The part of ``Home`` that appends lines."""
+
+    context: Context
+
+    @abstractmethod
+    def append(
+        self, topic: str, events: list[Event] | pa.Table, *, if_absent: bool = False
+    ) -> Positions:
+        """Stores many events."""
+
+    @abstractmethod
+    def producer(self, topic: str, name: str | None = None) -> Producer:
+        """Returns a producer."""
+
+    def append_lines(
+        self, topic: str, source: BinaryIO, **options: Unpack[LineOptions]
+    ) -> LineCounts:
+        """Append the lines of a file or a pipe as events, and return what was stored.
+
+        ``format`` says what a line is: a value (``lines``), a JSON object (``json``), or an event
+        as ``tidelog consume --json`` prints it (``events``). ``key_field``, ``id_field``,
+        ``type_field`` and ``time_field`` are paths in a JSON object. With a ``name`` lines are
+        counted: the same input again, or a longer one, adds only what is not stored yet. With
+        ``if_absent`` events are refused whose ids the topic has. Raises ``FailedError`` for an
+        invalid line, with its number; the lines before it are stored.
+
+        >>> import io
+        >>> home.append_lines("orders", io.BytesIO(b"one\\ntwo\\n")).events
+        2
+        """
+        check_options("append of lines", options, LineOptions)
+        name, if_absent = options.get("name"), options.get("if_absent", False)
+        parse = _parser(options)
+        if if_absent and name is not None:
+            raise InvalidError("append: --if-absent goes by ids, --name by lines: give one of them")
+        if if_absent and parse is None:
+            raise InvalidError("append: plain lines have no ids: give --format json --id-field F")
+        clock = self.context.clock
+        counts, progress = LineCounts(topic), options.get("progress") or _no_progress
+        with line_appender(self, topic, name, parse, if_absent) as into:
+            reader = _LinesReader(
+                source,
+                clock,
+                options.get("stopped", lambda: False),
+                self.context.settings.event_bytes_max * _LINE_FACTOR,
+            )
+            began_s = clock.monotonic_s()
+            progress(counts)
+            try:
+                self._append_all(reader, into, counts, progress, is_named=name is not None)
+            finally:
+                counts.seconds = clock.monotonic_s() - began_s
+                counts.unended = reader.unended
+        return counts
+
+    def _append_all(
+        self,
+        reader: _LinesReader,
+        into: LineAppender,
+        counts: LineCounts,
+        progress: Callable[[LineCounts], None],
+        *,
+        is_named: bool,
+    ) -> None:
+        """Stores all lines of a reader; under a name, only those that have their newline."""
+        linger_s = max(_LINGER_LEAST_S, self.context.settings.linger_ms / 1000)
+        last = 0
+        try:
+            for lines in reader.batches(linger_s, only_ended=is_named):
+                into.store(lines, counts)
+                last = lines.first + len(lines.lines) - 1
+                counts.read_bytes = reader.read_bytes
+                progress(counts)
+            if reader.has_ended:
+                into.finish(last)
+        except FailedError as exc:
+            if "events" in exc.context:
+                raise
+            more = {**exc.context, "events": counts.events}
+            raise FailedError(f"{exc}: {counts.stored()}", **more) from exc
+        except TidelogError as exc:
+            if not counts.events:
+                raise
+            raise FailedError(f"{counts.stored()}, then: {exc}", events=counts.events) from exc
+
+
+def _no_progress(counts: LineCounts) -> None:
+    """For callers that want none."""
+
+
+def input_size(source: BinaryIO) -> int | None:
+    """Returns how many bytes an input has, where that can be known."""
+    file = _file_of(source)
+    return None if file is None or not _is_regular(file) else os.fstat(file).st_size
+
+
+def _parser(options: LineOptions) -> Parse | None:
+    """Returns what makes events of lines; None where a line is the value as it is."""
+    names = ("key_field", "id_field", "type_field", "time_field")
+    fields = FieldPaths(*(str(options.get(name, "")) for name in names))
+    kind = options.get("format", "lines")
+    if kind not in ("lines", "json", "events"):
+        raise InvalidError(f"format `{kind[:80]}`: give lines, json or events")
+    if fields.given() and kind != "json":
+        raise InvalidError(f"append: lines of format {kind} have no fields: give --format json too")
+    if kind == "lines":
+        return None
+    return _events_of_lines if kind == "events" else JsonLines(fields).events
+
+
+def _events_of_lines(lines: Sequence[bytes]) -> list[Event | InvalidError]:
+    return [_event_of_line(line) for line in lines]
+
+
+def _event_of_line(line: bytes) -> Event | InvalidError:
+    try:
+        return event_of_line(line)
+    except InvalidError as exc:
+        return exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +217,7 @@ class InputLines:
     lines: list[bytes]
 
 
-class LinesReader:
+class _LinesReader:
     """Reads an input to its end, or until ``stopped`` says so."""
 
     def __init__(
@@ -68,12 +237,6 @@ class LinesReader:
     def has_ended(self) -> bool:
         """Whether the input was read to its end."""
         return self._ended
-
-    def size(self) -> int | None:
-        """All bytes of the input, where that can be known."""
-        if self._file is None or self._waits:
-            return None
-        return os.fstat(self._file).st_size
 
     def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[InputLines]:
         """All lines; from a pipe, in each batch what has come within ``linger_s``.
@@ -153,28 +316,6 @@ Parse = Callable[[Sequence[bytes]], Sequence[Event | InvalidError]]
 """Returns for each line, none of which is blank, its event or the error why it has none."""
 
 
-@dataclass
-class LineCounts:
-    """What was stored so far."""
-
-    topic: str
-    events: int = 0
-    repeated: int = 0  # lines that a named producer had stored before
-    last_line: int = 0
-    seconds: float = 0.0
-    ends: dict[int, int] = field(default_factory=dict)  # partition → offset after our last event
-
-    def stored(self) -> str:
-        return self.count() + (f", up to line {self.last_line}" if self.last_line else "")
-
-    def count(self) -> str:
-        return f"{self.events} {'event is' if self.events == 1 else 'events are'} stored"
-
-    def add(self, partition: int, end: int, events: int = 1) -> None:
-        self.events += events
-        self.ends[partition] = max(end, self.ends.get(partition, 0))
-
-
 class LineAppender(Protocol):
     """A way to store lines."""
 
@@ -191,25 +332,25 @@ class LineAppender(Protocol):
 
 
 @contextlib.contextmanager
-def storing(
-    home: Home, topic: str, name: str | None, parse: Parse | None, if_absent: bool = False
+def line_appender(
+    home: LineCalls, topic: str, name: str | None, parse: Parse | None, if_absent: bool = False
 ) -> Iterator[LineAppender]:
-    """The way to store lines under a name, or under none; without ``parse`` a line is a value.
+    """Yields what stores lines under a name or without one; without ``parse`` a line is a value.
 
     With ``if_absent``, which goes without a name, events are refused whose ids are there.
     """
-    find_target(home.context, topic)  # told before any input is read
+    find_target(home.context, topic)  # raises before any input is read
     if name is None:
         yield _BatchWriter(home, topic, parse, if_absent)
     else:
-        with contextlib.closing(_Sent(home, topic, name, parse)) as sent:
+        with contextlib.closing(_NamedWriter(home, topic, name, parse)) as sent:
             yield sent
 
 
 class _BatchWriter:
     """Many at a time; plain lines do not even become events one by one."""
 
-    def __init__(self, home: Home, topic: str, parse: Parse | None, if_absent: bool) -> None:
+    def __init__(self, home: LineCalls, topic: str, parse: Parse | None, if_absent: bool) -> None:
         self._home = home
         self._topic = topic
         self._parse = parse
@@ -243,7 +384,7 @@ class _BatchWriter:
         tally.last_line = numbers[-1]
 
 
-class _Sent:
+class _NamedWriter:
     """One by one, by a named producer; the sequence is the line's number, from 0.
 
     The mark of each line is a digest of all lines up to it, and of the keys that they give, since
@@ -252,7 +393,7 @@ class _Sent:
     that a process left out when it died wait in ``_held``.
     """
 
-    def __init__(self, home: Home, topic: str, name: str, parse: Parse | None) -> None:
+    def __init__(self, home: LineCalls, topic: str, name: str, parse: Parse | None) -> None:
         self._parse = parse
         self._bytes_max = home.context.settings.event_bytes_max
         self._name = name

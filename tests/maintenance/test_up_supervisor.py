@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from tests.support.up_run import is_gone
-from tidelog.cli.up_supervisor import Program, ProgramState, Supervisor
 from tidelog.clock import SystemClock
+from tidelog.maintenance.up_supervisor import Program, ProgramState, Supervisor
 
 
 class NotingClock(SystemClock):

@@ -1,20 +1,15 @@
-"""Keeps programs running: started, watched, started again when they end, and stopped together.
+"""Keeps the programs of one ``tidelog up`` running, and tells the home about them.
 
 A program that ends is started again after a wait that doubles from half a second to half a minute;
-one that has run for a while begins with short waits again. Its output is passed on line
-by line. Each program leads a process group, so that a signal for us alone does not reach it and
-what it started dies with it; that it dies with us is its own work (see
-``cli/child_process.py``), for which programs must be started from the thread that lives longest.
+one that has run for a while begins with short waits again. Its output is passed on line by line.
+Each program leads a process group, so that a signal for us alone does not reach it and what it
+started dies with it. That it dies with us is its own work (``cli/child_process.py``), for which
+programs must be started from the thread that lives longest. Stopping: every program gets SIGTERM,
+and SIGKILL, with its whole group, when the grace is over.
 
-Stopping: every program gets SIGTERM, and SIGKILL, with its whole group, when the grace is over.
-
-One running ``tidelog up``: its programs, what they report, and the row that says so to all.
-
-Programs are kept by a ``Supervisor``. The one that follows archives and pumps reports each of them
-as a part of its own, by JSON lines; the server says where it listens. A thread writes the keeper's
-row, so that a catalog that is out of reach holds nothing up.
-
-What ``tidelog up`` shows: a live table on a terminal, lines elsewhere, JSON for programs.
+The program that follows archives and pumps reports each of them as a part of its own, by JSON
+lines; the server says where it listens. A thread writes the keeper's row, so that a catalog that is
+out of reach holds nothing up.
 """
 
 from __future__ import annotations
@@ -26,21 +21,15 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from tidelog.cli.output import FailedError, Output, echo_aside
 from tidelog.clock import Clock
+from tidelog.context import Context
 from tidelog.coordination.keepers import (
     BEAT_MS,
     Keeper,
@@ -48,13 +37,11 @@ from tidelog.coordination.keepers import (
     put_keeper,
     remove_keeper,
 )
-from tidelog.errors import TidelogError
-from tidelog.home import Home
+from tidelog.errors import FailedError, TidelogError
 from tidelog.model.backoff import Backoff
 from tidelog.model.decoding import decode_json
-from tidelog.model.event import to_iso
 
-__all__ = ["Program", "ProgramState", "Supervisor", "UpSupervisor", "View"]
+__all__ = ["Program", "ProgramState", "Supervisor", "UpSupervisor", "UpView"]
 
 _BACKOFF = Backoff(attempts=1_000, base_ms=500, max_ms=30_000)
 _SETTLED_S = 30.0  # a program that ran this long is not failing
@@ -270,11 +257,27 @@ class _Said:
         return found if isinstance(found, str) else ""
 
 
+class UpView(Protocol):
+    """What shows the parts of one ``tidelog up``."""
+
+    def say(self, text: str) -> None:
+        """Shows a line for people."""
+
+    def listening(self, url: str, is_open: bool) -> None:
+        """Shows that the server has begun to listen."""
+
+    def complain(self, name: str, text: str) -> None:
+        """Shows what a part said on its standard error."""
+
+    def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
+        """Shows that a part has changed; ``parts`` are all of them."""
+
+
 class UpSupervisor:
     """Keeps programs running, shows them, and tells the home about them."""
 
-    def __init__(self, home: Home, view: View, grace_s: float) -> None:
-        self._home = home
+    def __init__(self, context: Context, view: UpView, grace_s: float) -> None:
+        self._context = context
         self._view = view
         self._parts: dict[str, SupervisedPart] = {}
         self._commands: dict[str, list[str]] = {}
@@ -284,7 +287,6 @@ class UpSupervisor:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._ended = threading.Event()
-        context = home.context
         self._started_ms = context.clock.now_ms()
         self._id = context.ids.new()
         self._supervisor = Supervisor(
@@ -302,7 +304,7 @@ class UpSupervisor:
         Call it from the main thread: programs die with the thread that started them.
         ``FailedError`` where the server cannot even start.
         """
-        clock = self._home.context.clock
+        clock = self._context.clock
         ends_s: float | None = None
         announcing = threading.Thread(target=self._announce, name="tidelog-keeper", daemon=True)
         announcing.start()
@@ -340,7 +342,7 @@ class UpSupervisor:
             SupervisedPart(
                 name=running.name,
                 state=running.state,
-                since_ms=before.since_ms if before and same else self._home.context.clock.now_ms(),
+                since_ms=before.since_ms if before and same else self._context.clock.now_ms(),
                 pid=running.pid,
                 restarts=running.restarts,
                 error=error,
@@ -391,7 +393,7 @@ class UpSupervisor:
     # In the thread that tells the home.
 
     def _announce(self) -> None:
-        context = self._home.context
+        context = self._context
         keeper = Keeper(
             id=self._id,
             host=socket.gethostname(),
@@ -428,85 +430,3 @@ def _message(text: str) -> str:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return str(error["message"])
     return text.removeprefix("error: ")
-
-
-_STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stopped": "dim"}
-_ERROR_MAX = 100  # characters of an error in the table; its line stands above it whole
-
-
-class View:
-    """Shows the parts of one keeper."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._shown: dict[str, tuple[str, str]] = {}  # state and error by part
-        self._live: Live | None = None
-        if not output.as_json and sys.stdout.isatty():
-            self._live = Live(console=Console(highlight=False), refresh_per_second=4)
-
-    def __enter__(self) -> View:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        if self._live is not None:
-            self._live.console.print(text, markup=False)
-        else:
-            self._output.say(text)
-
-    def listening(self, url: str, is_open: bool) -> None:
-        """The server has begun to listen."""
-        where = url if url.startswith("unix:") else f"{url}/"
-        if self._output.as_json:
-            self._output.record({"console": where, "open": is_open})
-        who = "open to all on this machine" if is_open else "asks for tokens"
-        self.say(f"Console: {where} ({who})")
-
-    def complain(self, name: str, text: str) -> None:
-        """What a part said on its standard error."""
-        if self._live is not None:
-            self._live.console.print(f"{name}: {text}", markup=False)
-        else:
-            echo_aside(f"{name}: {text}")
-
-    def changed(self, part: SupervisedPart, parts: Iterable[SupervisedPart]) -> None:
-        """A part has changed; ``parts`` are all of them."""
-        told = (part.state, part.error)
-        is_news = self._shown.get(part.name) != told
-        self._shown[part.name] = told
-        if self._output.as_json:
-            fields = msgspec.to_builtins(part)
-            since = to_iso(fields.pop("since_ms"))
-            self._output.record({"part": fields.pop("name"), "since": since, **fields})
-        elif self._live is not None:
-            self._live.update(_table(parts))
-        elif is_news and part.state != "starting":
-            self._output.say("  ".join(filter(None, (part.name, part.state, part.error))))
-
-
-def _table(parts: Iterable[SupervisedPart]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("part", "state", "since", "restarts", "events", "waiting", "trouble"):
-        table.add_column(name, justify="right" if name in ("events", "waiting") else "left")
-    for part in parts:
-        table.add_row(
-            part.name,
-            Text(part.state, style=_STYLES.get(part.state, "")),
-            to_iso(part.since_ms)[11:19],
-            str(part.restarts),
-            "" if part.events is None else f"{part.events:,}",
-            "" if part.waiting is None else f"{part.waiting:,}",
-            Text(part.error[:_ERROR_MAX], style="red"),
-        )
-    return table

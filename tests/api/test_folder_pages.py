@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.server.console import archives
-from tidelog.server.console.archives import list_folder
+from tidelog.api import archive_view
+from tidelog.api.archive_view import _list_folder
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock
 
@@ -14,14 +14,14 @@ from tidelog.testing.scheduler import FakeClock
 def test_name_that_begins_with_the_last_one_of_a_page_is_shown(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "_ENTRIES_MAX", most)
+    monkeypatch.setattr(archive_view, "_ENTRIES_MAX", most)
     store = MemoryStore(FakeClock())
     for key in ("a", "a-b/x", "a/y", "a/z", "ab", "b/c/d", "bc"):
         store.put(f"p/{key}", b"1")
     found: list[str] = []
     after, is_whole = "", False
     while not is_whole and len(found) < 20:
-        entries, is_whole = list_folder(store, "p/", after)
+        entries, is_whole = _list_folder(store, "p/", after)
         found += [entry.place for entry in entries]
         after = found[-1]
     assert found == ["a", "a-b/", "a/", "ab", "b/", "bc"]

@@ -1,0 +1,184 @@
+"""Carries updates of a topic's events into the files of its archives.
+
+An update changes the topic, and every reader of it, at once. Files that were archived before keep
+the old value until this runs. A file is rewritten by the steps of an erasure (``rewrite``), under
+its own name, and every table that lists it is corrected. So a reader sees each event once, with its
+old or its new value.
+
+The values come from the topic, as they are now, and are compared again at the end: of two updates
+at once, the later one is in the files whichever process writes last. A range that a driver began
+before the update may have read the old value: this waits for it. Everything may be repeated: a file
+that has the values is left alone.
+
+An event keeps its file and folder, also where its new value would name another one. Files without
+values, and files of a transform's output, are not changed: ``unchanged`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from tidelog.archive.derived_archives import partitions_of, reachable_archives_of, with_later_ones
+from tidelog.archive.generations import finish_removals
+from tidelog.archive.read import ArchiveFiles, output_of
+from tidelog.context import Context
+from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
+from tidelog.erasure.rewrite import ArchiveErasure, EraseLane, Offsets, is_under_way
+from tidelog.erasure.rewrite_file import RewrittenFile
+from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
+from tidelog.journal.lookup import Lookup
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.topic import Topic
+from tidelog.pipeline.endpoints import files_at
+
+__all__ = ["ArchiveUpdate", "update_archives"]
+
+_WAIT_MS = 10_000  # for unfinished ranges
+_LOOK_S = 0.5
+_ROUNDS = 20  # while other updates of the same events come
+
+_Values = Mapping[int, Mapping[int, bytes | None]]
+"""New values by partition and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveUpdate:
+    """What an update changed in one generation of an archive."""
+
+    archive: str
+    generation: int
+    files: int = 0
+    events: int = 0
+    unchanged: str = ""  # why its files keep the old values
+
+
+def update_archives(
+    context: Context, lookup: Lookup, ids: Collection[str], wait_ms: int = _WAIT_MS
+) -> list[ArchiveUpdate]:
+    """Gives archived events of these ids the values that the topic has now.
+
+    Raises ``UnavailableError`` if a range that may hold an old value takes longer than
+    ``wait_ms``, and the error of an archive or a table after all others are done. Call it again.
+    """
+    until_ms = context.clock.now_ms() + wait_ms
+    total: dict[tuple[str, int], ArchiveUpdate] = {}
+    for _ in range(_ROUNDS):
+        values = _current_values(lookup, ids)
+        errors: list[TidelogError] = []
+        waiting = _carry(context, lookup.topic, values, total, errors)
+        if waiting and context.clock.now_ms() < until_ms:
+            context.clock.sleep(_LOOK_S)
+            continue
+        for error in errors:
+            raise error
+        if waiting:
+            raise UnavailableError(
+                f"topic `{lookup.topic.name}`: a range of archive `{waiting}` is under way that "
+                "may hold the old value: run the archive, then update its archives again"
+            )
+        if _current_values(lookup, ids) == values:
+            return list(total.values())
+    raise UnavailableError(
+        f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
+    )
+
+
+def _current_values(lookup: Lookup, ids: Collection[str]) -> _Values:
+    """Returns the values of all events with these ids; without those that are deleted by now."""
+    while True:
+        found: dict[int, dict[int, bytes | None]] = {}
+        try:
+            for events in lookup.find(list(ids), columns=None).events.values():
+                for each in events:
+                    value = lookup.event(each).value
+                    found.setdefault(each.partition, {})[each.offset] = value
+        except NotFoundError:
+            continue  # a new value was compiled or replaced since: find looks again
+        return found
+
+
+def _carry(
+    context: Context,
+    topic: Topic,
+    values: _Values,
+    total: dict[tuple[str, int], ArchiveUpdate],
+    errors: list[TidelogError],
+) -> str:
+    """Updates all generations once. Returns an archive with a range that may hold an old value."""
+    waiting = ""
+    for archive, generation in with_later_ones(lambda: reachable_archives_of(context, topic)):
+        with contained(f"archive `{archive.name}`", errors.append):
+            known = total.get((archive.name, generation), ArchiveUpdate(archive.name, generation))
+            why = _why_unchanged(context, archive, generation)
+            if why:
+                total[archive.name, generation] = ArchiveUpdate(
+                    archive.name, generation, unchanged=why
+                )
+                continue
+            report = _update_generation(context, archive, generation, topic, values)
+            errors += report.failed.values()
+            waiting = waiting or (archive.name if report.waiting else "")
+            total[archive.name, generation] = ArchiveUpdate(
+                archive.name,
+                generation,
+                known.files + report.files,
+                known.events + report.updated,
+            )
+    return waiting
+
+
+def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:
+    """Returns why files of a generation cannot get new values; empty if they can."""
+    making = archive.making(generation)
+    again = "build it again with `tidelog archive backfill`"
+    if output := output_of(making):
+        return f"its files hold the output of a {output}: {again}"
+    if not ArchiveFiles(files_at(context, archive), making).restorable:
+        return f"its files have columns and no values: {again}"
+    return ""
+
+
+def _update_generation(
+    context: Context, archive: Archive, generation: int, topic: Topic, values: _Values
+) -> ArchiveErasure:
+    report = ArchiveErasure(archive.name, generation)
+    if archive.state_of(generation) == "removing":
+        finish_removals(context, archive)
+        return report
+    store, own = files_at(context, archive), archive.pipeline(generation)
+    numbers = partitions_of(context, own, topic)
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(context, pipeline):
+            here = values.get(numbers.get(partition, -1), {})
+            wanted = np.array(sorted(here), np.int64)
+            if len(wanted):
+                lane = _UpdateLane(context, store, archive, generation, pipeline, partition)
+                lane.values = here
+                # Before the rows are read, on purpose.
+                report.waiting += is_under_way(context, pipeline, partition, wanted)
+                for row in lane.rows(wanted):
+                    lane.settle(row, wanted, report)
+    return report
+
+
+class _UpdateLane(EraseLane):
+    """The committed ranges of one source partition, whose events get new values."""
+
+    values: Mapping[int, bytes | None]
+
+    def _rewritten(
+        self, manifest: Manifest, file: FileEntry, offsets: Offsets
+    ) -> RewrittenFile | None:
+        wanted = {int(each): self.values[int(each)] for each in offsets}
+        return self._rewriter.with_values(manifest, file, wanted)
+
+    def _manifest_after(
+        self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
+    ) -> Manifest:
+        files = tuple(staged.get(entry.target, entry) for entry in old.files)
+        return msgspec.structs.replace(old, files=files)

@@ -1,0 +1,467 @@
+"""Moves the position of a pipeline in a source partition, by a person's decision.
+
+The steps, for each source partition. Every write expects the ``head``:
+
+1. record who moves what, in the home's audit              → crash: a record without a move
+2. settle the range in progress: commit a decided one,
+   withdraw any other                                      → crash: as after any range
+3. forward: put a manifest without files, whose gap has the
+   reason ``seek``                                         → crash: an object for the sweep
+4. in one write: a ``commit`` row of that gap, ``head`` at
+   its end                                                 → the gap is part of the account
+
+So a skip is a committed range like any other, and everything that reads commits, counts offsets or
+compares generations knows it. Moving back over such a gap deletes its ``commit`` row and the gap.
+The same holds for a range of a chain that is only a gap of the archive that it reads.
+Moving back over events that were read is refused: an archive holds each event once. A pump or a
+stream may read them again if its caller says so; then the head alone moves.
+
+An archive does not move back below what a reader of it has read or intends to read: that reader
+continues where it is, and would miss what the archive reads then. A reader puts its ``intent``
+before it looks at the archive's commits. So the readers are checked before the move, and again
+after it: one that looked before the move shows its intent or head by then, and the archive moves
+forward again. One that looks after the move finds that its range is not there.
+
+A driver at work fails at its next write, because the head has another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.connectors.by_url import pipelines_behind
+from tidelog.connectors.source import Bounds, Source, SourcePartition, TrackingSource, bounds_apart
+from tidelog.context import Context
+from tidelog.coordination.actions import record_action
+from tidelog.coordination.pipeline_rows import (
+    read_archive,
+    read_intent,
+    read_progress,
+    scan_archives,
+)
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnknownOutcomeError,
+)
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.decoding import seal_json
+from tidelog.model.partition_rows import decode_row, encode_row
+from tidelog.model.pipeline import (
+    Begin,
+    Commit,
+    Gap,
+    Manifest,
+    Progress,
+    joined_gaps,
+    offsets_between,
+    read_manifest,
+)
+from tidelog.pipeline.base import CycleReport, Pipeline, Track
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.failures import check_gaps
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.store.base import put_same
+
+__all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]
+
+_ATTEMPTS = 10  # while a driver keeps committing
+
+
+@dataclass(frozen=True, slots=True)
+class PositionMove:
+    """Where a pipeline's position in one source partition is, and where it goes."""
+
+    partition: str
+    position: str | None  # None: the pipeline has not begun there
+    to: str
+    skipped: int | None  # events or offsets that it will not read; None: unknown
+    again: int | None  # those that it has read before and will read again; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class SeekOptions:
+    """Where to move, and what the caller accepts."""
+
+    to: str  # earliest, latest, or a position as the status shows it
+    partition: str | None = None  # of the source; None: all
+    again: bool = False  # read events a second time
+    is_archive: bool = False  # which never holds an event twice
+    why: str = ""  # for the audit
+
+
+def plan_seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[PositionMove]:
+    """Returns what a seek would do, without doing it.
+
+    Raises ``InvalidError`` for a position that the source does not have, and for sources whose
+    positions mean nothing by themselves. Raises ``NotFoundError`` for an unknown partition.
+    """
+    targets = _targets(context, pipeline, wanted)
+    return [_plan(context, pipeline, partition, to, wanted) for partition, _, to in targets]
+
+
+def seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[PositionMove]:
+    """Moves positions. Returns where they were and are.
+
+    Raises ``InvalidError`` for events that would be read twice and may not be, and for an archive
+    whose readers would miss events. Raises ``ConflictError`` if a driver keeps committing.
+    """
+    targets = _targets(context, pipeline, wanted)
+    for partition, _, to in targets:
+        plan = _plan(context, pipeline, partition, to, wanted)
+        _check_again(pipeline, wanted, plan)
+        _check_readers(context, pipeline, wanted, plan)
+    work = _Seek(context, pipeline, owner="")
+    moves = []
+    for partition, held, to in targets:
+        plan = _plan(context, pipeline, partition, to, wanted)
+        note = f"from {plan.position or 'nothing'} to {to}" + (f": {wanted.why}" * bool(wanted.why))
+        kind = "archive seek" if wanted.is_archive else "pump seek"
+        record_action(context, kind, f"{pipeline.name}: {partition.text}", note)
+        moves.append(work.move(partition, held, to, wanted))
+    return moves
+
+
+_Target = tuple[SourcePartition, Bounds, str]
+
+
+def _targets(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[_Target]:
+    """Returns the source partitions to move, with their bounds and the new positions."""
+    source, name = pipeline.source, pipeline.name
+    if isinstance(source, TrackingSource):
+        raise InvalidError(
+            f"seek of `{name}`: rows of `{source.url}` have no positions that can be chosen: "
+            "create another archive or pump for what you want to read"
+        )
+    _check_followers(context, pipeline, source)
+    chosen = source.partitions()
+    if wanted.partition is not None:
+        chosen = [each for each in chosen if wanted.partition in (each.text, each.name)]
+        if not chosen:
+            raise NotFoundError(
+                f"seek of `{name}`: its source has no partition `{wanted.partition}`: fix its name"
+            )
+    errors: dict[SourcePartition, TidelogError] = {}
+    found = bounds_apart(source, chosen, errors)
+    for error in errors.values():
+        raise error
+    return [(each, found[each], _position(pipeline, each, found[each], wanted)) for each in chosen]
+
+
+def _check_followers(context: Context, pipeline: Pipeline, source: Source) -> None:
+    """Raises if a sweep goes by what this pipeline has committed, or this one is a sweep."""
+    sources = [(each.name, each.source) for each in list_pipelines(context)]
+    sources += [(each.name, each.source) for each in scan_archives(context)]
+    names = [name for name, url in sources if pipeline.name in pipelines_behind(url)]
+    if names or pipelines_behind(source.url):
+        who = f"`{names[0]}` adds what it missed" if names else "it adds what others missed"
+        raise InvalidError(
+            f"seek of `{pipeline.name}`: {who}, by what was committed: create a new pump instead"
+        )
+
+
+def _position(
+    pipeline: Pipeline, partition: SourcePartition, held: Bounds, wanted: SeekOptions
+) -> str:
+    source, to = pipeline.source, wanted.to
+    if to == "earliest":
+        return held.first
+    last = source.cut(held.end, held.end, 0)
+    if to == "latest":
+        return last
+    if offsets_between(held.first, held.end) is not None and offsets_between("0", to) is None:
+        raise InvalidError(f"seek to `{to}`: give earliest, latest, or an offset")
+    if source.before(to, held.first) or source.before(last, to):
+        raise InvalidError(
+            f"seek in `{partition.text}`: {to} is outside of [{held.first}, {last}]: "
+            "give a position inside"
+        )
+    return to
+
+
+def _plan(
+    context: Context, pipeline: Pipeline, partition: SourcePartition, to: str, wanted: SeekOptions
+) -> PositionMove:
+    source = pipeline.source
+    head = read_progress(context, pipeline.id, partition.text)
+    if head is None:
+        return PositionMove(partition.text, None, to, 0, 0)
+    at = head.position
+    if source.before(at, to):
+        return PositionMove(partition.text, at, to, source.count(at, to), 0)
+    if not source.before(to, at):
+        return PositionMove(partition.text, at, at, 0, 0)
+    skips = _Skips(context, pipeline, partition, head)
+    back = skips.start_after(to)
+    again = source.count(to, back) if source.before(to, back) else 0
+    if again == 0 and wanted.is_archive and source.before(to, back):
+        again = offsets_between(to, back)  # without events, but in a range that has some
+    return PositionMove(partition.text, at, to, 0, again)
+
+
+def _check_again(pipeline: Pipeline, wanted: SeekOptions, plan: PositionMove) -> None:
+    if plan.again == 0 or (wanted.again and not wanted.is_archive):
+        return
+    many = "" if plan.again is None else f" {plan.again}"
+    if wanted.is_archive:
+        raise InvalidError(
+            f"archive `{pipeline.name}`: {plan.partition}: from {plan.to} on it has{many} offsets "
+            "already, and holds each event once: write its files again with "
+            f"`tidelog archive backfill {pipeline.name}`"
+        )
+    raise InvalidError(
+        f"pump `{pipeline.name}`: {plan.partition}: would bring{many} events from {plan.to} on a "
+        "second time: say so with --again (again=True)"
+    )
+
+
+def _check_readers(
+    context: Context, pipeline: Pipeline, wanted: SeekOptions, move: PositionMove
+) -> None:
+    """Raises ``InvalidError`` if a reader of the archive is past the position it moves back to."""
+    before = pipeline.source.before
+    if not wanted.is_archive or move.position is None or not before(move.to, move.position):
+        return
+    for who, remedy, reader in _readers(context, pipeline, move):
+        head = read_progress(context, reader, move.partition)
+        intent = read_intent(context, reader, move.partition)
+        if head is None or head.closed or head.ended:
+            continue
+        reached = head.position if intent is None else intent.limit
+        if before(move.to, reached):
+            raise InvalidError(
+                f"archive `{pipeline.name}`: {move.partition}: {who} has read it up to {reached}, "
+                f"and would miss what comes from {move.to} on: {remedy}, or write what was skipped "
+                f"with `tidelog archive backfill {pipeline.name}`"
+            )
+
+
+def _readers(
+    context: Context, pipeline: Pipeline, move: PositionMove
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the pipelines that read an archive's pipeline: name, remedy, and id."""
+    archive = read_archive(context, pipeline.name)
+
+    def reads(url: str) -> bool:
+        address = parse_address(url)
+        if (address.scheme, address.path) != ("archive", archive.name):
+            return False
+        given = address.options.get("generation")
+        return given is None or archive.pipeline(int(given)) == pipeline.id
+
+    where = f"{move.to} --partition {move.partition}"
+    for other in scan_archives(context):
+        for generation, making in other.makings.items() if other.ended is None else ():
+            if reads(making.source or other.source):
+                remedy = f"move that one first with `tidelog archive seek {other.name} {where}`"
+                yield f"archive `{other.name}`", remedy, other.pipeline(generation)
+    for each in list_pipelines(context):
+        if reads(each.source):
+            remedy = f"move that one first with `tidelog pipeline seek {each.name} {where} --again`"
+            if each.name.startswith("restore."):
+                remedy = (
+                    f"forget that restore with `tidelog pipeline delete {each.name}` and restore "
+                    "into another topic"
+                )
+            yield f"pipeline `{each.name}`", remedy, each.incarnation
+
+
+_UNDONE = ("seek", "upstream")  # reasons of gaps that a move back can undo
+
+
+class _Skips:
+    """The gaps at the end of what a pipeline has read that can be undone, newest first."""
+
+    def __init__(
+        self, context: Context, pipeline: Pipeline, partition: SourcePartition, head: Progress
+    ) -> None:
+        self._context = context
+        self._source = pipeline.source
+        self._where = layout.pipeline_partition(pipeline.id, partition.text)
+        self._head = head
+
+    def start_after(self, to: str) -> str:
+        """Returns the first position after which nothing was read, up to which ``to`` may move."""
+        at = self._head.position
+        while self._source.before(to, at) and (found := self.ending_at(at)) is not None:
+            at = found[1].start
+        return at
+
+    def ending_at(self, end: str) -> tuple[str, Gap] | None:
+        """Returns the gap that ends at a position, and the row of its range, which has no more."""
+        rows = self._context.catalog.scan(
+            self._where,
+            layout.commit_row(self._head.ordinal, ""),
+            layout.commit_row(self._head.ordinal + 1, ""),
+        )
+        for row in rows:
+            commit = decode_row(row.value, Commit, f"commit `{row.row}`")
+            if commit.end == end and commit.start != end and not (commit.events or commit.ranges):
+                manifest = read_manifest(self._context.store.get(commit.manifest), commit.manifest)
+                if _is_gap(manifest):
+                    return row.row, manifest.lost[0]
+        return None
+
+
+def _is_gap(manifest: Manifest) -> bool:
+    """Returns whether a range has read nothing, and is one gap that can be undone."""
+    others = manifest.read or manifest.files or manifest.deleted or manifest.absent
+    gaps = [(gap.start, gap.end) for gap in manifest.lost if gap.reason in _UNDONE]
+    return not others and gaps == [(manifest.start, manifest.end)] and len(manifest.lost) == 1
+
+
+class _Seek(Cycle):
+    """Changes heads that no range changes meanwhile."""
+
+    def move(
+        self, partition: SourcePartition, held: Bounds, to: str, wanted: SeekOptions
+    ) -> PositionMove:
+        """Moves one position, after settling the range in progress."""
+        first: PositionMove | None = None
+        for _ in range(_ATTEMPTS):
+            plan = _plan(self._context, self._pipeline, partition, to, wanted)
+            _check_again(self._pipeline, wanted, plan)
+            _check_readers(self._context, self._pipeline, wanted, plan)
+            first = first or plan
+            try:
+                self._move(partition, held, plan)
+            except (ConflictError, FencedError, UnknownOutcomeError):
+                self._context.clock.sleep(self._context.random.random() * 0.2)
+                continue
+            done = first if plan.position == plan.to else plan
+            self._check_moved(partition, held, done, wanted)
+            return done
+        raise ConflictError(
+            f"seek of `{self._pipeline.name}`: `{partition.text}` keeps being committed: stop its "
+            "driver, then seek again"
+        )
+
+    def _check_moved(
+        self, partition: SourcePartition, held: Bounds, move: PositionMove, wanted: SeekOptions
+    ) -> None:
+        """Moves forward again, and raises, if a reader went further during the move back."""
+        try:
+            _check_readers(self._context, self._pipeline, wanted, move)
+        except InvalidError:
+            forward = replace(move, position=move.to, to=move.position or move.to)
+            self._move(partition, held, forward)
+            raise
+
+    def _move(self, partition: SourcePartition, held: Bounds, plan: PositionMove) -> None:
+        """Raises ``ConflictError`` if the head is not as planned, or changes meanwhile."""
+        where = layout.pipeline_partition(self._pipeline.id, partition.text)
+        row = self._context.catalog.get(where, "head")
+        if row is None or plan.position is None:
+            self._begin(partition, held, plan, where)
+            return
+        head = decode_row(row.value, Progress, f"head of `{partition.text}`")
+        if head.frozen:  # by a promote that may be over, as for a driver that adopts it
+            self._pipeline.gate()
+            head = msgspec.structs.replace(head, frozen="")
+        if head.closed or head.ended:
+            raise InvalidError(
+                f"seek of `{self._pipeline.name}`: `{partition.text}` has ended: nothing is read"
+            )
+        track = Track(partition, where, head, row.version)
+        self._read_intent(track)
+        if track.intent is not None and track.intent.manifest:
+            self._finish(track, self._manifest(track.intent.manifest), CycleReport())
+        elif track.intent is not None:
+            self._withdraw(track)
+        if track.head.position != plan.position:
+            raise ConflictError(f"source partition `{partition.text}`: has moved")
+        source = self._pipeline.source
+        if source.before(plan.to, plan.position):
+            self._back(track, plan.to)
+        if source.before(track.head.position, plan.to):
+            self._skip(track, plan.to)
+
+    def _begin(
+        self, partition: SourcePartition, held: Bounds, plan: PositionMove, where: str
+    ) -> None:
+        """Lets a partition that no driver has begun begin at a position."""
+        begin = Begin(plan.to, "explicit", self._context.clock.now_ms())
+        head = Progress(plan.to, 0, 0, incarnation=held.incarnation, begin=begin)
+        self._list(partition)
+        self._pipeline.gate()
+        put = Put("head", encode_row(head), expect=ABSENT)
+        self._context.catalog.write(where, put, write_id=self._context.ids.new())
+
+    def _skip(self, track: Track, to: str) -> None:
+        """Steps 3 and 4."""
+        head, partition = track.head, track.partition
+        gap = Gap(head.position, to, "seek", offsets_between(head.position, to) or 0)
+        check_gaps(partition, head, (gap,))
+        manifest = Manifest(
+            pipeline=self._pipeline.id,
+            partition=partition.text,
+            start=gap.start,
+            end=gap.end,
+            ordinal=head.ordinal,
+            read=0,
+            written=0,
+            lost=(gap,),
+            incarnation=head.incarnation,
+        )
+        key = layout.manifest(
+            self._pipeline.id, head.epoch, partition.text, self._context.ids.new()
+        )
+        put_same(self._context.store, key, seal_json(manifest))
+        now_ms = self._context.clock.now_ms()
+        commit = Commit(key, gap.start, gap.end, 0, 0, 0, now_ms)
+        totals = msgspec.structs.replace(
+            head.totals.plus(manifest, now_ms),
+            lost=head.totals.lost,  # the source has lost nothing
+            lost_ms=head.totals.lost_ms,
+        )
+        gaps = joined_gaps(head.gaps, (gap,))
+        moved = msgspec.structs.replace(head, position=to, gaps=gaps, totals=totals)
+        row = Put(layout.commit_row(head.ordinal, gap.start), encode_row(commit), expect=ABSENT)
+        self._put_head(track, moved, row)
+
+    def _back(self, track: Track, to: str) -> None:
+        """Undoes earlier seeks, then moves back over what was read, if anything is left."""
+        skips = _Skips(self._context, self._pipeline, track.partition, track.head)
+        source = self._pipeline.source
+        while source.before(to, track.head.position):
+            found = skips.ending_at(track.head.position)
+            if found is None:
+                self._put_head(track, _moved_back(track.head, to, source.before))
+                return
+            name, gap = found
+            moved = _moved_back(track.head, gap.start, source.before)
+            totals, lost = moved.totals, gap.reason != "seek"  # which is not counted as lost
+            totals = msgspec.structs.replace(
+                totals, commits=totals.commits - 1, lost=totals.lost - lost
+            )
+            moved = msgspec.structs.replace(moved, totals=totals)
+            self._put_head(track, moved, Delete(name))
+
+    def _put_head(self, track: Track, head: Progress, *others: Change) -> None:
+        put = Put("head", encode_row(head), expect=track.head_version)
+        write_id = self._context.ids.new()
+        none = Check("intent", ABSENT)
+        self._context.catalog.write(track.where, put, none, *others, write_id=write_id)
+        track.head, track.head_version = head, write_id
+
+
+def _moved_back(head: Progress, to: str, before: Callable[[str, str], bool]) -> Progress:
+    """Returns a head at an earlier position, without the gaps after it: these are read again."""
+    gaps: list[Gap] = []
+    for gap in head.gaps:
+        if before(to, gap.end) and before(gap.start, to):  # neighbors of one reason were joined
+            offsets = min(gap.offsets, offsets_between(gap.start, to) or 0)
+            gaps.append(Gap(gap.start, to, gap.reason, offsets))
+        elif not before(to, gap.end):
+            gaps.append(gap)
+    undone = sum(gap.offsets for gap in head.gaps) - sum(gap.offsets for gap in gaps)
+    totals = msgspec.structs.replace(head.totals, skipped=head.totals.skipped - undone)
+    return msgspec.structs.replace(head, position=to, gaps=tuple(gaps), totals=totals)

@@ -1,0 +1,132 @@
+"""``POST /sql``: a query of the topics that a token may read, in a process of its own.
+
+Few queries run at once, one of each client, so that the rest of the server keeps its processors.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidelog.api.sql_process import EVERYTHING, SqlAccess, SqlLimits, SqlResult, run_apart
+from tidelog.codec.event_json import json_problem
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.model.decoding import check_json_depth, decode_json
+from tidelog.model.token import Token
+from tidelog.server.http import limits
+from tidelog.server.http.auth import ADMISSION, Admission
+from tidelog.server.http.errors import BusyError, MediaTypeError, encode
+from tidelog.server.http.limits import ServerThreads
+from tidelog.server.http.request import Bodies, check_parameters, headers_of, inflate, is_encoded
+
+__all__ = ["SqlHandlers", "SqlRunner"]
+
+_LIMITS = SqlLimits(seconds=limits.SQL_S, rows=limits.PAGE_EVENTS_MAX)
+
+
+class _Query(msgspec.Struct, forbid_unknown_fields=True):
+    query: str
+    values: list[Any] | dict[str, Any] | None = None
+
+
+class SqlRunner:
+    """Runs the queries of all clients. Blocks, so call it in a thread."""
+
+    def __init__(self, home: Home) -> None:
+        self._config = home.config
+        self._lock = threading.Lock()
+        self._running: dict[str, subprocess.Popen[bytes] | None] = {}  # by client
+        self._is_stopped = False
+
+    def run(
+        self,
+        query: str,
+        token: Token | None,
+        client: str,
+        values: list[Any] | dict[str, Any] | None = None,
+        bounds: SqlLimits = _LIMITS,
+    ) -> SqlResult:
+        """Returns the rows of a query that may see what a token may read; None: everything.
+
+        ``BusyError`` if too many run, or one of the same client; ``InvalidError``.
+        """
+        with self._lock:
+            if client in self._running or len(self._running) >= limits.SQL_AT_ONCE:
+                which = "your last query" if client in self._running else "other queries"
+                raise BusyError(f"sql: {which} still run: try again in a moment", retry_after_s=1)
+            self._running[client] = None
+        access = EVERYTHING if token is None else SqlAccess.of_token(token)
+        try:
+            return run_apart(
+                self._config, query, values, access, bounds, lambda child: self._note(client, child)
+            )
+        finally:
+            with self._lock:
+                del self._running[client]
+
+    def _note(self, client: str, child: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._running[client] = child
+            if self._is_stopped:
+                child.kill()
+
+    def stop(self) -> None:
+        """Ends all queries, and those that begin later."""
+        with self._lock:
+            self._is_stopped = True
+            for child in self._running.values():
+                if child is not None:
+                    child.kill()
+
+
+class SqlHandlers:
+    """Answers ``POST /sql``."""
+
+    def __init__(self, runner: SqlRunner, threads: ServerThreads, bodies: Bodies) -> None:
+        self._runner = runner
+        self._threads = threads
+        self._bodies = bodies
+
+    async def sql(self, request: Request) -> Response:
+        """``POST /sql``"""
+        check_parameters(request, ())
+        admission: Admission = request.scope[ADMISSION]
+        headers = headers_of(request.scope["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise MediaTypeError(
+                'body: is not JSON: send {"query": "select …"} as application/json'
+            )
+        with self._bodies.place(admission.client) as place:
+            body = await place.read(request.receive, headers)
+            if is_encoded(headers):
+                body = await self._threads.run(inflate, headers, body, limits.SQL_BODY_BYTES_MAX)
+        asked = _asked(body)
+        found = await self._threads.run(
+            self._runner.run, asked.query, admission.token, admission.client, asked.values
+        )
+        return Response(
+            _encoded(found), headers={"cache-control": "no-store"}, media_type="application/json"
+        )
+
+
+def _asked(body: bytes) -> _Query:
+    if len(body) > limits.SQL_BODY_BYTES_MAX:
+        raise InvalidError(f"body: has more than {limits.SQL_BODY_BYTES_MAX} bytes: give fewer")
+    check_json_depth(body, "body")
+    try:
+        return decode_json(body, _Query)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidError(f'body: {json_problem(body, exc)}: send {{"query": "…"}}') from exc
+
+
+def _encoded(found: SqlResult) -> bytes:
+    """Returns the answer; rows are JSON already."""
+    head = encode({"columns": found.columns, "is_whole": found.is_whole})
+    return head[:-1] + b',"rows":[' + b",".join(found.lines) + b"]}"

@@ -1,0 +1,178 @@
+"""Tables in Glue: partitions are added, moved and dropped with the archive's folders."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.servers.moto import KEYS, Moto
+from tests.support.archive_look import FIRST_S
+from tests.support.cli_run import run_here
+from tidelog import Event, Home
+from tidelog.api.archives import ArchiveHandle
+from tidelog.archive.glue import GlueTable
+from tidelog.errors import InvalidError
+from tidelog.home import World, create_home
+from tidelog.settings import Settings
+from tidelog.testing.scheduler import Crash
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def glue(moto_server: Moto, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("glue", endpoint_url=moto_server.endpoint, region_name=moto_server.region)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def database(glue: Any) -> str:
+    name = f"lake_{uuid.uuid4().hex[:8]}"
+    glue.create_database(DatabaseInput={"Name": name})
+    return name
+
+
+@pytest.fixture
+def home(tmp_path: Path, moto_server: Moto, glue: Any) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=500)
+    environ = {
+        "AWS_ENDPOINT_URL_GLUE": moto_server.endpoint,
+        "AWS_REGION": moto_server.region,
+    }
+    with create_home(settings, world=World(environ=environ))[0] as made:
+        made.create_topic("t")
+        yield made
+
+
+LATER_MS = (FIRST_S + 30 * 86_400) * 1000
+
+
+def add(home: Home, days: range) -> None:
+    events = [
+        Event(json.dumps({"at": FIRST_S + day * 86_400}).encode(), None, f"t-{day}", LATER_MS)
+        for day in days
+    ]
+    home.append("t", events)
+
+
+def daily(home: Home) -> ArchiveHandle:
+    add(home, range(3))
+    archive = home.archives.create("daily", source="topic:t", parser="json:at")
+    archive.run()
+    return archive
+
+
+def partitions(glue: Any, database: str) -> dict[str, str]:
+    found = glue.get_partitions(DatabaseName=database, TableName="daily")["Partitions"]
+    return {"/".join(each["Values"]): each["StorageDescriptor"]["Location"] for each in found}
+
+
+DAYS = [f"2026-11-{15 + day}" for day in range(10)]
+
+
+def test_partitions_follow_folders_promotes_and_erasures(
+    home: Home, glue: Any, database: str
+) -> None:
+    archive, name = daily(home), f"glue:{database}.daily"
+    archive.tables.register(name, keep=True)
+    table = glue.get_table(DatabaseName=database, Name="daily")["Table"]
+    assert table["PartitionKeys"] == [{"Name": "dt", "Type": "date"}]
+    columns = {each["Name"]: each["Type"] for each in table["StorageDescriptor"]["Columns"]}
+    assert (columns["offset"], columns["value"]) == ("bigint", "binary")
+    assert columns["timestamp"] == "timestamp"
+    assert columns["headers"].startswith("array<struct<name:string")
+    assert list(partitions(glue, database)) == DAYS[:3]
+    for day, location in partitions(glue, database).items():
+        assert list(Path(location).glob("*.parquet")), f"{day}: {location} has files"
+    add(home, range(2, 5))
+    archive.run()  # kept up to date by the driver
+    assert list(partitions(glue, database)) == DAYS[:5]
+    assert archive.tables.register(name)[0].files == 0
+    # An erasure that empties a folder drops its partition, and a new event adds it again.
+    assert home.erase("t", ids=["t-1"]).is_erased
+    assert list(partitions(glue, database)) == [DAYS[0], *DAYS[2:5]]
+    add(home, range(1, 2))
+    archive.run()
+    assert sorted(partitions(glue, database)) == DAYS[:5]
+    # A promote moves all partitions, and drops those that the new generation does not have.
+    archive.backfill(parser="timestamp")
+    archive.promote()
+    moved = partitions(glue, database)
+    assert all("/g2/" in location for location in moved.values())
+    assert list(moved) == ["2026-12-15"]
+    archive.drop(1)
+    assert partitions(glue, database) == moved
+    assert archive.verify(deep=True).problem_count == 0
+
+
+@pytest.mark.parametrize("step", ["_put_partitions", "_update"])
+@pytest.mark.parametrize("after", [False, True])
+def test_register_that_dies_is_finished_by_the_next(
+    home: Home,
+    glue: Any,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    after: bool,
+) -> None:
+    archive, name = daily(home), f"glue:{database}.daily"
+    real = getattr(GlueTable, step)
+
+    def crash(*arguments: Any, **more: Any) -> None:
+        if after:
+            real(*arguments, **more)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GlueTable, step, crash)
+        with pytest.raises(Crash):
+            archive.tables.register(name)
+    archive.tables.register(name)
+    assert list(partitions(glue, database)) == DAYS[:3]
+    archive.backfill(granularity="day", time_zone="Asia/Tokyo")
+    with monkeypatch.context() as patch:
+        patch.setattr(GlueTable, step, crash)
+        with pytest.raises(Crash):
+            archive.promote()
+    archive.tables.register(name)
+    assert all("/g2/" in each for each in partitions(glue, database).values())
+
+
+def test_other_tables_and_missing_databases_are_refused(
+    home: Home,
+    glue: Any,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    archive = daily(home)
+    with pytest.raises(InvalidError, match="no database `nowhere`"):
+        archive.tables.register("glue:nowhere.daily")
+    glue.create_table(DatabaseName=database, TableInput={"Name": "other"})
+    with pytest.raises(InvalidError, match="was not made by `tidelog archive register`"):
+        archive.tables.register(f"glue:{database}.other")
+    odd = {"Name": "odd", "Parameters": {"tidelog.through": "not ours"}}
+    glue.create_table(DatabaseName=database, TableInput=odd)
+    with pytest.raises(InvalidError, match="was not made by `tidelog archive register`"):
+        archive.tables.register(f"glue:{database}.odd")
+    with pytest.raises(InvalidError, match=r"or glue:DATABASE\.TABLE"):
+        archive.tables.register("glue:daily")
+    run = run_here(monkeypatch, capsysbinary, tmp_path)
+    told = run("--home", home.config, "archive", "register", "daily", "--as", "glue")
+    assert "--table with --as glue" in told.err
+    backup = home.archives.create("raw", source="topic:t")
+    backup.run()
+    backup.tables.register(f"glue:{database}.raw")  # without partitions: the folder of its topic
+    found = glue.get_table(DatabaseName=database, Name="raw")["Table"]
+    assert found["PartitionKeys"] == []
+    assert list(Path(found["StorageDescriptor"]["Location"]).glob("*.parquet"))

@@ -1,0 +1,56 @@
+"""Bugs planted into how drivers share the partitions of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tidelog.pipeline import cycle
+from tidelog.pipeline.base import TakenError
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.share import DriverMembers
+
+__all__ = [
+    "commit_under_an_old_epoch",
+    "living_drivers_lose_partitions",
+    "take_keeps_the_epoch",
+]
+
+Patch = pytest.MonkeyPatch
+
+
+def commit_under_an_old_epoch(patch: Patch) -> None:
+    """A driver that finds another version of its head writes its rows all the same."""
+    write = Cycle._write
+
+    def anyhow(self: Cycle, track: Any, *changes: Any) -> str:
+        try:
+            return write(self, track, *changes)
+        except TakenError:
+            rows = {each.row: self._context.catalog.get(track.where, each.row) for each in changes}
+            now = [
+                replace(each, expect=rows[each.row].version) if rows[each.row] else each
+                for each in changes
+            ]
+            return write(self, track, *now)
+
+    patch.setattr(Cycle, "_write", anyhow)
+
+
+def living_drivers_lose_partitions(patch: Patch) -> None:
+    """A head gets a second owner while the first one is alive."""
+    patch.setattr(DriverMembers, "may_take", lambda self, owner: True)
+
+
+def take_keeps_the_epoch(patch: Patch) -> None:
+    """A driver that takes over a head does not raise its epoch."""
+    taken = cycle.taken_head
+
+    def same(found: Any, new: Any, owner: str, track: Any = None) -> Any:
+        head = taken(found, new, owner, track)
+        return msgspec.structs.replace(head, epoch=found.epoch if found else head.epoch)
+
+    patch.setattr(cycle, "taken_head", same)

@@ -1,0 +1,159 @@
+"""``catalog/update.py`` has the one loop that changes rows, and the one that repeats reads of them.
+
+A loop that retries in any other place is listed here with its reason. A new one fails this test:
+use ``update`` or ``read_stable``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / "src" / "tidelog"
+OTHER_ROOMS = ("catalog/", "codec/", "model/", "store/", "testing/")  # have no home's rows
+RACES = {"ConflictError", "UnknownOutcomeError"}
+
+OBJECTS = "works on objects between two writes; the row says how far it is"
+APPENDS = "retries a whole append, not a write"
+ROUNDS = "each round works on what the round before has found"
+ITSELF = "sends the same write again, and decides nothing"
+FOREIGN = "objects, tables or other systems, which are not rows"
+SEVERAL = "writes in several partitions, or deletes the rows of a scan"
+ALLOWED = {
+    ("archive/account.py", "read_account"): "returns what it has read last, also if it changes",
+    ("archive/finalize.py", "_put_marker"): FOREIGN,
+    ("archive/finalize.py", "_settle"): OBJECTS,
+    ("archive/tables.py", "_retry_until_done"): FOREIGN,
+    ("archive/verify.py", "folders"): "what keeps changing is a note of the report, not an error",
+    ("archive/tables.py", "register_table"): FOREIGN,
+    ("connectors/kinesis/reader.py", "_ask"): FOREIGN,
+    ("connectors/scylla/reader.py", "_window"): FOREIGN,
+    ("connectors/scylla/types.py", "_duration"): "reads the three parts of a duration",
+    ("coordination/ages.py", "store_now_ms"): FOREIGN,
+    ("coordination/members.py", "join"): SEVERAL,
+    ("coordination/ownership.py", "write_held"): ITSELF,
+    ("coordination/ownership.py", "write_repeatedly"): ITSELF,
+    ("erasure/from_archives.py", "_search_again"): FOREIGN,
+    ("erasure/proof.py", "_runs"): "what keeps changing is a trace of the proof, not an error",
+    ("erasure/rewrite.py", "_replace"): FOREIGN,
+    ("erasure/rewrite.py", "settle"): OBJECTS,
+    ("erasure/rewrite_file.py", "_carry_out"): FOREIGN,
+    ("erasure/rewrite_file.py", "_erase"): FOREIGN,
+    ("erasure/rewrite_file.py", "_retry_on_change"): FOREIGN,
+    ("erasure/updates.py", "update_archives"): ROUNDS,
+    ("journal/amend.py", "_delete_key"): ROUNDS,
+    ("journal/amend.py", "_enter"): ROUNDS,
+    ("journal/amend.py", "_put"): ROUNDS,
+    ("journal/amendment_writer.py", "_put"): "looks amendments up again between two tries",
+    ("journal/amendment_writer.py", "append"): APPENDS,
+    ("journal/compile_steps.py", "run"): "moves journals to another epoch between two tries",
+    ("journal/recover.py", "run"): APPENDS,
+    ("log/consumer/delete.py", "_remove_members"): SEVERAL,
+    ("log/ledger.py", "copy"): APPENDS,
+    ("log/notifier.py", "check"): "sends between two writes; the next check decides again",
+    ("log/producer/append.py", "_recovered_at"): ITSELF,
+    ("log/producer/append.py", "_write"): ITSELF,
+    ("log/producer/append.py", "commit"): "knows heads from before; uploads again after a sweep",
+    ("pipeline/cycle.py", "adopt"): "lists the partition and asks the gate between two writes",
+    ("pipeline/date_folders.py", "run"): OBJECTS,
+    ("pipeline/registry.py", "delete_pipeline"): OBJECTS,
+    ("pipeline/seek.py", "move"): "settles the range in progress between two tries",
+    ("server/load.py", "_requests"): "makes requests of a load test, and retries none",
+    ("spark/compile.py", "_rounds"): ROUNDS,
+    ("spark/stream.py", "_tasks"): "plans again from where a trim ended",
+    ("spark/write.py", "commit"): OBJECTS,
+}
+
+
+def is_attempt(loop: ast.AST) -> bool:
+    """Whether a loop counts attempts, or waits between them."""
+    if isinstance(loop, ast.While):
+        return True
+    if not isinstance(loop, ast.For):
+        return False
+    target, counted = ast.unparse(loop.target), ast.unparse(loop.iter)
+    is_counted = target in ("_", "attempt") and counted.startswith("range(")
+    return is_counted or "delays" in counted
+
+
+def names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether the loop may go on after this handler, which does not end by leaving it."""
+    return not isinstance(handler.body[-1], ast.Raise | ast.Return | ast.Break)
+
+
+def races(loop: ast.AST) -> bool:
+    """Whether a loop goes on after a conflict or a lost reply."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            is_race = bool(names(node.type) & RACES)
+            if is_race and goes_on(node):
+                return True
+        if isinstance(node, ast.With):
+            for item in node.items:
+                text = ast.unparse(item.context_expr)
+                if "suppress(" in text and names(item.context_expr) & RACES:
+                    return True
+    return False
+
+
+def own_loops(function: ast.AST) -> Iterator[ast.AST]:
+    """The loops of a function, without those of functions in it."""
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if isinstance(node, ast.For | ast.While):
+            yield node
+        yield from own_loops(node)
+
+
+def retries(source: str) -> set[str]:
+    """The functions of a source that retry by a loop of their own."""
+    found = set()
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for loop in own_loops(function):
+                counts = isinstance(loop, ast.For) and is_attempt(loop)
+                if counts or (is_attempt(loop) and races(loop)):
+                    found.add(function.name)
+    return found
+
+
+def test_only_the_listed_loops_retry() -> None:
+    found = {
+        (name, function)
+        for path in sorted(ROOT.rglob("*.py"))
+        if not (name := path.relative_to(ROOT).as_posix()).startswith(OTHER_ROOMS)
+        for function in retries(path.read_text())
+    }
+    assert found - set(ALLOWED) == set(), "use update or read_stable of catalog/update.py"
+    assert set(ALLOWED) - found == set(), "these retry no more: remove them from the list"
+
+
+def test_loop_around_a_conditional_write_is_found() -> None:
+    by_hand = """
+def change(context, where):
+    while True:
+        row = context.catalog.get(where, "head")
+        with contextlib.suppress(ConflictError):
+            context.catalog.write(where, Put("head", b"", row.version), write_id="a")
+            return
+"""
+    counted = """
+def change(context, where):
+    for attempt in range(5):
+        if attempt_once(context, where):
+            return
+"""
+    once_for_each = """
+def change(context, rows):
+    for row in rows:
+        with contextlib.suppress(ConflictError):
+            context.catalog.write(where, Delete(row), write_id="a")
+"""
+    assert retries(by_hand) == retries(counted) == {"change"}
+    assert retries(once_for_each) == set()
