@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -23,7 +25,7 @@ from tests.support.remote_catalog import opened
 from tests.support.scylla_reads import START_MS, a_play, at, identity, read_all
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.cql import CqlCatalog
-from tidelog.catalog.cql_tls import parse_tls, tls_context
+from tidelog.catalog.cql_tls import CqlTls, handshake_trouble, parse_tls, tls_context
 from tidelog.connectors.scylla.session import close_sessions, format_scylla, parse_scylla
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
@@ -157,6 +159,37 @@ def test_client_certificate_is_sent_where_the_server_asks_for_one(
         files = {"certificate": certificates.certificate, "key": certificates.key}
         url = secure_url(port, keyspace, authority=certificates.authority, **files)
         opened(lambda: open_table(url)).close()
+
+
+def test_refusal_is_read_though_the_server_closed_before_the_first_request(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.authority)
+    asking.load_cert_chain(certificates.certificate, certificates.key)
+    asking.verify_mode = ssl.CERT_REQUIRED
+    tls = tls_context("here", CqlTls(authority=str(certificates.authority)))
+    closed = threading.Event()
+    send = ssl.SSLSocket.sendall
+
+    def send_late(self: ssl.SSLSocket, request: bytes) -> None:
+        assert closed.wait(10)
+        send(self, request)
+
+    monkeypatch.setattr(ssl.SSLSocket, "sendall", send_late)
+    with socket.create_server((HOST, 0)) as server:
+
+        def refuse() -> None:
+            connection, _address = server.accept()
+            with connection, contextlib.suppress(ssl.SSLError):
+                asking.wrap_socket(connection, server_side=True)
+            closed.set()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        trouble = handshake_trouble([HOST], server.getsockname()[1], tls)
+        thread.join(10)
+    assert trouble is not None
+    assert "refuses the TLS connection" in trouble
 
 
 @pytest.mark.server

@@ -6,6 +6,7 @@ handshake error, so we repeat the handshake ourselves if it could not connect.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -141,8 +142,12 @@ def _as_plain(plain: socket.socket) -> str | None:
 def _as_secure(plain: socket.socket, host: str, tls: ssl.SSLContext) -> str | None:
     try:
         with tls.wrap_socket(plain, server_hostname=host) as secure:
+            # A missing client certificate is refused only now. Listen before sending: a request
+            # to a server that has closed the connection fails without its reason.
+            with contextlib.suppress(TimeoutError):
+                secure.recv(1)
             secure.sendall(_OPTIONS_REQUEST)
-            secure.recv(1)  # a missing client certificate is refused only now
+            secure.recv(1)
     except ssl.SSLCertVerificationError as exc:
         if exc.verify_code in _WRONG_NAME:
             return (
