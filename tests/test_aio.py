@@ -79,6 +79,35 @@ def test_events_of_a_cancelled_poll_come_with_the_next_one(home: Home) -> None:
     assert sum(lag.events for lag in home.lag("orders")) == 0
 
 
+def test_two_tasks_that_poll_get_different_events(home: Home) -> None:
+    home.append("orders", [Event(b"%d" % n) for n in range(40)], partition=0)
+
+    async def work() -> list[Event]:
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            one, other = await asyncio.gather(consumer.poll(10), consumer.poll(10))
+            return [*one, *other]
+
+    assert [event.offset for event in asyncio.run(work())] == list(range(20))
+
+
+def test_rest_of_a_batch_comes_again_after_a_break(home: Home) -> None:
+    home.append("orders", [Event(b"%d" % n) for n in range(40)], partition=0)
+
+    async def work() -> list[int | None]:
+        found: list[int | None] = []
+        async with aio.consumer(home, "orders", name="billing") as consumer:
+            for stop in (3, 40):
+                async for event in consumer:
+                    found.append(event.offset)
+                    if len(found) == stop:
+                        break
+                await consumer.commit()
+                assert home.lag("orders")[0].cursor == stop
+        return found
+
+    assert asyncio.run(work()) == list(range(40))
+
+
 def test_playback_is_iterated(home: Home) -> None:
     home.append("orders", [Event(b"%d" % n, timestamp=1_700_000_000_000 + n) for n in range(1_200)])
 

@@ -139,6 +139,7 @@ class AsyncConsumer:
         self._consumer = consumer
         self._calls = _Calls()
         self._polling: Future[list[Event]] | None = None  # of a poll that was cancelled
+        self._turn = asyncio.Lock()  # of polls: two tasks must not get the same events
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,9 +148,13 @@ class AsyncConsumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yields events as they come, for ever; commits each batch after its last event."""
+        """Yields events as they come, for ever; commits each batch after its last event.
+
+        A commit in the loop covers the events that were yielded. What a ``break`` leaves of a
+        batch comes again with the next poll or loop.
+        """
         while True:
-            for event in await self.poll():
+            for event in self._consumer.one_by_one(await self.poll()):
                 yield event
             with contextlib.suppress(FencedError):  # another member has that partition now
                 await self.commit()
@@ -159,13 +164,14 @@ class AsyncConsumer:
 
         If this is cancelled, the next poll returns the events that this one would have returned.
         """
-        if self._polling is None:
-            self._polling = self._calls.start(self._consumer.poll, max_events, timeout_s)
-        polling = self._polling
-        with contextlib.suppress(Exception):  # raised by the result below
-            await asyncio.shield(asyncio.wrap_future(polling))
-        self._polling = None
-        return polling.result()
+        async with self._turn:
+            if self._polling is None:
+                self._polling = self._calls.start(self._consumer.poll, max_events, timeout_s)
+            polling = self._polling
+            with contextlib.suppress(Exception):  # raised by the result below
+                await asyncio.shield(asyncio.wrap_future(polling))
+            self._polling = None
+            return polling.result()
 
     async def commit(self) -> None:
         """Stores the position after the events that were returned, for all partitions.

@@ -58,6 +58,7 @@ class ClientsWorld(SimWorld):
     """One seed's world of clients."""
 
     restarts_max = 8
+    breaks_off = False  # whether consumers leave their loops in the middle of a batch
     catalog = AuditedCatalog
     passing: tuple[type[TidelogError], ...] = (
         UnavailableError,
@@ -306,7 +307,16 @@ class ClientsWorld(SimWorld):
             with contextlib.suppress(InvalidError):  # the lease may be another's by now
                 consumer.seek(partition, start)
         else:
+            self._deliver(consumer, topic, events)
+
+    def _deliver(self, consumer: Consumer, topic: Topic, events: list[Event]) -> None:
+        if not self.breaks_off:
             self.ledger.deliver(consumer.name, topic.incarnation, events)
+            return
+        for event in consumer.one_by_one(events):
+            self.ledger.deliver(consumer.name, topic.incarnation, [event])
+            if self.chance(0.2):
+                break
 
     def _seek(self, consumer: Consumer, topic: Topic) -> None:
         partition = self.random.randrange(PARTITIONS)
@@ -515,6 +525,10 @@ class LossyWorld(ClientsWorld):
     """A worse network: what matters to consumers when reads fail beside a rebalance."""
 
     rates = {**RATES, Fault.LOSE_REQUEST: 0.12}  # noqa: RUF012 - as in its base
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.breaks_off = seed % 2 == 1
 
     def spawn_all(self) -> None:
         self._start("sender", self.send, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,7 @@ from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, LeaseReader, Leases
 from tidelog.log.producer.flush import FlushFailure, FlushFailures, SendFuture
 from tidelog.model import layout
-from tidelog.model.event import Position
+from tidelog.model.event import Event, Position
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.topic import Topic
 
@@ -33,6 +33,7 @@ __all__ = [
     "no_check_of_a_consumer",
     "release_without_version",
     "result_tells_the_flush",
+    "yield_all",
 ]
 
 
@@ -92,18 +93,23 @@ def commit_position(self: Consumer, partition: int, reader: LeaseReader) -> bool
 
 
 @contextlib.contextmanager
-def back_to_positions(self: Consumer) -> Iterator[None]:
+def back_to_positions(readers: dict[int, LeaseReader]) -> Iterator[None]:
     """After a failed poll, goes back to where it was, under whatever lease."""
-    before = {partition: each.position for partition, each in self._readers.items()}
+    before = {partition: each.position for partition, each in readers.items()}
     try:
         yield
     except BaseException:
-        for partition, reader in list(self._readers.items()):
+        for partition, reader in list(readers.items()):
             if partition in before:
                 reader.rewind(before[partition])
             else:
-                del self._readers[partition]
+                del readers[partition]
         raise
+
+
+def yield_all(events: Sequence[Event], readers: Mapping[int, LeaseReader]) -> Iterator[Event]:
+    """Yields the events of a poll, all of which count as delivered."""
+    yield from events
 
 
 def release_without_version(self: Leases, partition: int) -> None:

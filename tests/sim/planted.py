@@ -18,7 +18,7 @@ import pyarrow as pa
 from tests.sim import clients_planted as wrong
 from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
-from tests.sim.clients import ClientsWorld, DeniedWorld
+from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.rollback_world import LastCommitWorld, RollbackWorld
@@ -42,6 +42,7 @@ from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
 from tidelog.log import readers, topics
+from tidelog.log.consumer import consumer as consumer_module
 from tidelog.log.consumer import delete as consumers
 from tidelog.log.consumer import move
 from tidelog.log.consumer.consumer import Consumer
@@ -489,6 +490,10 @@ def _last_commit(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, LastCommitWorld, LastCommitWorld, patches)
 
 
+def _lossy(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, LossyWorld, LossyWorld, patches)
+
+
 def _members(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, RebalanceWorld, RebalanceWorld, patches)
 
@@ -537,8 +542,11 @@ BUGS: dict[str, Bug] = {
     "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
-        (Consumer, "_all_or_nothing", wrong.back_to_positions),
+        (consumer_module, "all_or_nothing", wrong.back_to_positions),
         (Consumer, "_commit", wrong.commit_position),
+    ),
+    "commit passes the rest of a loop": _lossy(
+        "P3", (consumer_module, "one_by_one", wrong.yield_all)
     ),
     "doubled release of a lease": _members(
         "P3", (Leases, "release", wrong.release_without_version)

@@ -131,6 +131,39 @@ def test_where_it_begins(home: Home, start: object, first: int | None) -> None:
         assert again.poll(timeout_s=0.1) == []
 
 
+def test_rest_of_a_batch_comes_again_after_a_break(home: Home) -> None:
+    fill(home, 40, 1)
+    fill(home, 40, 2)
+    with home.consumer("t", "c") as consumer:
+        found = [consumer.poll(1)[0].position]
+        for stop in (3, 30, 79):
+            for event in consumer:
+                found.append(event.position)
+                if len(found) == stop:
+                    break
+            consumer.commit()
+            assert sum(lag.cursor or 0 for lag in consumer.lag()) == stop
+            assert not consumer.caught_up()
+        found += [event.position for event in consumer.poll()]
+        assert len(found) == len(set(found)) == 80
+        assert consumer.caught_up()
+
+
+def test_loop_goes_on_from_a_seek_and_after_a_poll_inside_of_it(home: Home) -> None:
+    fill(home, 20, 1)
+    found: list[int | None] = []
+    with home.consumer("t", "c") as consumer:
+        for event in consumer:
+            found.append(event.offset)
+            if found == [0, 1]:
+                consumer.seek(1, 10)
+            elif event.offset == 12:
+                found += [each.offset for each in consumer.poll(3)]
+            elif event.offset == 19:
+                break
+    assert found == [0, 1, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
+
+
 def test_seek_skip_and_lag(home: Home) -> None:
     fill(home, 10, partition=1)
     with home.consumer("t", "c") as consumer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
 from types import TracebackType
@@ -31,7 +31,16 @@ from tidelog.context import Context
 from tidelog.coordination.outcome import Sent
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
-from tidelog.log.consumer.leases import LeaseReader, Leases, Start, check_consumer_name, parse_start
+from tidelog.log.consumer.leases import (
+    LeaseReader,
+    Leases,
+    Start,
+    all_or_nothing,
+    check_consumer_name,
+    one_by_one,
+    parse_start,
+    trimmed_error,
+)
 from tidelog.log.partition_reader import LAST_S, OffsetEvents, Reader, find_offset
 from tidelog.log.status import Lag, consumer_lag
 from tidelog.log.topics import read_head
@@ -89,7 +98,7 @@ class Consumer:
         >>> [event.id for event in consumer.poll(max_events=2)]
         ['order-1', 'order-2']
         """
-        with self._all_or_nothing():
+        with all_or_nothing(self._readers):
             stretches = self._poll(max_events, timeout_s)
             return [event for stretch in stretches for event in stretch.events()]
 
@@ -99,7 +108,7 @@ class Consumer:
         >>> consumer.poll_arrow().num_rows
         3
         """
-        with self._all_or_nothing():
+        with all_or_nothing(self._readers):
             stretches = self._poll(max_events, timeout_s)
             return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
 
@@ -220,7 +229,7 @@ class Consumer:
             reader = self._readers.get(lag.partition)
             done = lag.start if lag.cursor is None else lag.cursor
             if reader is not None and self._is_current(lag.partition, reader):
-                done = max(done, reader.position)
+                done = max(done, reader.done)
             if done < lag.end:
                 return False
         return True
@@ -233,11 +242,23 @@ class Consumer:
         self._polled_s = self.context.clock.monotonic_s()
 
     def __iter__(self) -> Iterator[Event]:
-        """Yields events as they come, for ever; commits each batch after its last event."""
+        """Yields events as they come, for ever; commits each batch after its last event.
+
+        A commit in the loop covers the events that were yielded. What a ``break`` leaves of a
+        batch comes again with the next poll or loop.
+        """
         while True:
-            yield from self.poll()
+            yield from self.one_by_one(self.poll())
             with contextlib.suppress(FencedError):  # another member has that partition now
                 self.commit()
+
+    def one_by_one(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yields polled events, so that a commit covers only those that were yielded.
+
+        >>> next(consumer.one_by_one(consumer.poll())).offset
+        0
+        """
+        return one_by_one(events, self._readers)
 
     def run(
         self,
@@ -352,6 +373,8 @@ class Consumer:
             raise InvalidError(f"poll: max_events is {max_events}: give 1 or more")
         clock = self.context.clock
         end_s = clock.monotonic_s() + timeout_s
+        for reader in self._readers.values():
+            reader.put_back()
         while True:
             self._ensure_joined()
             self._polled_s = clock.monotonic_s()
@@ -421,15 +444,8 @@ class Consumer:
         except NotFoundError as exc:
             if "start" not in exc.context:
                 raise
-            start = exc.context["start"]
-            raise NotFoundError(
-                f"consumer `{self.name}` on `{self._topic.name}/{partition}`: its cursor is at "
-                f"{reader.position}, but what is below {start} was trimmed: "
-                f"seek to {start} to accept the loss, or give `tidelog consume` --accept-loss",
-                partition=partition,
-                cursor=reader.position,
-                start=start,
-            ) from exc
+            place, start = f"{self._topic.name}/{partition}", exc.context["start"]
+            raise trimmed_error(self.name, place, partition, reader.position, start) from exc
         if taken:
             pace.found()
         else:
@@ -500,12 +516,12 @@ class Consumer:
         held = self._membership.held.get(partition)
         if held is not None and held.lease.epoch == reader.epoch:
             cursor = held.lease.cursor
-            if reader.position < cursor and not reader.moved:
+            if reader.done < cursor and not reader.moved:
                 return False  # events before the cursor are delivered again: it stays
-            if reader.position == cursor and held.is_known and not reader.moved:
+            if reader.done == cursor and held.is_known and not reader.moved:
                 reader.committed()  # a seek is stored anyway: the lease may be another's by now
                 return False
-        self._membership.commit(partition, reader.position, reader.epoch, back=reader.moved)
+        self._membership.commit(partition, reader.done, reader.epoch, back=reader.moved)
         reader.committed()
         return True
 
@@ -532,21 +548,6 @@ class Consumer:
                     self._readers.pop(partition, None)
                     self._membership.release(partition)
                     self._excess -= 1
-
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Delivers again what a poll has read but could not return, for whatever reason."""
-        before = {partition: (each, each.mark()) for partition, each in self._readers.items()}
-        try:
-            yield
-        except BaseException:
-            for partition, reader in list(self._readers.items()):
-                known, mark = before.get(partition, (None, (0, 0, False)))
-                if known is reader:
-                    reader.restore(mark)
-                else:  # of another epoch, or new: it starts at its lease's cursor again
-                    del self._readers[partition]
-            raise
 
     def _ensure_joined(self) -> None:
         if self._stop.is_set():

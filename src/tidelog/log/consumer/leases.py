@@ -40,7 +40,7 @@ What a member reads from one partition under one lease, and how far it has deliv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -64,7 +64,7 @@ from tidelog.log.partition_reader import OffsetEvents, Pace, Reader, find_offset
 from tidelog.log.topics import check_exists, read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.event import check_timestamp, check_utf8, from_iso
+from tidelog.model.event import Event, check_timestamp, check_utf8, from_iso
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
@@ -76,12 +76,15 @@ __all__ = [
     "Leases",
     "RegisteredConsumer",
     "Start",
+    "all_or_nothing",
     "check_consumer_name",
     "decode_registered",
+    "one_by_one",
     "parse_start",
     "read_lease",
     "read_lease_row",
     "resolve_start",
+    "trimmed_error",
 ]
 
 
@@ -407,8 +410,8 @@ def resolve_start(context: Context, topic: Topic, partition: int, start: Start) 
     return find_offset(context, topic, partition, from_iso(start))
 
 
-Mark = tuple[int, int, bool]
-"""The state of a lease reader: position, delivered, moved."""
+Mark = tuple[int, int, bool, int | None]
+"""The state of a lease reader: position, delivered, moved, pending."""
 
 
 class LeaseReader:
@@ -423,10 +426,17 @@ class LeaseReader:
         self.position = position  # the next offset to deliver
         self.delivered = position  # the same, without the erased offsets that were skipped since
         self.moved = False  # by a seek, so that a commit is due even if it went back
+        # The first event that was read but that an iteration has not yielded yet (``one_by_one``).
+        self.pending: int | None = None
         self.pace = Pace()
         self._reader = reader
         self._coming: Iterator[OffsetEvents] | None = None
         self._stretch: OffsetEvents | None = None
+
+    @property
+    def done(self) -> int:
+        """Where a commit moves the cursor: the next offset that the caller has not got."""
+        return self.position if self.pending is None else self.pending
 
     def is_reading(self) -> bool:
         """Returns whether something was read ahead, so that more may come without a poll."""
@@ -459,16 +469,18 @@ class LeaseReader:
 
     def mark(self) -> Mark:
         """Returns the current state, for :meth:`restore`."""
-        return self.position, self.delivered, self.moved
+        return self.position, self.delivered, self.moved, self.pending
 
     def restore(self, mark: Mark) -> None:
         """Goes back to an earlier state: what was taken since comes again."""
         self.rewind(mark[0])
-        self.delivered, self.moved = mark[1:]
+        self.delivered, self.moved, self.pending = mark[1:]
 
     def committed(self) -> None:
-        """Notes that the cursor is at the position."""
-        self.delivered, self.moved = self.position, False
+        """Notes that the cursor is where a commit moves it."""
+        self.moved = False
+        if self.pending is None:
+            self.delivered = self.position
 
     def seek(self, position: int) -> None:
         """Continues from this position, forward or back; the next commit stores it."""
@@ -478,8 +490,14 @@ class LeaseReader:
     def rewind(self, position: int) -> None:
         """Delivers again from this position on, without moving the cursor."""
         self.position = self.delivered = position
+        self.pending = None
         self._coming, self._stretch = None, None
         self.pace.hurry()
+
+    def put_back(self) -> None:
+        """Delivers again what an iteration has not yielded."""
+        if self.pending is not None:
+            self.rewind(self.pending)
 
     def _next(self) -> OffsetEvents | None:
         """Returns what follows in the current page, or in a new one."""
@@ -490,3 +508,54 @@ class LeaseReader:
         if found is None:
             self._coming = None
         return found
+
+
+@contextlib.contextmanager
+def all_or_nothing(readers: dict[int, LeaseReader]) -> Iterator[None]:
+    """Delivers again what a poll has read but could not return, for whatever reason."""
+    before = {partition: (each, each.mark()) for partition, each in readers.items()}
+    try:
+        yield
+    except BaseException:
+        for partition, reader in list(readers.items()):
+            known, mark = before.get(partition, (None, (0, 0, False, None)))
+            if known is reader:
+                reader.restore(mark)
+            else:  # of another epoch, or new: it starts at its lease's cursor again
+                del readers[partition]
+        raise
+
+
+def one_by_one(events: Sequence[Event], readers: Mapping[int, LeaseReader]) -> Iterator[Event]:
+    """Yields the events of a poll. A commit meanwhile covers only those that were yielded.
+
+    The next poll delivers the rest again, after a ``break`` for example. So this ends with a seek,
+    a poll or another lease, in the partitions concerned.
+    """
+    coming: dict[int, list[int]] = {}  # the offsets of each partition that follow, in reverse
+    for event in reversed(events):
+        coming.setdefault(event.partition or 0, []).append(event.offset or 0)
+    begun = {partition: readers.get(partition) for partition in coming}
+    for partition, reader in begun.items():
+        if reader is not None:
+            reader.pending = coming[partition][-1]
+    for event in events:
+        partition = event.partition or 0
+        reader = begun[partition]
+        if reader is None or readers.get(partition) is not reader:
+            continue
+        if reader.pending != coming[partition].pop():
+            continue
+        reader.pending = coming[partition][-1] if coming[partition] else None
+        yield event
+
+
+def trimmed_error(consumer: str, place: str, partition: int, cursor: int, start: int) -> Exception:
+    """Returns the error of a consumer whose next events were trimmed."""
+    return NotFoundError(
+        f"consumer `{consumer}` on `{place}`: its cursor is at {cursor}, but what is below {start} "
+        f"was trimmed: seek to {start} to accept the loss, or give `tidelog consume` --accept-loss",
+        partition=partition,
+        cursor=cursor,
+        start=start,
+    )
