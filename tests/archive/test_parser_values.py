@@ -13,6 +13,7 @@ from tests.support.archive_look import FIRST_S, a_home
 from tidelog import Event, Home, ToOffsets
 from tidelog.api.archives import ArchiveHandle
 from tidelog.codec.parsers import Layout, LayoutSettings
+from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.errors import InvalidError
 
 UNWRAP = "tests.archive.test_parser_values:Unwrap"
@@ -116,3 +117,62 @@ def test_generation_from_files_never_changes_them_again(home: Home) -> None:
     archive.backfill(parser="timestamp")
     archive.promote()
     assert values(archive) == sorted([*plain(3), *(wrapped(number) for number in range(3, 6))])
+
+
+def test_later_generations_know_which_ranges_hold_output(home: Home) -> None:
+    archive = home.archives.create("daily", source="topic:t", parser=UNWRAP, dead_share=1.0)
+    archive.run()
+    home.trim("t", ToOffsets({0: 3}))
+    archive.backfill(parser="timestamp")
+    archive.promote()
+    mixed = values(archive)
+    with pytest.raises(InvalidError, match="of an earlier generation made of them"):
+        archive.backfill(parser=UNWRAP)
+    archive.drop(3)
+    archive.backfill(parser="offset:4")
+    archive.promote()
+    assert values(archive) == mixed
+    manifests = read_manifests(home.context, archive.reload().pipeline(), "t/0")
+    assert [(each.start, each.end, each.as_is) for each in manifests] == [
+        ("0", "3", True),
+        ("3", "6", False),
+    ]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_update_leaves_output_alone_that_an_archive_read_from_another(
+    home: Home, dropped: bool
+) -> None:
+    above = home.archives.create("above", source="topic:t", parser=UNWRAP)
+    above.run()
+    below = home.archives.create("below", source="archive:above", parser="timestamp")
+    below.run()
+    if dropped:
+        above.backfill(parser="timestamp")
+        above.promote()
+        above.drop(1)
+    home.update("t", "id-1", wrapped(9), archives=True)
+    assert values(below) == plain(6)
+    told = {each.archive: each.unchanged for each in home.update_archives("t", ["id-1"])}
+    assert told["below"].startswith("its files were made of archive `above`")
+    assert bool(told["above"]) != dropped
+
+
+def test_update_leaves_output_alone_that_a_backfill_carried_over(home: Home) -> None:
+    archive = home.archives.create("daily", source="topic:t", parser=UNWRAP)
+    archive.run()
+    raw = home.archives.create("raw", source="topic:t", start="latest")
+    home.append("t", [Event(wrapped(n), id=f"id-{n}") for n in range(6, 9)])
+    raw.run()
+    archive.run()
+    archive.backfill(source="archive:raw", parser="timestamp")
+    archive.promote()
+    archive.drop(1)
+    carried = [*plain(6), *(wrapped(number) for number in range(6, 9))]
+    assert values(archive) == sorted(carried)
+    home.update("t", "id-1", wrapped(1, 5), archives=True)
+    home.update("t", "id-7", wrapped(7, 5), archives=True)
+    carried[7] = wrapped(7, 5)
+    assert values(archive) == sorted(carried)
+    told = {each.archive: each.unchanged for each in home.update_archives("t", ["id-1"])}
+    assert told["daily"].startswith("some files hold the output")

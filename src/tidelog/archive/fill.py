@@ -52,8 +52,10 @@ from tidelog.archive.coverage import (
     held_spans,
     is_same_sequence,
     read_covered,
+    without,
 )
-from tidelog.archive.read import ArchiveFiles, carries_output, output_of
+from tidelog.archive.output import OutputSpans, output_spans, refuse_output
+from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import (
     Bounds,
@@ -82,14 +84,13 @@ from tidelog.connectors.source import (
 )
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import read_archive, read_listed, read_partitions
+from tidelog.coordination.pipeline_rows import read_listed, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
-from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.base import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.endpoints import source_at, store_at
-from tidelog.pipeline.source_partitions import read_known
+from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [
     "FillFilesSource",
@@ -129,13 +130,6 @@ class _FillPartition:
         inside = [last for first, last in self.damaged if first <= position < last]
         borders = [end, *inside, *([] if (at := self.next_damage(position)) is None else [at])]
         return min(borders), bool(inside)
-
-    def until_border(self, position: int, end: int) -> int:
-        """Returns up to where the live generation covers all offsets from one on, or none."""
-        borders = (
-            [] if self.old is None else [each for pair in self.old.intervals() for each in pair]
-        )
-        return min([end, *(border for border in borders if border > position)])
 
     def next_damage(self, position: int) -> int | None:
         """Returns where the next damaged commit after an offset begins."""
@@ -185,6 +179,7 @@ class FillSource:
         self._is_from_first = self._making.start == "earliest"
         self._passes_damage = False
         self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
+        self._outputs: dict[SourcePartition, OutputSpans] = {}
 
     def pass_damage(self) -> None:
         """Skips commits of the live generation that cannot be read, as a person accepted."""
@@ -222,8 +217,8 @@ class FillSource:
             if held.old is not None and int(range.start) < int(held.old.end):
                 end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
             end, is_damaged = held.until_damage(int(range.start), end)
-            if self._is_completed(held.old):
-                end = held.until_border(int(range.start), end)
+            borders = [each for pair in self._completing(range, held.old) for each in pair]
+            end = min([end, *(border for border in borders if border > int(range.start))])
             self._check_same(_limit_range(range, str(end)), None if is_damaged else held.old)
             reader = self._source.reader(_limit_range(range, str(end)))
             return reader if is_damaged else self._complete_from_files(reader, held.old)
@@ -282,7 +277,7 @@ class FillSource:
         if range.partition not in self._unknown:
             return
         own: Source = self._old
-        if old is None or output_of(self._archive.making()):
+        if old is None or self._output(range.partition).holds(range.start):
             own = source_at(self._context, self._archive.source)
         with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
             bounds = own.bounds([range.partition])[range.partition]
@@ -309,16 +304,25 @@ class FillSource:
         of a transform hold its output, which no other transform may process.
         """
         start = int(reader.range.start)
-        covered = old.intervals() if old is not None and self._is_completed(old) else []
+        covered = self._completing(reader.range, old)
         if not any(first <= start < last for first, last in covered):
             return reader
         self._completed[reader.range.partition] = reader.range.start
         files = self._old.reader(reader.range)
         return CompletedReader(reader, files, self._archive.generation)
 
-    def _is_completed(self, old: Coverage | None) -> bool:
-        dense = self._follows or isinstance(self._source, TopicSource)
-        return old is not None and not dense and not output_of(self._archive.making())
+    def _completing(self, range: SourceRange, old: Coverage | None) -> list[Interval]:
+        """Returns the offsets whose files may complete what the source holds."""
+        output = self._output(range.partition)
+        if old is None or output.all or self._follows or isinstance(self._source, TopicSource):
+            return []
+        return without(old.intervals(), output.offsets)
+
+    def _output(self, partition: SourcePartition) -> OutputSpans:
+        """Returns which ranges of the live generation hold output, as when this began."""
+        if partition not in self._outputs:
+            self._outputs[partition] = output_spans(self._context, self._archive, partition.text)
+        return self._outputs[partition]
 
     def _held(self) -> dict[SourcePartition, Bounds]:
         """Returns what the source holds of the archive's own topics, if positions are offsets."""
@@ -500,9 +504,12 @@ class FillSource:
     def _read_from_live(self, range: SourceRange, end: str, note: bytes) -> RangeReader:
         """Returns a reader of a range from the files of the live generation."""
         self._filled[range.partition] = range.start
+        output = self._output(range.partition)
+        as_is, end = output.holds(range.start), output.until_border(range.start, end)
         reader = self._old.reader(_limit_range(range, end))
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
-        as_is = carries_output(self._archive, self._making)
+        if as_is:
+            refuse_output(self._archive, self._making)
         carried = CarriedRange(self._archive.generation, as_is, numbers, note)
         return CarriedReader(reader, carried)
 
@@ -530,25 +537,9 @@ def fill_source(context: Context, archive: Archive, generation: int, source: Sou
         return FillFilesSource(context, archive, generation, source, archive.pipeline())
     if isinstance(source, TrackingSource):
         return FillFilesSource(
-            context, archive, generation, source, _tracking_pipeline(context, archive)
+            context, archive, generation, source, tracking_pipeline(context, archive)
         )
     return FillSource(context, archive, generation, source)
-
-
-def _tracking_pipeline(context: Context, archive: Archive) -> str:
-    """Returns the pipeline that reads the files which an archive was made of; empty: none.
-
-    That is the archive's own, or that of the archive at the top of its chain.
-    """
-    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
-    while not isinstance(source_at(context, source), TrackingSource):
-        address = parse_address(source)
-        if address.scheme != "archive" or address.path in known:
-            return ""
-        known.add(address.path)
-        above = read_archive(context, address.path)
-        pipeline, source = above.pipeline(), above.source
-    return pipeline
 
 
 class FillFilesSource(FillSource):

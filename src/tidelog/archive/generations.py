@@ -67,6 +67,7 @@ from tidelog.archive.coverage import (
 from tidelog.archive.delete import finish_removal
 from tidelog.archive.derived_archives import refuse_circle
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
+from tidelog.archive.output import may_hold_output
 from tidelog.archive.tables import check_tables, forget_files, replace_files
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.connectors.source import SourcePartition, bounds_apart
@@ -480,7 +481,11 @@ def _remove(context: Context, archive: Archive, generation: int) -> Archive:
         states = {number: each for number, each in found.states.items() if number != generation}
         given = found.makings[generation].source if generation in found.makings else ""
         former = {**found.former, generation: given} if given else found.former
-        return msgspec.structs.replace(found, makings=makings, states=states, former=former)
+        gone = [each for number, each in found.makings.items() if number == generation]
+        had_output = found.had_output or any(map(may_hold_output, gone))
+        return msgspec.structs.replace(
+            found, makings=makings, states=states, former=former, had_output=had_output
+        )
 
     return change_archive(context, archive.name, edit)
 

@@ -26,7 +26,6 @@ from tidelog.codec.formats.batches import decoding, open_data
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
 from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
-from tidelog.codec.parsers import LayoutSettings, changes_values, open_parser
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
@@ -61,31 +60,6 @@ __all__ = [
     "is_changing",
     "source_partition",
 ]
-
-
-def output_of(making: ArchiveFormat) -> str:
-    """Returns what made the values in files: transform, parser, or nothing: the events' own."""
-    if making.transform:
-        return "transform"
-    if not making.parser:
-        return ""
-    parser = open_parser(making.parser, LayoutSettings(**making.layout))
-    return "parser" if changes_values(parser) else ""
-
-
-def carries_output(archive: Archive, building: ArchiveFormat) -> bool:
-    """Returns whether files of the live generation hold output, which is carried over as it is.
-
-    Raises ``InvalidError`` if the parser of the one that is being built would change it again.
-    """
-    output = output_of(archive.making())
-    if output and output_of(building) == "parser":
-        raise InvalidError(
-            f"archive `{archive.name}`: its source no longer has these events, and its files hold "
-            f"what the {output} made of them: a parser that changes values cannot read that; "
-            "backfill from a backup with --from archive:NAME, or with another parser"
-        )
-    return bool(output)
 
 
 class ArchiveFiles:

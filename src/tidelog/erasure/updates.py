@@ -24,7 +24,8 @@ import numpy as np
 
 from tidelog.archive.derived_archives import partitions_of, reachable_archives_of, with_later_ones
 from tidelog.archive.generations import finish_removals
-from tidelog.archive.read import ArchiveFiles, output_of
+from tidelog.archive.output import output_above, output_of
+from tidelog.archive.read import ArchiveFiles
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import ArchiveErasure, EraseLane, Offsets, is_under_way
@@ -41,6 +42,9 @@ __all__ = ["ArchiveUpdate", "update_archives"]
 _WAIT_MS = 10_000  # for unfinished ranges
 _LOOK_S = 0.5
 _ROUNDS = 20  # while other updates of the same events come
+
+_AGAIN = "build it again with `tidelog archive backfill`"
+_CARRIED = f"some files hold the output of an earlier generation's transform or parser: {_AGAIN}"
 
 _Values = Mapping[int, Mapping[int, bytes | None]]
 """New values by partition and offset."""
@@ -120,7 +124,8 @@ def _carry(
                     archive.name, generation, unchanged=why
                 )
                 continue
-            report = _update_generation(context, archive, generation, topic, values)
+            output: set[str] = set()
+            report = _update_generation(context, (archive, generation), topic, values, output)
             errors += report.failed.values()
             waiting = waiting or (archive.name if report.waiting else "")
             total[archive.name, generation] = ArchiveUpdate(
@@ -128,6 +133,7 @@ def _carry(
                 generation,
                 known.files + report.files,
                 known.events + report.updated,
+                _CARRIED if output else "",
             )
     return waiting
 
@@ -135,17 +141,24 @@ def _carry(
 def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:
     """Returns why files of a generation cannot get new values; empty if they can."""
     making = archive.making(generation)
-    again = "build it again with `tidelog archive backfill`"
     if output := output_of(making):
-        return f"its files hold the output of a {output}: {again}"
+        return f"its files hold the output of a {output}: {_AGAIN}"
+    if above := output_above(context, archive, generation):
+        return f"its files were made of archive `{above}`, which holds other values: {_AGAIN}"
     if not ArchiveFiles(files_at(context, archive), making).restorable:
-        return f"its files have columns and no values: {again}"
+        return f"its files have columns and no values: {_AGAIN}"
     return ""
 
 
 def _update_generation(
-    context: Context, archive: Archive, generation: int, topic: Topic, values: _Values
+    context: Context,
+    where: tuple[Archive, int],
+    topic: Topic,
+    values: _Values,
+    output: set[str],
 ) -> ArchiveErasure:
+    """Updates one generation. Adds files that may hold such an event, but as output."""
+    archive, generation = where
     report = ArchiveErasure(archive.name, generation)
     if archive.state_of(generation) == "removing":
         finish_removals(context, archive)
@@ -158,7 +171,7 @@ def _update_generation(
             wanted = np.array(sorted(here), np.int64)
             if len(wanted):
                 lane = _UpdateLane(context, store, archive, generation, pipeline, partition)
-                lane.values = here
+                lane.values, lane.output = here, output
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
                 for row in lane.rows(wanted):
@@ -170,10 +183,14 @@ class _UpdateLane(EraseLane):
     """The committed ranges of one source partition, whose events get new values."""
 
     values: Mapping[int, bytes | None]
+    output: set[str]
 
     def _rewritten(
         self, manifest: Manifest, file: FileEntry, offsets: Offsets
     ) -> RewrittenFile | None:
+        if manifest.as_is:
+            self.output.add(file.target)
+            return None
         wanted = {int(each): self.values[int(each)] for each in offsets}
         return self._rewriter.with_values(manifest, file, wanted)
 

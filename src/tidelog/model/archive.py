@@ -130,6 +130,7 @@ class Archive(Persisted, frozen=True):
     start: Start = "earliest"  # or latest: the ends at its creation; of its first generation
     forced: tuple[ForcedPromote, ...] = ()  # what live generations lack, by a person's decision
     former: dict[int, str] = msgspec.field(default_factory=dict)  # sources of dropped backfills
+    had_output: bool = False  # a dropped generation held what a transform or parser made of events
     ended: ArchiveEnd | None = None
     number: int = 1  # counts archives of this name: no two share a folder
 

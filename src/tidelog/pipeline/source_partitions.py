@@ -40,12 +40,20 @@ from tidelog.connectors.source import (
     parents_of,
 )
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import list_partitions, read_listed, read_progress
+from tidelog.coordination.pipeline_rows import (
+    list_partitions,
+    read_archive,
+    read_listed,
+    read_progress,
+)
 from tidelog.model import layout, limits
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Gap, ListedPartition, Progress, SeenEnd
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.failures import LostError, vanished_end
 
 __all__ = [
@@ -57,6 +65,7 @@ __all__ = [
     "read_known",
     "read_seen",
     "track",
+    "tracking_pipeline",
     "vanished_error",
 ]
 
@@ -292,3 +301,19 @@ class Lineage:
             return self._cycle.position(partition)
         head = read_progress(self._context, self._pipeline.id, partition.text)
         return None if head is None else head.position
+
+
+def tracking_pipeline(context: Context, archive: Archive) -> str:
+    """Returns the pipeline that reads the files which an archive was made of; empty: none.
+
+    That is the archive's own, or that of the archive at the top of its chain.
+    """
+    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
+    while not isinstance(source_at(context, source), TrackingSource):
+        address = parse_address(source)
+        if address.scheme != "archive" or address.path in known:
+            return ""
+        known.add(address.path)
+        above = read_archive(context, address.path)
+        pipeline, source = above.pipeline(), above.source
+    return pipeline
