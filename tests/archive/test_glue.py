@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,3 +177,34 @@ def test_other_tables_and_missing_databases_are_refused(
     found = glue.get_table(DatabaseName=database, Name="raw")["Table"]
     assert found["PartitionKeys"] == []
     assert list(Path(found["StorageDescriptor"]["Location"]).glob("*.parquet"))
+
+
+@pytest.mark.parametrize("parser", ["json:at", None])
+def test_topic_that_appears_later_does_not_move_the_folders_of_another(
+    home: Home, glue: Any, database: str, tmp_path: Path, parser: str | None
+) -> None:
+    folder = tmp_path / "copied"
+    home.create_topic("u")
+    add(home, range(2))
+    home.append("u", [Event(json.dumps({"at": FIRST_S}).encode())])
+    for topic in "tu":
+        home.archives.create(f"raw-{topic}", source=f"topic:{topic}").run()
+
+    def copy(topic: str) -> None:
+        (file,) = home.archives.get(f"raw-{topic}").files()
+        (folder / topic).mkdir(parents=True)
+        shutil.copy(tmp_path / "o" / file.path, folder / topic)
+
+    copy("t")
+    archive = home.archives.create("daily", source=f"file:{folder}", parser=parser)
+    archive.run()
+    archive.tables.register(f"glue:{database}.daily")
+    before = partitions(glue, database)
+    table = glue.get_table(DatabaseName=database, Name="daily")["Table"]
+    copy("u")
+    archive.run()
+    with pytest.raises(InvalidError, match="files of 2 topics"):
+        archive.tables.register(f"glue:{database}.daily")
+    assert partitions(glue, database) == before
+    after = glue.get_table(DatabaseName=database, Name="daily")["Table"]
+    assert after["StorageDescriptor"] == table["StorageDescriptor"]

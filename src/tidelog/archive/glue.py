@@ -91,11 +91,13 @@ class GlueTable:
             table = self._table or self._create(lot.files)
             keys = [each["Name"] for each in table.get("PartitionKeys", ())]
             found, root = self._locations(keys, lot.files)
+            location = table["StorageDescriptor"]["Location"]
+            if lot.files:
+                if same and location.startswith(self._url("")) and location != self._url(root):
+                    raise self._many_topics(2)
+                location = self._url(root)
             if keys:
                 self._put_partitions(table, found, is_all=not same)
-            location = table["StorageDescriptor"]["Location"]
-            if lot.files and (not same or not keys):
-                location = self._url(root)
             self._update(table, after, location)
 
     def change(self, files: list[TableFile]) -> bool:
@@ -151,10 +153,7 @@ class GlueTable:
         found: _Partitions = {}
         roots = {file.path.split("/")[0] for file in files}
         if len(roots) > 1:
-            raise InvalidError(
-                f"table `glue:{self.where}`: the archive has files of {len(roots)} topics, and a "
-                "folder of a date holds one: create an archive for each topic"
-            )
+            raise self._many_topics(len(roots))
         for file in files:
             parts = file.path.split("/")[:-1]
             named = [number for number, part in enumerate(parts) if part.split("=")[0] in keys]
@@ -162,6 +161,12 @@ class GlueTable:
             values = tuple(file.values.get(key, "") for key in keys)
             found[values] = self._url(folder)
         return found, next(iter(roots), "")
+
+    def _many_topics(self, count: int) -> InvalidError:
+        return InvalidError(
+            f"table `glue:{self.where}`: the archive has files of {count} topics, and a folder of "
+            "a date holds one: create an archive for each topic"
+        )
 
     def _put_partitions(self, table: dict[str, Any], wanted: _Partitions, *, is_all: bool) -> None:
         """Step 2."""
