@@ -42,7 +42,7 @@ WITH_EXAMPLES = [
     *(tidelog.Home, tidelog.Producer, tidelog.SendFuture, tidelog.Consumer, tidelog.Consumers),
     *(tidelog.ConsumerHandle, tidelog.Archives, tidelog.ArchiveHandle, tidelog.ArchiveTables),
     *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Tokens),
-    *(tidelog.Share, tidelog.Fate),
+    *(tidelog.Share, tidelog.Fate, tidelog.Proof),
 ]
 """What people work with; other types are what calls take and return."""
 
@@ -85,7 +85,13 @@ def test_every_public_method_has_an_example(kind: type) -> None:
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
-def test_example_runs(example: doctest.DocTest, home: tidelog.Home) -> None:
+def test_example_runs(
+    example: doctest.DocTest,
+    home: tidelog.Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"home": home}
     if example.name.startswith(("Consumer.", "Producer.", "SendFuture.")):
         names["consumer"] = home.consumer("orders", "billing")

@@ -267,7 +267,7 @@ TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole 
     "codec/formats/avro.py": 1,  # decimals
     "codec/formats/text_lines.py": 1,
     "codec/formats/sequence.py": 4,
-    "erasure/proof.py": 1,
+    "erasure/proof_search.py": 1,
     "erasure/matcher.py": 1,
     "erasure/known_objects.py": 1,  # checkpoints of Delta have no times
     "spark/workers.py": 2,

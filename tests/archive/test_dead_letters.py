@@ -51,7 +51,7 @@ from tidelog.coordination.pipeline_rows import (
     replay_effect,
     replay_pipeline,
 )
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import (
     CorruptError,
     InvalidError,

@@ -26,7 +26,7 @@ from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import change_archive, read_intent, read_progress
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import (
     AlreadyExistsError,
     FencedError,

@@ -17,7 +17,7 @@ from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.generations import begin_backfill
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.status import Limits, read_status, troubles
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out

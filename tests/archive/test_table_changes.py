@@ -33,7 +33,7 @@ from tidelog.archive.tables import (
     stale_entries,
 )
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -14,7 +14,7 @@ from tests.support.homes import a_catalog
 from tidelog import Event
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import Catalog, Delete, Put, clear_deleted_rows
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.turn import carry_out
 
 SECRET = b"a value that was erased"

@@ -31,10 +31,11 @@ def test_a_delete_is_proved(tidelog: Run) -> None:
     assert tidelog("verify", "t", "--erased", "0-4").code == 1
     done = tidelog("delete", "t", "0-4", "--prove", "--json")
     assert done.code == 0, done.err
-    deleted, carried, proof = done.rows()
-    assert (deleted["deleted"], carried["journals_made"]) == (1, 2)
+    (proof,) = done.rows()
+    assert (proof["verdict"], proof["deleted"], proof["journals_made"]) == ("erased", 1, 2)
     assert (proof["erased"], proof["traces"]) == (True, [])
     assert proof["objects_searched"] == 2
+    assert sum(place["objects"] for place in proof["places"]) == 2
     assert tidelog("verify", "t", "--erased", "0-4").code == 0
     again = tidelog("delete", "t", "0-4", "--prove", "--json")
     assert (again.code, again.rows()[-1]["erased"]) == (0, True), "it may have been deleted before"
@@ -46,7 +47,8 @@ def test_a_plain_delete_leaves_traces_that_are_told(tidelog: Run) -> None:
     tidelog("delete", "t", "0-4", "1-4")
     shown = tidelog("verify", "t", "--erased", "0-4", "--erased", "1-4")
     assert shown.code == 1
-    assert shown.out.decode().count("left: topics/") == 2
+    assert shown.out.startswith(b"NOT ERASED: something is left.\n")
+    assert shown.out.decode().count(": topics/") == 2
     assert b"tidelog compile t --amended" in shown.out
 
 
@@ -69,8 +71,7 @@ def test_what_was_never_there_is_not_proved(tidelog: Run) -> None:
     fill()
     shown = tidelog("verify", "t", "--erased", "never-was")
     assert shown.code == 1
-    assert b"erased            yes\n" in shown.out
-    assert b"known             no: nothing of this id or key was ever deleted here\n" in shown.out
+    assert shown.out.startswith(b"NOTHING TO PROVE: this id or key was never deleted here.\n")
     for asked in (["never-was"], ["--key", "never-was"]):
         done = tidelog("delete", "t", *asked, "--yes", "--prove", "--json")
         proof = done.rows()[-1]
@@ -79,6 +80,46 @@ def test_what_was_never_there_is_not_proved(tidelog: Run) -> None:
     assert (done.code, done.rows()[-1]["known"]) == (0, True)
     done = tidelog("verify", "t", "--erased", "0-4", "--erased", "never-was", "--json")
     assert (done.code, done.rows()[-1]["known"]) == (1, False)
+
+
+def test_a_proof_is_saved_recorded_and_checked(tidelog: Run, tmp_path: Path) -> None:
+    fill()
+    file = tmp_path / "proof.json"
+    done = tidelog(
+        "delete", "t", "--key", "k1", "--yes", "--why", "request 7", "--proof", str(file)
+    )
+    assert done.code == 0, done.err
+    assert done.out.startswith(b"ERASED: no object holds any of it.\n")
+    assert b"k1" not in file.read_bytes(), "an auditor's copy keeps hashes of keys"
+    deleted, _, proved = tidelog("audit", "t", "--key", "k1", "--json").rows()
+    assert (deleted["op"], proved["op"], proved["why"]) == ("delete", "prove", "request 7")
+    assert deleted["key"] == proved["key"]
+    read = tidelog("proof", "check", str(file), "--key", "k1", "--recorded", "--json")
+    assert (read.code, read.rows()[0]["sha256"]) == (0, proved["proof"]["sha256"])
+    shown = tidelog("audit", "t").out.decode()
+    assert f"erased, {proved['proof']['sha256'][:19]}" in shown
+    assert tidelog("audit", "t", "--key", "k2", "--json").rows() == []
+    assert "other ids or keys" in tidelog("proof", "check", str(file), "--key", "k2").err
+
+
+def test_a_changed_or_unknown_proof_is_refused(tidelog: Run, tmp_path: Path) -> None:
+    fill()
+    file, other = tmp_path / "proof.json", tmp_path / "other.json"
+    tidelog("delete", "t", "0-4", "--proof", str(file))
+    other.write_text(file.read_text().replace('"objects": 2', '"objects": 3'))
+    changed = tidelog("proof", "check", str(other))
+    assert (changed.code, "was changed after it was written" in changed.err) == (1, True)
+    forged = library.Proof.load(file)
+    forged.objects = 9
+    forged.save(other)
+    assert tidelog("proof", "check", str(other)).code == 0, "a hash alone does not show forgery"
+    assert "does not have its hash" in tidelog("proof", "check", str(other), "--recorded").err
+    other.write_text("{}")
+    assert "is not a proof" in tidelog("proof", "check", str(other)).err
+    left = tidelog("verify", "t", "--erased", "1-4", "--proof", str(file))
+    assert left.code == 1
+    checked = tidelog("proof", "check", str(file), "--id", "1-4", "--recorded", "--json")
+    assert (checked.code, checked.rows()[0]["verdict"]) == (1, "not erased")
 
 
 def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
@@ -113,7 +154,7 @@ def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(
     done = tidelog("delete", "t", "0-4", "--prove", "--json")
     assert done.code == 1
     rows = done.rows()
-    unseen = [row["unseen"] for row in rows if "unseen" in row]
+    unseen = rows[0]["unseen"]
     assert unseen
     assert all("archives/daily/" in each for each in unseen)
     assert rows[-1]["erased"] is False

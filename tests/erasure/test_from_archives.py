@@ -20,7 +20,7 @@ from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import AuditedSource, id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased

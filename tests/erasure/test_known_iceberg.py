@@ -21,7 +21,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.turn import carry_out
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

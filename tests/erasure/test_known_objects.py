@@ -20,7 +20,7 @@ from tidelog.archive.tables import change_tables, register
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.known_objects import event_values
 from tidelog.erasure.matcher import EventMatcher
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive

@@ -8,7 +8,7 @@ from tests.archive.test_names import Shell
 from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 
 
 def test_erase_from_a_copy_names_the_archive_that_still_holds_the_event(tmp_path: Path) -> None:

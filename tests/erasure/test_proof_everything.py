@@ -23,7 +23,8 @@ from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.connectors.archive.staging import Spool
-from tidelog.erasure.proof import Trace, prove_erased
+from tidelog.erasure.proof import Trace
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat

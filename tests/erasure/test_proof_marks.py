@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.archive.test_names import Shell
 from tidelog import Event
-from tidelog.erasure.proof import prove_erased
 from tidelog.erasure.proof_places import DELETE, STAGED, SWEEP, remedy_of
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.model import layout
 
 

@@ -19,7 +19,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy

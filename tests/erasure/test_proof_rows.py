@@ -16,8 +16,9 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.keepers import Keeper, SupervisedPart, put_keeper, remove_keeper
 from tidelog.coordination.pipeline_rows import change_archive
-from tidelog.erasure import proof
-from tidelog.erasure.proof import Trace, prove_erased
+from tidelog.erasure import proof_search as proof
+from tidelog.erasure.proof import Trace
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.maintenance.turn import carry_out

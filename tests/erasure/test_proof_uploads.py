@@ -14,7 +14,8 @@ from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, find_archive
 from tidelog.erasure import proof_places as proof_uploads
 from tidelog.erasure.from_archives import delete_key
-from tidelog.erasure.proof import Trace, prove_erased
+from tidelog.erasure.proof import Trace
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import Why
 from tidelog.maintenance.turn import carry_out

@@ -15,7 +15,7 @@ from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite_file import AsideFiles
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import id_mark, key_digest, read_audit

@@ -18,7 +18,7 @@ from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.orc import OrcFormat
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.erasure.matcher import own_column
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 

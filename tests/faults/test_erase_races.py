@@ -24,7 +24,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.archive.staging import Uploads
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.errors import CorruptError
 from tidelog.maintenance import pipeline_sweep as sweep

@@ -27,7 +27,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.coordination.pipeline_rows import read_archive
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import erase_from_archives
 from tidelog.home import World, create_home, open_home
 from tidelog.identity import Identity, Location, adopt_identity, create_identity, locate, read_pair

@@ -15,7 +15,7 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.topic.sink import TopicPlaybackSink
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.home import create_home, open_home
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.compile import compile_topic

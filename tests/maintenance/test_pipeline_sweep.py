@@ -18,7 +18,7 @@ from tidelog.connectors.topic.sink import TopicSink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.from_archives import delete_events
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.audit import Why
 from tidelog.maintenance.pipeline_sweep import sweep_archives

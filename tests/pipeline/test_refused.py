@@ -25,7 +25,7 @@ from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.archive.staging import CHANGED, accepted
 from tidelog.erasure.from_archives import delete_events, erase_archived
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import carry_out

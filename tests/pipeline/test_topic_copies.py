@@ -13,7 +13,8 @@ from tidelog import Event
 from tidelog.archive.archive import find_archive
 from tidelog.catalog.base import Put
 from tidelog.erasure.from_archives import erase_archived
-from tidelog.erasure.proof import Proof, prove_erased
+from tidelog.erasure.proof import Proof
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.topic_copies import copies_of_topic
 from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout

@@ -37,9 +37,9 @@ from tidelog.connectors.topic import sink as topic_sink
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.coordination.pipeline_rows import Replays, read_partitions, read_progress
 from tidelog.erasure import from_archives as archived
-from tidelog.erasure import proof
+from tidelog.erasure import proof_search as proof
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.proof import _ProofSearch
+from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_policy

@@ -31,7 +31,7 @@ from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home

@@ -27,7 +27,7 @@ from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.catalog.base import Change
 from tidelog.context import Context
 from tidelog.erasure.from_archives import delete_events, delete_key
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import Why

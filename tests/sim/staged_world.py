@@ -23,7 +23,7 @@ from tests.sim.archive_home import ArchivesHome
 from tests.sim.base import check_swept
 from tests.sim.journal_raw import DELETED, Gone
 from tidelog.codec.event_batch import Contents
-from tidelog.erasure.proof import prove_erased
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.maintenance.sweep import sweep_home

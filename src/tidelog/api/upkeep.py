@@ -164,8 +164,9 @@ class UpkeepCalls(ABC):
         could hold them is searched. ``Proof.is_erased`` is True if nothing is left, and
         ``Proof.deleted`` says how many events were deleted and which ids had none.
 
+        ``why`` and the proof's hash go to the audit, and ``Proof.save`` writes the proof to a file.
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
-        later. ``why`` goes to the audit. An erasure that fails can be repeated.
+        later. An erasure that fails can be repeated.
 
         >>> proof = home.erase("orders", ids=["order-2", "order-9"], why="request 1234")
         >>> proof.is_erased, proof.deleted.events, proof.deleted.missing
@@ -190,6 +191,7 @@ class UpkeepCalls(ABC):
         self.purge(topic)
         proof = self.prove_erased(topic, ids=wanted, keys=() if key is None else (key,))
         proof.deleted = deleted
+        self.record_proof(proof, why=why, who=options.get("who"))
         return proof
 
     def delete(
@@ -265,11 +267,35 @@ class UpkeepCalls(ABC):
         >>> home.prove_erased("orders", ids=["order-1"]).is_erased
         False
         """
-        from tidelog.erasure.proof import prove_erased
+        from tidelog.erasure.proof_search import prove_erased
 
         wanted = [ids] if isinstance(ids, str) else list(ids)
         found = self.topic(topic)
         return prove_erased(self.context, found, wanted, list(keys), progress or _ignore)
+
+    def record_proof(self, proof: Proof, *, why: str = "", who: str | None = None) -> None:
+        """Write the hash of a proof to the audit of its topic, as ``erase`` does.
+
+        A file of the proof can then be checked against the home: :meth:`has_proof`.
+
+        >>> proof = home.prove_erased("orders", ids=["order-1"])
+        >>> home.record_proof(proof, why="yearly check")
+        >>> [record.proof.verdict for record in home.audit("orders")]
+        ['not erased']
+        """
+        from tidelog.erasure.proof import record_proof
+
+        record_proof(self.context, self.topic(proof.topic), proof, self.reason(why, who))
+
+    def has_proof(self, proof: Proof) -> bool:
+        """Return whether the audit of this home has the hash of a proof, such as a loaded one.
+
+        >>> home.has_proof(home.erase("orders", ids=["order-2"]))
+        True
+        """
+        from tidelog.erasure.proof import is_recorded
+
+        return is_recorded(self.context, self.topic(proof.topic), proof)
 
     def maintain(
         self,

@@ -61,6 +61,7 @@ _COMMANDS = {
         "Print the events of a time range, or play them elsewhere.",
     ),
     "produce": ("produce", "Append the lines of a file or of standard input as events."),
+    "proof": ("proof", "Check the file of a proof of erasure."),
     "pump": ("pipeline", "Copy the events of a source into a topic, each event once."),
     "sample-traffic": ("demo:sample_traffic", ""),
     "scribe": ("journals", "Compile, apply amendments and sweep in the background."),

@@ -39,6 +39,7 @@ __all__ = [
     "json_option",
     "print_error",
     "progress_bar",
+    "size_text",
     "to_seconds",
     "utf8",
     "visible",
@@ -132,6 +133,16 @@ def to_seconds(time: str) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """``1 event``, ``2 events``; ``many`` where an s will not do."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def size_text(size: int) -> str:
+    """``812 B``, ``2.2 KiB``, ``140 MiB``."""
+    amount, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
 
 
 def write_out(data: bytes) -> None:

@@ -1,128 +1,46 @@
-"""The proof of an erasure: reads, decodes and searches every object that could hold an event.
+"""The proof of an erasure: what was searched, what was found, and the verdict.
 
-That is: segments and journals of the topic, also those that no row names; large values of updates;
-what Spark writers and pipelines staged; and files, sidecars, dead letters and metadata of every
-archive made of the topic. Then everything in the home is listed, and objects that nothing explains
-are searched with their names; manifests are searched for the names of files. So are unfinished
-uploads, which no listing shows, and topics that pipelines and playbacks copied events into.
-
-An event is recognized by its id or key, and in archives by its offset too. One after the erasure,
-by the ledger's time, is a new event; except in an object that no row names, because no delete has
-seen its time. An archive's unfinished range counts: its driver may have read the event before the
-delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a file
-that is not ours is searched in all its columns. Every table in the archive's row must list
-rewritten files as they are now. Each finding comes with what to do about it.
+A proof can be saved to a file for an auditor. The file is JSON: everything a proof knows, with
+hashes of the ids and keys in place of the erased names, and a SHA-256 over all of it.
+``Home.erase`` writes that hash to the topic's audit, so a file can be compared with the home that
+it is about. The hash in the file detects damage; the one in the audit detects forgery.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import builtins
+import hashlib
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import msgspec
 
-from tidelog.archive.deletions import Deletions, knows_all, read_deletions
-from tidelog.archive.derived_archives import is_line_of, partitions_of, reachable_archives_of
-from tidelog.archive.read import ArchiveFiles, is_changing
-from tidelog.archive.roots import removed_archives
-from tidelog.archive.tables import stale_entries
-from tidelog.catalog.base import clear_deleted_rows
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import (
-    counting_files,
-    is_detached,
-    read_partitions,
-    replay_pipeline,
-)
 from tidelog.erasure.from_archives import DeleteResult
-from tidelog.erasure.known_objects import event_values, folder_values
-from tidelog.erasure.matcher import (
-    EventMatcher,
-    has_columns,
-    is_event_lines,
-    is_plain_text,
-    names_of,
-    own_column,
-    rows_of,
-)
-from tidelog.erasure.proof_places import (
-    ASIDE,
-    REBUILD,
-    SWEEP,
-    ManifestNames,
-    erases,
-    explained_places,
-    is_named_by_events,
-    lasting_uploads,
-    owners_of,
-    places_of_files,
-    quoted_errors,
-    quoting_rows,
-    remedy_of,
-    stagings_of_others,
-    why_loose,
-)
-from tidelog.erasure.rewrite import is_under_way
-from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
-from tidelog.erasure.topic_copies import (
-    copies_of_topic,
-    copy_deletions,
-    copying_under_way,
-    outside_of_proof,
-)
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.listing import MovedError, covering
-from tidelog.log.run_reader import describe_run, read_run
-from tidelog.log.topics import read_head
-from tidelog.model import layout
-from tidelog.model.archive import Archive
-from tidelog.model.event import check_utf8
-from tidelog.model.partition_rows import Amendment, Run, decode_row
-from tidelog.model.pipeline import FileEntry
-from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import folders_of, store_at
-from tidelog.store.base import ObjectInfo, Store
-from tidelog.store.cache import CachedStore
+from tidelog.journal.audit import (
+    MARK_BYTES,
+    RECORD_BYTES_MAX,
+    AuditedProof,
+    AuditRecord,
+    Owner,
+    Why,
+    id_mark,
+    key_mark,
+    put_record,
+    read_audit,
+)
+from tidelog.model.decoding import decode_json
+from tidelog.model.event import to_iso
 
-__all__ = ["Proof", "Trace", "prove_erased"]
+__all__ = ["Proof", "SearchedPlace", "Trace", "is_recorded", "record_proof"]
 
-_COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
-_ORPHAN = (
-    "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
-    "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
-    "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
-    "than its grace waits for the next one"
-)
-_ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file without it"
-_UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
-_UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
-_TABLE = (
-    "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
-    "`tidelog archive register {archive} --forget`"
-)
-_AGAIN = (
-    "prove again when it is committed; if it fails, correct what `tidelog archive status "
-    "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
-    "that is being built: `tidelog archive drop`), and prove again"
-)
-_COPYING = (
-    "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
-    "resume one that died, or forget it"
-)
-_REASON = "run `tidelog delete {topic} ID` or `--key K` again, which takes it out of the audit"
-_LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
-_UPLOAD = (
-    "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
-    "is older than its grace"
-)
-_RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`), then prove again"
-_CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
-_MOVING = "prove again when no process compiles or trims the topic all the time"
-_ROUNDS = 20  # against compiles and trims that keep ending in between
-_UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
+Verdict = Literal["erased", "not erased", "nothing to prove"]
+
+_FORMAT = "tidelog proof 1"
+_MARKS_MAX = RECORD_BYTES_MAX // MARK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,463 +53,221 @@ class Trace:
 
 
 @dataclass(slots=True)
+class SearchedPlace:
+    """Objects that were searched together, such as those of one archive."""
+
+    name: str
+    objects: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class Proof:
     """What was searched, and what was found."""
 
     topic: str
+    incarnation: str = ""
+    ids: tuple[str, ...] = ()  # hashes: the proof must not keep what was erased
+    keys: tuple[str, ...] = ()
+    searched_ms: int = 0
     known: bool = True  # whether each requested id and key was ever deleted here
     objects: int = 0
     bytes: int = 0
+    places: list[SearchedPlace] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     out_of_reach: list[str] = field(default_factory=list)  # may hold them; not searched
     deleted: DeleteResult | None = None  # what ``Home.erase`` deleted before the search
 
     @property
     def is_erased(self) -> bool:
-        """Returns whether no byte is left in any of these objects."""
+        """Returns whether no byte is left in any of these objects.
+
+        >>> home.prove_erased("orders", ids=["order-1"]).is_erased
+        False
+        """
         return not self.traces
 
     @property
     def is_clean(self) -> bool:
-        """Returns whether nothing is left, and all that was given was once deleted here."""
+        """Returns whether nothing is left, and all that was given was once deleted here.
+
+        >>> home.erase("orders", ids=["order-2"]).is_clean
+        True
+        """
         return self.is_erased and self.known
 
+    @property
+    def verdict(self) -> Verdict:
+        """Returns the result in words; "nothing to prove" if an id or key was never deleted.
 
-def prove_erased(
-    context: Context,
-    topic: Topic,
-    ids: Collection[str] = (),
-    keys: Collection[bytes] = (),
-    progress: Callable[[int], None] = lambda _: None,
-) -> Proof:
-    """Searches for events by id and key. Reads every object that could hold them, completely.
+        >>> home.prove_erased("orders", ids=["order-1"]).verdict
+        'not erased'
+        """
+        if self.traces:
+            return "not erased"
+        return "erased" if self.known else "nothing to prove"
 
-    An event appended under the same id after the erasure is another one, and not a trace. An id
-    that never existed leaves no trace either: ``Proof.known`` distinguishes it from a deleted one.
-    Raises ``InvalidError`` without any id or key.
-    """
-    if not ids and not keys:
-        raise InvalidError("proof: of which event? give an id or a key")
-    for each in ids:
-        check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
-    deletions = read_deletions(context, topic, ids, keys)
-    store = context.store.inner if isinstance(context.store, CachedStore) else context.store
-    search = _ProofSearch(context, topic, EventMatcher(deletions), progress)
-    search.proof.known = knows_all(context, topic, deletions)
-    of_topic = reachable_archives_of(context, topic)
-    search.proof.out_of_reach = list(outside_of_proof(context, topic))
-    others = (store_at(context, archive.store) for archive, _ in of_topic)
-    for where in {each.url: each for each in (*others, store)}.values():
-        search.uploads(where)
-    search.topic_objects(store)
-    search.staged(store)
-    for archive in {each.name: each for each, _ in of_topic}.values():
-        search.aside(archive)
-    for archive, generation in of_topic:
-        search.archive(archive, generation)
-    for archive in {each.name: each for each, _ in of_topic}.values():
-        search.whole_archive(archive)
-    for archive in removed_archives(context):
-        if not is_detached(context, archive):
-            search.removed_archive(archive)
-    search.everything(store)
-    search.rows()
-    search.copies(store, deletions)
-    return search.proof
+    @property
+    def sha256(self) -> str:
+        """Returns the hash of everything in the proof, as its file and the audit have it.
 
+        >>> home.erase("orders", ids=["order-2"]).sha256[:7]
+        'sha256:'
+        """
+        return "sha256:" + hashlib.sha256(_canonical(self._content())).hexdigest()
 
-class _ProofSearch:
-    def __init__(
-        self, context: Context, topic: Topic, sought: EventMatcher, progress: Callable[[int], None]
-    ) -> None:
-        self._context = context
-        self._topic = topic
-        self._sought = sought
-        self._progress = progress
-        self._seen: set[tuple[str, str]] = set()  # store and key
-        self._foreign = tuple(stagings_of_others(context, topic))
-        self._starts: dict[int, int] = {}  # of partitions
-        self._files = tuple(places_of_files(context, topic))
-        self._living: set[str] = set()  # folders of a generation with files that hold events
-        self._folders: set[str] = set()  # the same for all generations, from the archive's root
-        self._manifests = ManifestNames(context, sought)
-        self.proof = Proof(topic.name)
+    def is_about(self, *, id: str | None = None, key: builtins.bytes | None = None) -> bool:
+        """Returns whether the proof covers this id or key.
 
-    # What no listing shows.
+        >>> home.erase("orders", ids=["order-2"]).is_about(id="order-2")
+        True
+        """
+        wanted_id = id is None or id_mark(id) in self.ids
+        return wanted_id and (key is None or key_mark(key) in self.keys)
 
-    def uploads(self, store: Store) -> None:
-        """Searches unfinished uploads, before objects are listed, because they may become some."""
-        explained = explained_places(self._context, self._topic, store)
+    def as_json(self) -> builtins.bytes:
+        """Returns the text of the proof's file.
+
+        >>> home.erase("orders", ids=["order-2"]).as_json()[:1]
+        b'{'
+        """
+        content = {**self._content(), "sha256": self.sha256}
+        return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the proof to a file, for an auditor. ``Proof.load`` reads and checks it.
+
+        >>> home.erase("orders", ids=["order-2"]).save("proof.json")
+        """
+        Path(path).write_bytes(self.as_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Proof:
+        """Returns the proof in a file, after checking its hash.
+
+        Raises ``CorruptError`` if the file was changed, and ``InvalidError`` if it is not a proof.
+
+        >>> home.erase("orders", ids=["order-2"]).save("proof.json")
+        >>> tidelog.Proof.load("proof.json").verdict
+        'erased'
+        """
+        what = f"proof `{path}`"
         try:
-            for upload in lasting_uploads(store, self._context.clock):
-                if upload.read is None:
-                    if not upload.name.startswith(explained):
-                        what = "is an upload that has not ended, and cannot be searched"
-                        self._add(upload.name, what, _UPLOAD)
-                    continue
-                with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
-                    data = upload.read()
-                    self._count((store.url, upload.name), upload.size)
-                    self._loose(upload.name, data, "its upload has not ended", _UPLOAD)
-        except InvalidError as exc:
-            self._add(store.url, f"its uploads cannot be listed ({exc})", _RIGHTS)
-
-    # The topic.
-
-    def topic_objects(self, store: Store) -> None:
-        """Searches segments, journals, values of updates, and what Spark writers staged."""
-        live = self._live()
-        values = self._values()
-        folder = f"topics/{self._topic.incarnation}/"
-        for info in store.list(folder):
-            data = self._get(store, info)
-            if data is None:
-                continue
-            kind = info.key.removeprefix(folder).partition("/")[0]
-            if kind == "amendments":
-                if info.key not in values:
-                    self._add(info.key, "is the value of an update that no row names", _ORPHAN)
-            elif kind == "segments":
-                self._segment(store, info.key, data, live.get(info.key, []))
-            elif kind == "journals" and info.key in live:
-                self._live_rows(store, live[info.key], data)
-            else:
-                self._loose(info.key, data, "no row names it")
-
-    def _live(self) -> dict[str, list[tuple[int, Run]]]:
-        """Returns what rows name, by object."""
-        found: dict[str, list[tuple[int, Run]]] = {}
-        for partition in range(self._topic.partitions):
-            for run in self._runs(partition):
-                found.setdefault(run.object, []).append((partition, run))
-        return found
-
-    def _runs(self, partition: int) -> list[Run]:
-        """Returns what a partition counts; nothing, with a trace, if it changes all the time."""
-        for _ in range(_ROUNDS):
-            head = read_head(self._context, self._topic, partition)[0]
-            self._starts[partition] = head.start
-            with contextlib.suppress(MovedError):  # compiled or trimmed in between
-                return list(covering(self._context, self._topic, partition, head))
-        where = layout.topic_partition(self._topic.incarnation, partition)
-        self._add(where, "is compiled or trimmed again and again, and was not searched", _MOVING)
-        return []
-
-    def _values(self) -> set[str]:
-        found = set()
-        for partition in range(self._topic.partitions):
-            where = layout.topic_partition(self._topic.incarnation, partition)
-            for row in self._context.catalog.scan(where, "amend/", "amend0"):
-                amendment = decode_row(row.value, Amendment, f"row `{row.row}`")
-                if amendment.object is not None:
-                    found.add(amendment.object)
-        return found
-
-    def _segment(self, store: Store, key: str, data: bytes, runs: list[tuple[int, Run]]) -> None:
-        """Searches a segment, which may hold pieces that no row counts next to others."""
-        total = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
-        counted = self._live_rows(store, runs, data)
-        if total > counted:
-            what = "other runs share this object, and keep it" if runs else "no row names it"
-            self._add(
-                key, f"holds {total - counted} of them: {what}", _COMPILE if runs else _ORPHAN
+            data = Path(path).read_bytes()
+        except FileNotFoundError as exc:
+            raise NotFoundError(f"{what}: no such file: check its path") from exc
+        try:
+            read = decode_json(data, dict[str, Any])
+            if read.get("format") != _FORMAT:
+                raise InvalidError(f"{what}: is not a proof: `tidelog delete --proof` writes one")
+            stored = read.pop("sha256", None)
+            found = "sha256:" + hashlib.sha256(_canonical(read)).hexdigest()
+            if stored != found:
+                raise CorruptError(
+                    f"{what}: was changed after it was written: its hash is {stored}, its content "
+                    f"has {found}: get the original, or prove again"
+                )
+            content = decode_json(data, _Content)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise InvalidError(f"{what}: is not a proof ({exc}): give the file as written") from exc
+        proof = content.proof()
+        if proof.verdict != content.verdict:
+            raise CorruptError(
+                f"{what}: says `{content.verdict}`, but its evidence says `{proof.verdict}`: get "
+                "the original, or prove again"
             )
+        return proof
 
-    def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
-        """Checks places that count: erased ones need a compile, others are still there.
+    def _content(self) -> dict[str, Any]:
+        deleted = None
+        if self.deleted is not None:
+            deleted = asdict(self.deleted) | {"missing": [*map(_mark_once, self.deleted.missing)]}
+        values = {name: getattr(self, name) for name in _PLAIN}
+        return {
+            "format": _FORMAT,
+            "verdict": self.verdict,
+            **values,
+            "searched_at": to_iso(self.searched_ms),
+            "places": [asdict(each) for each in self.places],
+            "traces": [asdict(each) for each in self.traces],
+            "deleted": deleted,
+        }
 
-        Returns how many rows of the object have one of the ids or keys.
-        """
-        counted = 0
-        for partition, run in runs:
-            what = describe_run(self._topic.name, partition, run)
-            piece = data[run.byte_start : run.byte_end]
-            for rows in read_run(store, run, what, data=piece):
-                found = self._sought.rows(rows.batch)
-                older = self._sought.rows(rows.batch, later=False)
-                counted += len(found)
-                for row in found:
-                    offset = int(rows.offsets[row])
-                    state = self._sought.state(partition, offset, older.get(row, []))
-                    said = f"holds offset {offset} of partition {partition}: "
-                    if state == "deleted" or offset < self._starts[partition]:
-                        self._add(run.object, f"{said}not compiled yet", _COMPILE)
-                    elif state == "alive":
-                        do = f"run `tidelog delete {self._topic.name} ID`"
-                        self._add(run.object, f"{said}was not deleted", do)
-        return counted
 
-    # Staging.
+_PLAIN = (
+    "topic",
+    "incarnation",
+    "ids",
+    "keys",
+    "searched_ms",
+    "known",
+    "objects",
+    "bytes",
+    "out_of_reach",
+)
 
-    def staged(self, store: Store, only: Iterable[str] = ("staging/",)) -> None:
-        """Searches files that are not published yet, or never will be."""
-        for prefix in only:
-            for info in store.list(prefix):
-                data = self._get(store, info)
-                if data is not None:
-                    self._loose(info.key, data, why_loose(info.key))
 
-    # Archives.
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a file."""
 
-    def aside(self, archive: Archive) -> None:
-        """Searches files that were set aside, each with its sidecar, like an erasure reads them.
+    format: str
+    verdict: Verdict
+    topic: str
+    incarnation: str
+    ids: tuple[str, ...]
+    keys: tuple[str, ...]
+    searched_ms: int
+    searched_at: str
+    known: bool
+    objects: int
+    bytes: int
+    out_of_reach: list[str]
+    places: list[SearchedPlace]
+    traces: list[Trace]
+    deleted: DeleteResult | None
+    sha256: str
 
-        Those of a dropped generation are left to the search of single objects. Those of another
-        topic are not searched, even if it had the same name.
-        """
-        store, lines = store_at(self._context, archive.store), aside_lines(self._context, archive)
-        others = {key for key, line in lines.items() if not is_line_of(line, self._topic)}
-        for info in store.list(layout.aside_folder(archive.root)):
-            if info.key.partition(layout.ERASING)[0] in others:
-                self._seen.add((store.url, info.key))
-        files = AsideFiles(store, archive, lambda key: key not in others)
-        for key in files.names():
-            # Then it is searched as an object.
-            with contextlib.suppress(*_UNREADABLE, NotFoundError):
-                read = files.read(key)
-                if read is not None:
-                    found = sum(self._in_rows(batch, later=False) for batch in read.batches)
-                    for part in read.parts:
-                        self._count((store.url, part.target), part.size)
-                    if found:
-                        self._add(key, f"holds {found} of them: {why_loose(key)}", ASIDE)
+    def proof(self) -> Proof:
+        """Returns the proof; the ids that a delete did not find stay hashes."""
+        values = {name: getattr(self, name) for name in _PLAIN}
+        return Proof(**values, places=self.places, traces=self.traces, deleted=self.deleted)
 
-    def archive(self, archive: Archive, generation: int) -> None:
-        """Searches all files of a generation, then everything else in its folders."""
-        store = store_at(self._context, archive.store)
-        reader = ArchiveFiles(store, archive.making(generation))
-        pipeline = archive.pipeline(generation)
-        own = partitions_of(self._context, pipeline, self._topic)
-        gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
-        self._living, emptied = set(), {}
-        for partition in own:
-            self._under_way(archive, pipeline, partition, gone[partition])
-        for partition in read_partitions(self._context, pipeline):
-            for manifest, file in counting_files(self._context, pipeline, partition):
-                key = (store.url, file.target)
-                below = file.target.removeprefix(f"{archive.folder(generation)}/")
-                folder = below.rpartition("/")[0]
-                if file.events:
-                    self._living.add(folder)
-                    self._folders.add(file.target.rpartition("/")[0])
-                elif partition in own:
-                    had = erases(manifest, file, gone[partition])
-                    emptied[file.target] = (folder, file.named if had else 0)
-                if partition not in own:
-                    self._seen.add(key)  # of another topic, even if it had the same name
-                elif key not in self._seen:
-                    self._count(key, file.size)
-                    with self._note_changes(archive, generation, partition, file):
-                        for batch in reader.batches(manifest, file):
-                            self._archived(file.target, batch, own[partition], gone[partition])
-        self._note_empty_files(emptied)
-        self._manifests.note(archive, generation, self._living)
-        for table, what in stale_entries(self._context, archive, generation):
-            self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
-        self._owner(store, archive)
-        self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
-    @contextlib.contextmanager
-    def _note_changes(
-        self, archive: Archive, generation: int, partition: str, file: FileEntry
-    ) -> Iterator[None]:
-        """Notes a file that an erasure, a replay or a drop changes in between; not damage."""
-        try:
-            yield
-        except CorruptError:
-            if not is_changing(self._context, archive, generation, partition, file):
-                raise
-            self._add(file.target, "was changed while it was searched", _CHANGED)
+def _mark_once(event_id: str) -> str:
+    """Returns the hash of an id; the ids of a proof that was loaded are hashes already."""
+    is_mark = event_id.startswith("sha256:") and len(event_id) == MARK_BYTES
+    return event_id if is_mark else id_mark(event_id)
 
-    def _note_empty_files(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """Notes files without events, with their folders and how many parts events have named.
 
-        A folder without any event left may have its name from an erased one.
-        """
-        for target, (folder, named) in files.items():
-            if any(map(self._sought.is_in, folder_values(folder, self._living))):
-                self._add(target, "has one of them in the name of its folder", REBUILD)
-            elif is_named_by_events(folder, named, self._living):
-                what = "is empty, and its folder was named by a field of the events it had"
-                self._add(target, what, REBUILD)
+def _canonical(content: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(content, order="sorted")
 
-    def whole_archive(self, archive: Archive) -> None:
-        """Searches an archive's folders for objects of no generation: there should be none.
 
-        Files that were set aside and metadata of tables are expected; they name files of all
-        generations. So is staging, also of dropped generations: a driver may have stalled.
-        """
-        store, folders = store_at(self._context, archive.store), folders_of(self._context, archive)
-        self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
-        for folder in folders["files"]:
-            for info in store.list(folder.prefix):
-                self._unexplained(store, info, "of no generation that the archive has", SWEEP)
+def record_proof(context: Context, topic: Owner, proof: Proof, why: Why) -> None:
+    """Writes who proved what, with the proof's hash, to the audit of its topic."""
+    if topic.incarnation != proof.incarnation:
+        raise InvalidError(f"proof: is about another topic `{proof.topic}`, which was deleted")
+    by_id = [
+        ("", proof.ids[first : first + _MARKS_MAX])
+        for first in range(0, len(proof.ids), _MARKS_MAX)
+    ]
+    by_key: list[tuple[str, tuple[str, ...]]] = [(key, ()) for key in proof.keys]
+    for key, ids in (*by_id, *by_key):
+        record = AuditRecord(
+            id=context.ids.new(),
+            op="prove",
+            who=why.who,
+            at_ms=context.clock.now_ms(),
+            why=why.why,
+            events=(),
+            state="done",
+            key=key,
+            proof=AuditedProof(proof.verdict, proof.sha256, ids),
+        )
+        put_record(context, topic, record)
 
-    def removed_archive(self, archive: Archive) -> None:
-        """Searches the folders of a deleted archive, unless another one has marked its root."""
-        store = store_at(self._context, archive.store)
-        with contextlib.suppress(NotFoundError):
-            if store.get(archive.owner) != archive.mark:
-                return
-        self.whole_archive(archive)
 
-    def everything(self, store: Store) -> None:
-        """Searches all objects of the home that nothing explains, and all manifests for names."""
-        explained = explained_places(self._context, self._topic, store)
-        for info in store.list(""):
-            if (store.url, info.key) in self._seen or info.key.startswith(explained):
-                continue
-            named = self._manifests.names_in(store, info.key)
-            if named is None:
-                self._unexplained(store, info, "nothing explains it", remedy_of(info.key))
-                continue
-            self._count((store.url, info.key), info.size)
-            if named:
-                do = REBUILD if self._manifests.is_needed(info.key) else SWEEP
-                self._add(info.key, "has one of them in the name of a file", do)
-
-    def rows(self) -> None:
-        """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
-        owners = owners_of(self._context, self._topic)
-        for where in quoting_rows(self._context, owners, self._sought.deletions):
-            self._add(where, "quotes one of them in its reason", _REASON)
-        self.errors()
-        if not clear_deleted_rows(self._context.catalog):
-            self._add(self._context.catalog.url, "its log holds rows that were deleted", _LOG)
-
-    def errors(self) -> None:
-        """Searches errors that rows show to people."""
-        for error in quoted_errors(self._context, self._topic, self._sought):
-            self._add(*error)
-
-    def copies(self, store: Store, deletions: Deletions) -> None:
-        """Searches topics that pumps, restores and playbacks copied to, and their archives.
-
-        Unfinished copies count too. Lists other places that they wrote to.
-        """
-        found = copies_of_topic(self._context, self._topic)
-        for place, what in copying_under_way(self._context, self._topic, self._sought):
-            self._add(place, what, _COPYING)
-        for copy in found.topics:
-            sought = EventMatcher(copy_deletions(self._context, copy.topic, deletions))
-            inner = _ProofSearch(self._context, copy.topic, sought, self._progress)
-            inner._seen = self._seen
-            for place, what in copying_under_way(self._context, copy.topic, sought):
-                inner._add(place, what, _COPYING)
-            inner.topic_objects(store)
-            inner.errors()
-            for archive, generation in reachable_archives_of(self._context, copy.topic):
-                inner.archive(archive, generation)
-            self.proof.objects += inner.proof.objects
-            self.proof.bytes += inner.proof.bytes
-            for trace in inner.proof.traces:
-                what = f"topic `{copy.topic.name}` ({copy.how}): {trace.what}"
-                self._add(trace.object, what, trace.do)
-        self.proof.out_of_reach += found.outside
-
-    def _unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
-        data = self._get(store, info)
-        if data is None:
-            return
-        if any(map(self._sought.is_in, names_of(info.key))):
-            self._add(info.key, f"has one of them in its name: {why}", do)
-        self._loose(info.key, data, why, do)
-
-    def _owner(self, store: Store, archive: Archive) -> None:
-        """Counts an archive's mark if it is as written: it contains no event.
-
-        Otherwise its empty or short texts would match an equal id or key.
-        """
-        key = (store.url, archive.owner)
-        with contextlib.suppress(NotFoundError):
-            if key not in self._seen and store.get(archive.owner) == archive.mark:
-                self._count(key, len(archive.mark))
-
-    def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
-        """Reports ranges that may have been read before the delete; call before the commits."""
-        wanted = np.array(gone, np.int64)
-        for each in (pipeline, replay_pipeline(pipeline)):
-            if len(wanted) and is_under_way(self._context, each, partition, wanted):
-                what = f"a range of archive `{archive.name}` is under way there"
-                do = _AGAIN.replace("{archive}", archive.name)
-                self._add(layout.pipeline_partition(each, partition), what, do)
-
-    def _archived(
-        self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
-    ) -> None:
-        """Reports rows at erased offsets, and rows with the id or key of no later event."""
-        for name in self._sought.hidden(batch):
-            self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
-        older = self._sought.rows(batch, later=False)
-        column = own_column(batch, "offset")
-        found = set(older)
-        if column is not None:
-            offsets = column.cast(pa.int64())
-            at = pc.is_in(offsets, pa.array(gone, pa.int64()))
-            found = set(pc.indices_nonzero(at).to_pylist())
-            for row in self._sought.rows(batch):
-                places, offset = older.get(row, []), offsets[row].as_py()
-                if self._sought.state(partition, offset, places) != "another":
-                    found.add(row)
-        if found:
-            self._add(target, f"holds {len(found)} of them", _ARCHIVE)
-
-    # Objects.
-
-    def _loose(self, key: str, data: bytes, why: str, do: str = "") -> None:
-        """Searches an object whose events no row counts: it may contain none.
-
-        It is clean only if all of it was decoded. What another archive stages may be anything.
-        """
-        try:
-            found = self._found_in(key, data)
-        except _UNREADABLE:
-            found = None
-        if found:
-            self._add(key, f"holds {found} of them: {why}", do or remedy_of(key))
-        elif found is None and not key.startswith(self._foreign):
-            is_staged = key.startswith("staging/")
-            what = f"cannot be searched, as not all of it can be decoded: {why}"
-            self._add(key, what, do or (_UNREAD if is_staged else remedy_of(key)))
-
-    def _found_in(self, key: str, data: bytes) -> int | None:
-        """Returns how many of them an object holds; None or an error if it cannot be searched."""
-        values = event_values(key, data, self._living, self._folders)
-        if values is not None:
-            return sum(map(self._sought.is_in, values))
-        if has_columns(data):
-            return sum(self._in_rows(batch) for batch in rows_of(data))
-        if not is_plain_text(data):
-            return None
-        if self._sought.in_any_text(data):
-            return 1
-        # A file of only values has no ids, so it shows neither whose they are nor which.
-        return None if key.startswith(self._files) and not is_event_lines(data) else 0
-
-    def _in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
-        """Counts rows with one of the ids or keys; without our columns, in any column."""
-        if self._sought.hidden(batch):
-            return self._sought.in_values(batch)
-        return len(self._sought.rows(batch, later=later))
-
-    def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
-        """Returns the bytes of an object; None if it was searched or was deleted in between."""
-        key = (store.url, info.key)
-        if key in self._seen:
-            return None
-        self._count(key, info.size)
-        try:
-            return store.get(info.key)
-        except NotFoundError:
-            return None
-
-    def _count(self, key: tuple[str, str], size: int) -> None:
-        self._seen.add(key)
-        self.proof.objects += 1
-        self.proof.bytes += size
-        self._progress(size)
-
-    def _add(self, key: str, what: str, do: str) -> None:
-        trace = Trace(key, what, do.replace("{topic}", self._topic.name))
-        if trace not in self.proof.traces:
-            self.proof.traces.append(trace)
+def is_recorded(context: Context, topic: Owner, proof: Proof) -> bool:
+    """Returns whether the audit of the topic has the hash of this proof."""
+    found = (each.proof for each in read_audit(context, topic))
+    return any(each is not None and each.sha256 == proof.sha256 for each in found)

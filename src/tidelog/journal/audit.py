@@ -31,6 +31,7 @@ __all__ = [
     "RECORD_BYTES_MAX",
     "AuditRecord",
     "AuditedEvent",
+    "AuditedProof",
     "AuditedSource",
     "Owner",
     "Why",
@@ -73,20 +74,35 @@ class AuditedSource(Persisted, frozen=True, array_like=True):
     incarnation: str  # empty: unknown
 
 
+class AuditedProof(Persisted, frozen=True, array_like=True):
+    """The proof of an erasure: its result, the hash of its file, and the marks of its ids."""
+
+    verdict: str
+    sha256: str
+    ids: tuple[str, ...]
+
+
 class AuditRecord(Persisted, frozen=True):
-    """One amendment of some events."""
+    """One amendment of some events, or the proof of an erasure."""
 
     id: str  # its own
-    op: Literal["update", "delete"]
+    op: Literal["update", "delete", "prove"]
     who: str
     at_ms: int
     why: str
     events: tuple[AuditedEvent, ...]
     state: Literal["begun", "done"] = "begun"
-    key: str = ""  # of a delete by key: the mark of the key
+    key: str = ""  # of a delete or a proof by key: the mark of the key
     archived: bool = False  # the events were found only in archives; decided once written
     until_ms: int = 0  # of those: the time in the ledger for their ids and key
     sources: tuple[AuditedSource, ...] = ()  # of an archive's own record: its partitions
+    proof: AuditedProof | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Returns the marks of the ids that it is about, each once."""
+        found = self.proof.ids if self.proof else (each.id for each in self.events)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +140,20 @@ def put_record(
 
 
 def read_audit(
-    context: Context, topic: Owner, since_ms: int = 0, event_id: str | None = None
+    context: Context,
+    topic: Owner,
+    since_ms: int = 0,
+    event_id: str | None = None,
+    key: bytes | None = None,
 ) -> Iterator[AuditRecord]:
-    """Yields the records of a topic or an archive from a time on, or those of an id.
+    """Yields the records of a topic or an archive from a time on, or those of an id or a key.
 
     The oldest comes first.
     """
     wanted = None if event_id is None else id_mark(event_id)
+    wanted_key = None if key is None else key_mark(key)
     for record, _ in read_records(context, topic, since_ms):
-        if wanted is None or any(each.id == wanted for each in record.events):
+        if (wanted is None or wanted in record.ids) and wanted_key in (None, record.key):
             yield record
 
 

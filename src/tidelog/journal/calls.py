@@ -109,18 +109,24 @@ class JournalCalls(ABC):
         return self._amender(topic, why, who).update(values)
 
     def audit(
-        self, topic: str, since: Time = None, event_id: str | None = None
+        self,
+        topic: str,
+        since: Time = None,
+        event_id: str | None = None,
+        *,
+        key: bytes | None = None,
     ) -> Iterator[AuditRecord]:
-        """Yields who amended what, when and why, oldest first. With an id, only its records.
+        """Yields who amended what, when and why, oldest first.
 
-        Records contain hashes of ids, so that they do not keep what was erased.
+        With an id, only its records; with a key, only deletes and proofs by this key. Records
+        contain hashes of ids and keys, so that they do not keep what was erased.
 
         >>> home.update("orders", "order-2", b"corrected", why="wrong price")
         >>> [(record.op, record.why) for record in home.audit("orders")]
         [('update', 'wrong price')]
         """
         times = whole_range(since, None, self.context.clock.now_ms())
-        return read_audit(self.context, self.topic(topic), times.start_ms, event_id)
+        return read_audit(self.context, self.topic(topic), times.start_ms, event_id, key)
 
     def actions(self, since: Time = None) -> Iterator[Action]:
         """Yields who did what to the home as a whole, oldest first: the home's audit.

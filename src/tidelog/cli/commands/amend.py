@@ -1,19 +1,18 @@
 """``tidelog get``, ``update``, ``delete`` and ``audit``: events by their ids.
 
-What ``delete --prove`` and ``verify --erased`` do: let erased bytes go, and show it.
+``delete --prove`` also removes the bytes and prints the proof.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from tidelog import Erasure
 from tidelog.api.upkeep import EraseOptions
+from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -28,7 +27,6 @@ from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.actions import Action
 from tidelog.erasure.from_archives import DeleteResult
-from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.journal.audit import AuditRecord
@@ -38,69 +36,12 @@ __all__ = [
     "audit",
     "delete",
     "get",
-    "prove_and_tell",
     "say_unseen",
     "show_records",
     "update",
     "who_option",
     "why_option",
 ]
-
-
-def carry_out_and_tell(home: Home, output: Output, topic: str) -> None:
-    """Remove the bytes of deleted events now, and print what was done."""
-    output.record(_erasure_values(home.purge(topic)))
-
-
-def prove_and_tell(
-    home: Home,
-    output: Output,
-    topic: str,
-    ids: Collection[str] = (),
-    keys: Collection[bytes] = (),
-) -> None:
-    """Search all objects, print what was found; exit code 1 where something is left.
-
-    So too where an id or a key was never deleted here: there is nothing that could be proved.
-    """
-
-    def total() -> int:
-        return sum(state.bytes or 0 for state in home.partitions(topic))
-
-    with progress_bar(f"search {topic}", total) as advance:
-        proof = home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
-    _tell(output, proof)
-    if not proof.is_clean:
-        sys.exit(FAILED)
-
-
-def _tell(output: Output, proof: Proof) -> None:
-    values = {
-        "topic": proof.topic,
-        "erased": proof.is_erased,
-        "known": proof.known,
-        "objects_searched": proof.objects,
-        "bytes_searched": proof.bytes,
-    }
-    if output.as_json:
-        traces = [asdict(trace) for trace in proof.traces]
-        output.record({**values, "traces": traces, "out_of_reach": proof.out_of_reach})
-        return
-    known = "yes" if proof.known else "no: nothing of this id or key was ever deleted here"
-    output.record({**values, "erased": "yes" if proof.is_erased else "NO", "known": known})
-    for trace in proof.traces:
-        output.say(f"left: {trace.object}: {trace.what}: {trace.do}")
-    for each in proof.out_of_reach:
-        output.say(f"out of reach: {each}")
-
-
-def _erasure_values(done: Erasure) -> dict[str, int]:
-    return {
-        "journals_made": done.compiled.journals,
-        "archive_files_rewritten": sum(each.files for each in done.archives),
-        "archive_ranges_under_way": sum(each.waiting for each in done.archives),
-        "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
-    }
 
 
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
@@ -204,6 +145,7 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     is_flag=True,
     help="Erase the bytes now, from archives too, then search all objects for what is left.",
 )
+@proof_option
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
@@ -213,6 +155,9 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     compile and sweep. With --prove they are erased now, from the topic and from its archives, and
     then every object that could hold them is searched. Events that the topic has trimmed are erased
     from its archives too: the scribe, or --prove, writes their files again.
+
+    --prove prints one verdict with its evidence, and the audit records its hash. --proof FILE also
+    writes it to a file, which `tidelog proof check` checks.
 
     On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
     of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
@@ -224,6 +169,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
       tidelog delete orders order-17 --why "entered twice"
       tidelog delete orders --ids-file ids.txt --yes
       tidelog delete customers --key customer-7 --why "request 2026-118" --prove --yes
+      tidelog delete customers --key customer-7 --proof request-118.json --yes
     """
     key, file = given["key"], given["ids_file"]
     selectors = sum((bool(given["ids"]), key is not None, file is not None))
@@ -244,21 +190,27 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
             if key is not None
             else home.erase(topic, ids=ids, why=given["why"], prove=False, **how)
         )
-        told = {"deleted": deleted.events, "archived": deleted.archived}
-        output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
-        say_unseen(output, deleted.unseen)
-        if given["prove"]:
-            carry_out_and_tell(home, output, topic)
-            keys = [] if key is None else [key.encode()]
-            prove_and_tell(home, output, topic, ids if key is None else (), keys)
-    if deleted.unseen or not (deleted.is_clean or given["prove"]):
-        sys.exit(FAILED)
+        if given["prove"] or given["proof_file"]:
+            purged = home.purge(topic)
+            proof = search_with_bar(home, topic, ids, [] if key is None else [key.encode()])
+            proof.deleted = deleted
+            home.record_proof(proof, why=given["why"], who=given["who"])
+            show_proof(output, proof, purged)
+            say_unseen(output, () if output.as_json else deleted.unseen)
+            end_with(output, proof, given["proof_file"])
+        else:
+            told = {"deleted": deleted.events, "archived": deleted.archived}
+            output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
+            say_unseen(output, deleted.unseen)
+            if not deleted.is_clean:
+                sys.exit(FAILED)
 
 
 @click.command()
 @click.argument("topic", required=False)
 @click.option("--since", metavar="T", help="The first time: ISO 8601, or -7d.")
 @click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
+@click.option("--key", type=utf8, metavar="K", help="Only deletes and proofs by this key.")
 @json_option
 @click.pass_obj
 def audit(
@@ -267,6 +219,7 @@ def audit(
     topic: str | None,
     since: str | None,
     event_id: str | None,
+    key: str | None,
 ) -> None:
     """Show who updated or deleted events of a topic, when and why.
 
@@ -275,8 +228,10 @@ def audit(
     Without a topic, show what was done to the home: logins, tokens, cursors, playbacks, and reads
     where the server runs with --audit-reads.
 
-    Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
-    find the records of an id.
+    Ids and keys are shown as hashes (sha256), so that the audit does not keep what was erased. Use
+    --id or --key to find the records of one.
+
+    A record with op `prove` is the result of `delete --prove`, with the hash of its proof.
 
     A record with `begun` belongs to a command that is still running or has died: run it again.
 
@@ -285,15 +240,18 @@ def audit(
       tidelog audit orders
       tidelog audit orders --since -7d --json
       tidelog audit orders --id order-17
+      tidelog audit orders --key customer-7
       tidelog audit --since -1d
     """
-    if topic is None and event_id is not None:
-        raise InvalidError("audit: --id is about a topic: name the topic too")
+    if topic is None and (event_id is not None or key is not None):
+        raise InvalidError("audit: --id and --key are about a topic: name the topic too")
     with open_home(home_text) as home:
         if topic is None:
             output.records(("at", "op", "who", "what", "note"), map(_action, home.actions(since)))
             return
-        show_records(output, home.audit(topic, since, event_id))
+        show_records(
+            output, home.audit(topic, since, event_id, key=None if key is None else key.encode())
+        )
 
 
 def say_unseen(output: Output, files: Collection[str]) -> None:
@@ -311,7 +269,7 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
     if output.as_json:
         output.records((), map(_record, records))
         return
-    columns = ("at", "op", "who", "events", "ids", "why", "state")
+    columns = ("at", "op", "who", "events", "ids", "key", "why", "state", "proof")
     output.records(columns, map(_row, records))
 
 
@@ -350,6 +308,7 @@ def _record(record: AuditRecord) -> dict[str, Any]:
         "why": record.why,
         "state": record.state,
         "key": record.key or None,
+        "proof": record.proof and {"verdict": record.proof.verdict, "sha256": record.proof.sha256},
         "archived": record.archived,
         "events": [
             {
@@ -365,16 +324,19 @@ def _record(record: AuditRecord) -> dict[str, Any]:
 
 
 def _row(record: AuditRecord) -> dict[str, Any]:
-    ids = list(dict.fromkeys(each.id for each in record.events if each.id is not None))
+    ids = record.ids
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    proof = record.proof
     return {
         "at": to_seconds(to_iso(record.at_ms)),
         "op": record.op,
         "who": record.who,
-        "events": len(record.events),
+        "events": len(record.events) if proof is None else None,
         "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
+        "key": record.key[:_MARK_CHARS] or None,
         "why": record.why or None,
         "state": record.state,
+        "proof": f"{proof.verdict}, {proof.sha256[:_MARK_CHARS]}" if proof else None,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.commands.amend import prove_and_tell
+from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
 from tidelog.cli.terminal import past_of, past_options
 from tidelog.errors import InvalidError
@@ -168,31 +168,39 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     metavar="K",
     help="Search all objects for erased events with this key.",
 )
+@proof_option
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
     """Check every event against the catalog and its checksum.
 
     Changes nothing. Ends with exit code 1 when something is damaged or lost; a warning, such as
-    objects that a dead producer may have left, does not change the exit code. With --erased it
-    searches all objects that could hold an event instead: the topic's, those of archives that were
-    made of it, and what is staged; exit code 1 when something of it is left, or nothing of it was
-    ever deleted here.
+    objects that a dead producer may have left, does not change the exit code.
+
+    With --erased it searches all objects that could hold an event instead: the topic's, those of
+    archives that were made of it, and what is staged. Ends with exit code 1 when something is left,
+    or when the id or key was never deleted here. --proof also adds a record to the audit.
 
     \b
     Examples:
       tidelog verify
       tidelog verify orders --json
       tidelog verify orders --erased order-17
-      tidelog verify orders --erased-key customer-7
+      tidelog verify orders --erased-key customer-7 --proof request-118.json
     """
     if given["erased"] or given["erased_key"] is not None:
         if topic is None:
             raise InvalidError("verify: --erased is of one topic: say which")
         keys = [] if given["erased_key"] is None else [given["erased_key"].encode()]
         with open_home(home_text) as home:
-            prove_and_tell(home, output, topic, given["erased"], keys)
+            proof = search_with_bar(home, topic, given["erased"], keys)
+            if given["proof_file"] is not None:
+                home.record_proof(proof)
+        show_proof(output, proof)
+        end_with(output, proof, given["proof_file"])
         return
+    if given["proof_file"] is not None:
+        raise InvalidError("verify: --proof needs --erased or --erased-key")
     with open_home(home_text) as home:
         problems = home.inspect()
         reports = [_verified(home, name) for name in _names(home, topic)]

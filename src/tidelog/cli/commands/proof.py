@@ -1,0 +1,182 @@
+"""``tidelog proof``: checks files of proofs; and how ``--prove`` and ``--erased`` show one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from tidelog import Erasure
+from tidelog.cli.output import (
+    FAILED,
+    CommandGroup,
+    Output,
+    counted,
+    json_option,
+    progress_bar,
+    size_text,
+    to_seconds,
+    utf8,
+)
+from tidelog.erasure.proof import Proof
+from tidelog.errors import FailedError
+from tidelog.home import Home, open_home
+from tidelog.model.event import to_iso
+
+__all__ = ["end_with", "proof", "proof_option", "search_with_bar", "show_proof"]
+
+_HEADLINES = {
+    "erased": "ERASED: no object holds any of it.",
+    "not erased": "NOT ERASED: something is left.",
+    "nothing to prove": "NOTHING TO PROVE: this id or key was never deleted here.",
+}
+
+proof_option = click.option(
+    "--proof",
+    "proof_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write the proof to a file: JSON with a hash, and hashes in place of ids and keys.",
+)
+
+
+@click.group(cls=CommandGroup)
+def proof() -> None:
+    """Check the file of a proof of erasure.
+
+    \b
+    Examples:
+      tidelog proof check request-118.json
+    """
+
+
+@proof.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--id", "event_id", type=utf8, metavar="ID", help="Check that it covers this id.")
+@click.option("--key", type=utf8, metavar="K", help="Check that it covers this key.")
+@click.option(
+    "--recorded", is_flag=True, help="Check that the audit of the home has the proof's hash."
+)
+@json_option
+@click.pass_obj
+def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> None:
+    """Check that a proof is as it was written, and show it.
+
+    The hash in the file shows that nothing in it has changed. It cannot show who wrote it: use
+    --recorded, which compares it with the audit of the home. Without --recorded, no home is needed.
+    Ends with exit code 1 unless the verdict is "erased" and everything matches.
+
+    \b
+    Examples:
+      tidelog proof check request-118.json
+      tidelog proof check request-118.json --key customer-7
+      tidelog proof check request-118.json --recorded
+    """
+    found = Proof.load(file)
+    key = None if given["key"] is None else given["key"].encode()
+    if not found.is_about(id=given["event_id"], key=key):
+        raise FailedError(f"proof `{file}`: is about other ids or keys: give the file of this one")
+    if given["recorded"]:
+        with open_home(home_text) as home:
+            if not home.has_proof(found):
+                raise FailedError(
+                    f"proof `{file}`: the audit of topic `{found.topic}` does not have its hash: "
+                    "it was written elsewhere, or was not recorded"
+                )
+    show_proof(output, found)
+    end_with(output, found)
+
+
+def search_with_bar(home: Home, topic: str, ids: Collection[str], keys: Collection[bytes]) -> Proof:
+    """Search all objects, with a progress bar."""
+
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(topic))
+
+    with progress_bar(f"search {topic}", total) as advance:
+        return home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
+
+
+def show_proof(output: Output, proof: Proof, purged: Erasure | None = None) -> None:
+    """Print the verdict and its evidence; with what was removed before, where that is known."""
+    if output.as_json:
+        output.record(_values(proof, purged))
+        return
+    output.say(_HEADLINES[proof.verdict])
+    output.say("")
+    output.record(_evidence(proof, purged))
+    for number, trace in enumerate(proof.traces, 1):
+        output.say(f"\nleft {number}: {trace.object}\n  {trace.what}\n  to do: {trace.do}")
+    for each in proof.out_of_reach:
+        output.say(f"not searched: {each}")
+
+
+def end_with(output: Output, proof: Proof, file: str | None = None) -> None:
+    """Write the proof to a file if there is one; exit with 1 unless the proof is clean."""
+    if file is not None:
+        proof.save(file)
+        output.say(f"\nWrote the proof to {file}. Check it with `tidelog proof check {file}`.")
+    unseen = proof.deleted is not None and proof.deleted.unseen
+    if unseen or not proof.is_clean:
+        sys.exit(FAILED)
+
+
+def _evidence(proof: Proof, purged: Erasure | None) -> dict[str, str]:
+    shown = {"topic": proof.topic}
+    deleted = proof.deleted
+    if deleted is not None:
+        found = deleted.events + deleted.archived
+        only = f", {deleted.archived:,} of them only in archives" if deleted.archived else ""
+        shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
+        if deleted.missing:
+            shown["not found"] = counted(len(deleted.missing), "id")
+    if purged is not None:
+        done = _purge_values(purged)
+        shown["removed"] = (
+            f"{counted(done['objects_deleted'], 'object')} deleted, "
+            f"{counted(done['journals_made'], 'journal')} and "
+            f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten"
+        )
+        if done["archive_ranges_under_way"]:
+            shown["waiting for"] = counted(done["archive_ranges_under_way"], "archive range")
+    shown["searched"] = f"{counted(proof.objects, 'object')}, {size_text(proof.bytes)}"
+    for place in proof.places:
+        name = f"  {place.name}"
+        shown[name] = f"{counted(place.objects, 'object')}, {size_text(place.bytes)}"
+    shown["at"] = to_seconds(to_iso(proof.searched_ms))
+    shown["proof"] = proof.sha256
+    return shown
+
+
+def _values(proof: Proof, purged: Erasure | None) -> dict[str, Any]:
+    deleted = proof.deleted
+    return {
+        "topic": proof.topic,
+        "verdict": proof.verdict,
+        "erased": proof.is_erased,
+        "known": proof.known,
+        "deleted": None if deleted is None else deleted.events,
+        "archived": None if deleted is None else deleted.archived,
+        "missing": [] if deleted is None else list(deleted.missing),
+        "unseen": [] if deleted is None else list(deleted.unseen),
+        **({} if purged is None else _purge_values(purged)),
+        "objects_searched": proof.objects,
+        "bytes_searched": proof.bytes,
+        "places": [asdict(each) for each in proof.places],
+        "traces": [asdict(each) for each in proof.traces],
+        "out_of_reach": proof.out_of_reach,
+        "searched_at": to_iso(proof.searched_ms),
+        "sha256": proof.sha256,
+    }
+
+
+def _purge_values(done: Erasure) -> dict[str, int]:
+    return {
+        "journals_made": done.compiled.journals,
+        "archive_files_rewritten": sum(each.files for each in done.archives),
+        "archive_ranges_under_way": sum(each.waiting for each in done.archives),
+        "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
+    }
