@@ -59,6 +59,9 @@ class _Reader(HTMLParser):
         if tag == "select":
             self._select = ""
         elif tag == "textarea":
+            if self._area and self.forms:  # browsers drop the first line end
+                fields = self.forms[-1].fields
+                fields[self._area] = fields[self._area].removeprefix("\n")
             self._area = ""
 
 

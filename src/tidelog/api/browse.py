@@ -100,8 +100,9 @@ class BrowseCalls(ABC):
         start: int | None = None,
         limit: int = 50,
     ) -> SearchResult:
-        """Return events of a partition that a query fits: by key, by id, or by a text they contain.
+        """Return events of a partition that fit a query: by key, id, text or fields of their JSON.
 
+        Fields are conditions such as ``amount > 10 and user.id = u-7`` (``SearchQuery.where``).
         Without ``partition`` it looks where the query's key belongs, or in partition 0. It looks
         from ``start`` on for a second at most; ``next`` of the result is where to continue.
 
@@ -109,6 +110,7 @@ class BrowseCalls(ABC):
         >>> [event.id for event in found.events]
         ['order-2']
         """
+        query.check()
         found = self.topic(topic)
         if partition is None:
             partition = 0 if query.key is None else partition_for(query.key, found.partitions)

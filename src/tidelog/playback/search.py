@@ -1,4 +1,4 @@
-"""Searches a topic for a key, an id or a text, a bounded stretch at a time.
+"""Searches a topic for a key, an id, a text or fields, a bounded stretch at a time.
 
 A search ends after a number of events or seconds and returns where the next one begins. Beside
 events it shows their amendments, and offsets whose events were deleted.
@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.field_filter import parse_field_filter
 from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
 from tidelog.log.partition_reader import Reader
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _BYTES_MAX = 4 << 20  # of the events that one answer has
+_SEARCHED = {"value": pa.binary(), "key": pa.binary(), "id": pa.string(), "type": pa.string()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class SearchQuery:
     key: bytes | None = None
     id: str | None = None
     text: str = ""  # in its value, key, id or type; large or small letters are the same
+    where: str = ""  # fields of its JSON: `amount > 10 and user.id = u-7`
 
     @property
     def is_all(self) -> bool:
-        return self.key is None and self.id is None and not self.text
+        return self.key is None and self.id is None and not self.text and not self.where
 
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The events of a batch in event columns that fit."""
@@ -61,7 +64,26 @@ class SearchQuery:
             batch = batch.filter(pc.equal(batch.column("id"), self.id))
         if self.text and batch.num_rows:
             batch = batch.filter(self._contains(batch))
+        if self.where and batch.num_rows:
+            batch = batch.filter(parse_field_filter(self.where).fits(batch.column("value")))
         return batch
+
+    def keep(self, events: Sequence[Event]) -> list[Event]:
+        """Returns those of some events that fit."""
+        if self.is_all:
+            return list(events)
+        columns = {
+            name: pa.array([getattr(each, name) for each in events], kind)
+            for name, kind in _SEARCHED.items()
+        }
+        rows = pa.array(range(len(events)), pa.int64())
+        fitting = self.fitting(pa.record_batch({**columns, "row": rows}))
+        return [events[row] for row in fitting.column("row").to_pylist()]
+
+    def check(self) -> None:
+        """Raises ``InvalidError`` for fields that cannot be read as conditions."""
+        if self.where:
+            parse_field_filter(self.where)
 
     def _contains(self, batch: pa.RecordBatch) -> pa.Array:
         found = None

@@ -182,7 +182,8 @@ def test_one_event_in_its_views_and_as_a_file(served: Served, browser: Browser) 
     page = browser.get(path)
     assert event.id is not None
     assert event.id in page
-    assert "&#34;city&#34;: &#34;Bern&#34;" in page
+    name, text = (f'<span class="j-{kind}">&#34;' for kind in ("name", "text"))
+    assert f"{name}city&#34;</span>: {text}Bern&#34;</span>" in page
     hexadecimal = browser.get(f"{path}?view=hex")
     assert "00000000  7b 22 6f 72 64 65 72 22" in hexadecimal
     assert "&#34;order&#34;" in browser.get(f"{path}?view=text")

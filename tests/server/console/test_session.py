@@ -79,7 +79,7 @@ def state(served: Served) -> tuple[object, ...]:
 
 def test_each_place_says_who_may() -> None:
     posts = [place for place in PLACES if place.method == "POST"]
-    assert {place.right for place in posts} == {"admin", "erase", "read", None}
+    assert {place.right for place in posts} == {"admin", "amend", "append", "erase", "read", None}
     assert [place.name for place in posts if place.right == "read"] == ["query"], "changes nothing"
     assert all(place.right == "read" for place in PLACES if place.method == "GET" and place.right)
     open_to_all = {place.name for place in PLACES if place.right is None}
@@ -330,7 +330,7 @@ def test_on_loopback_without_tokens_only_this_machine_gets_in(tmp_path: Path) ->
 def test_forms_are_bounded(guarded: Guarded) -> None:
     with Browser(guarded.served, guarded.both) as browser:
         mark = mark_of(browser.get("/console/tokens"))
-        assert browser.post("/console/tokens", {**mark, "label": "x" * 100_000}).status_code == 413
+        assert browser.post("/console/tokens", {**mark, "label": "x" * 300_000}).status_code == 413
         assert browser.post("/console/tokens", {**mark, "label": "x" * 5_000}).status_code == 400
         many = {f"f{number}": "" for number in range(5_000)}
         assert browser.post("/console/tokens", {**mark, **many}).status_code == 400

@@ -1,4 +1,4 @@
-"""Pages of events: found by offset, time, key or id; one event in all its views, and as a file.
+"""Pages of events: found by place, time, key, id or fields of their JSON; one in all its views.
 
 A search reads for a fraction of a second and then shows what it has, with the way to go on.
 """
@@ -35,11 +35,12 @@ from tidelog.server.http.metrics import Metrics
 __all__ = ["EventPages"]
 
 _WAYS = ("newest", "offset", "time", "key", "id")
+_DONE = ("appended", "corrected")
 _VIEWS = ("json", "text", "hex")
 _LIMITS = (20, 50, 100, 500)
 _SEARCH_S = 0.07
 _NEWEST_PARTITIONS = 64  # whose ends are read for the newest events; of more, one is shown
-_NEWEST_LOOKED = 2_000  # events that are looked at for a text
+_NEWEST_LOOKED = 2_000  # events that are looked at for a text or a field
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class EventPages:
 
     def event(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/events/{partition}/{offset}``"""
-        topic, event = self._event(visit)
+        topic, event = self.event_at(visit)
         partition, offset = event.position.partition, event.position.offset
         first, end = self._ends(topic, partition)
         value = Bytes(event.value)
@@ -121,6 +122,7 @@ class EventPages:
             "value": value,
             "key_text": _text(event.key),
             "view": view,
+            "done": next((each for each in _DONE if visit.query.get(each)), ""),
             "views": [each for each in _VIEWS if each != "json" or value.json is not None],
             "mark": read_marks(self._context, topic, partition, offset, offset + 1).get(
                 (partition, offset)
@@ -134,13 +136,14 @@ class EventPages:
 
     def value(self, visit: Visit) -> Answer:
         """``GET /console/topics/{topic}/events/{partition}/{offset}/value``"""
-        topic, event = self._event(visit)
+        topic, event = self.event_at(visit)
         at = event.position
         name = f"{topic.name}-{at.partition}-{at.offset}.bin"
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Data(event.value or b"", "application/octet-stream", headers)
 
-    def _event(self, visit: Visit) -> tuple[Topic, Event]:
+    def event_at(self, visit: Visit) -> tuple[Topic, Event]:
+        """Returns the event that the path names. Raises ``InvalidError``, ``NotFoundError``."""
         topic = self._home.topic(visit.path["topic"])
         partition = partition_of(topic, visit.path["partition"])
         text = visit.path["offset"]
@@ -162,6 +165,7 @@ class EventPages:
         return partition_ends(self._context, topic, [partition])[partition]
 
     def _find(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
+        asked.sought.check()
         ways = {
             "newest": self._newest,
             "time": self._by_time,
@@ -180,9 +184,9 @@ class EventPages:
 
     def _newest(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
         """The newest of all partitions, the newest first."""
-        text = asked.sought.text.lower().encode("utf-8", "surrogateescape")
-        looked = self._home.peek(topic.name, _NEWEST_LOOKED if text else asked.limit)[::-1]
-        events = [each for each in looked if _contains(each, text)]
+        most = asked.limit if asked.sought.is_all else _NEWEST_LOOKED
+        looked = self._home.peek(topic.name, most)[::-1]
+        events = asked.sought.keep(looked)
         found = SearchResult(events[: asked.limit], looked=len(looked))
         return _Result(found, "the newest of all partitions, newest first")
 
@@ -250,25 +254,20 @@ def _asked(topic: Topic, visit: Visit) -> _SearchForm:
     by = visit.text("by", "newest" if is_small and not somewhere else "offset")
     if by not in _WAYS:
         raise InvalidError(f"by `{by[:40]}`: give one of {', '.join(_WAYS)}")
-    names = ("partition", "offset", "start", "end", "key", "id", "contains")
+    names = ("partition", "offset", "start", "end", "key", "id", "contains", "where")
     fields = {name: visit.text(name) for name in names}
     limit = visit.number("limit", 50, 500)
     key = fields["key"].encode("utf-8", "surrogateescape") if by == "key" else None
     if by in ("key", "id") and not fields[by]:
         raise InvalidError(f"{by}: give the {by} to look for")
-    sought = SearchQuery(key, fields["id"] if by == "id" else None, fields["contains"])
+    wanted_id = fields["id"] if by == "id" else None
+    sought = SearchQuery(key, wanted_id, fields["contains"], fields["where"])
     partition = 0
     if fields["partition"]:
         partition = partition_of(topic, fields["partition"])
     elif key is not None:
         partition = partition_for(key, topic.partitions)
     return _SearchForm(by, partition, max(1, limit), sought, fields)
-
-
-def _contains(event: Event, text: bytes) -> bool:
-    """Whether a value, key, id or type has this text, in large or small letters."""
-    named = ((event.id or "").encode(), (event.type or "").encode())
-    return any(text in part.lower() for part in (event.value or b"", event.key or b"", *named))
 
 
 def _text(key: bytes | None) -> str:
@@ -290,6 +289,7 @@ def _spans(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
 
 def _query(asked: _SearchForm, **more: Any) -> dict[str, Any]:
     """The same search in another place."""
-    kept = {name: asked.fields[name] for name in ("start", "end", "key", "id", "contains")}
+    names = ("start", "end", "key", "id", "contains", "where")
+    kept = {name: asked.fields[name] for name in names}
     kept = {name: value for name, value in kept.items() if value}
     return {"by": asked.by, **kept, "limit": asked.limit, **more}

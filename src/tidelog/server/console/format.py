@@ -31,6 +31,7 @@ __all__ = [
     "ago",
     "clock_time",
     "duration",
+    "json_markup",
     "line_chart",
     "message",
     "number",
@@ -48,6 +49,10 @@ SHOWN_MAX = 65_536  # bytes of a value on its own page; a file has the rest
 PREVIEW_MAX = 240  # characters of a value in a list
 _HEX_MAX = 8_192  # bytes that are shown in hexadecimal digits
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_TOKENS = re.compile(
+    r'(?P<name>"(?:[^"\\]|\\.)*"(?=\s*:))|(?P<text>"(?:[^"\\]|\\.)*")'
+    r"|(?P<number>-?\d[\d.eE+-]*)|(?P<word>\b(?:true|false|null)\b)"
+)
 _TICKS = re.compile("`([^`\n]+)`")
 _PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
 
@@ -67,6 +72,21 @@ def visible(text: str) -> str:
 def message(text: str) -> Markup:
     """A message with its names, which stand between backticks, as code. Escaped before that."""
     return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))  # noqa: S704
+
+
+def json_markup(text: str) -> Markup:
+    """Laid out JSON with its names, texts, numbers and words as elements. Escaped."""
+
+    def element(found: re.Match[str]) -> str:
+        kind = found.lastgroup or ""
+        return f'<span class="j-{kind}">{escape(found[kind])}</span>'
+
+    parts: list[str] = []
+    at = 0
+    for found in _TOKENS.finditer(text):
+        parts += [str(escape(text[at : found.start()])), element(found)]
+        at = found.end()
+    return Markup("".join([*parts, str(escape(text[at:]))]))  # noqa: S704
 
 
 def process(mark: str) -> str:

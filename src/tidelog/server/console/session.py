@@ -54,7 +54,7 @@ SESSION_S = 12 * 3_600.0  # after which a person logs in again
 SESSION_IDLE_S = 2 * 3_600.0  # the same, where no page was looked at
 _SESSIONS_MAX = 10_000  # of one process; the oldest ends
 _LOGINS_MAX, _LOGINS_S = 30, 60.0  # of one token, in this time
-_FORM_BYTES_MAX = 65_536
+_FORM_BYTES_MAX = 262_144
 _FORMS_BYTES_MAX = 8 << 20  # of all together
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _FIELDS_MAX = 2_000
@@ -81,7 +81,8 @@ class Session:
     @property
     def may_change(self) -> bool:
         """Whether they may change anything at all."""
-        return self.token is None or self.token.allows_some("erase")
+        changing: tuple[Scope, ...] = ("append", "amend", "erase", "admin")
+        return self.token is None or any(map(self.token.allows_some, changing))
 
 
 @dataclass(slots=True)
@@ -239,9 +240,13 @@ class Visit:
 
     def exact(self, name: str, default: str = "") -> str:
         """A field as it was sent: for what selects events to erase. ``InvalidError``."""
+        return self.long(name, _TEXT_MAX, default)
+
+    def long(self, name: str, most: int, default: str = "") -> str:
+        """The same, with a limit of its own: for values of events. ``InvalidError``."""
         given = self.form.get(name, self.query.get(name, default))
-        if len(given) > _TEXT_MAX:
-            raise InvalidError(f"{name}: has more than {_TEXT_MAX} characters: give fewer")
+        if len(given) > most:
+            raise InvalidError(f"{name}: has more than {most} characters: give fewer")
         return given
 
     def number(self, name: str, default: int, most: int = 2**63 - 1) -> int:

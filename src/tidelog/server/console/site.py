@@ -36,6 +36,7 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
 from tidelog.server.console.archives import ArchivePages, Jobs, Pipelines
 from tidelog.server.console.events import EventPages
+from tidelog.server.console.forms import FormPages
 from tidelog.server.console.journals import JournalPages
 from tidelog.server.console.sampler import Sampler
 from tidelog.server.console.session import (
@@ -97,7 +98,7 @@ class Templates:
         )
         for name in ("duration", "number", "one_line", "rate", "short", "size", "visible", "when"):
             self._templates.filters[name] = getattr(showing, name)
-        for name in ("message", "process"):
+        for name in ("json_markup", "message", "process"):
             self._templates.filters[name] = getattr(showing, name)
         self._templates.filters["ago"] = showing.ago
         self._templates.globals["url"] = showing.url
@@ -131,18 +132,25 @@ class Route:
 
 
 _TOPIC = "/console/topics/{topic}"
+_EVENT = f"{_TOPIC}/events/{{partition}}/{{offset}}"
 _ARCHIVE = "/console/archives/{name}"
 
 PLACES = (
     Route("overview", "GET", "/", "read"),
     Route("topics", "GET", "/console/topics", "read"),
+    Route("topic_form", "GET", "/console/create-topic", "read"),
+    Route("make_topic", "POST", "/console/create-topic", "admin"),
     Route("topic", "GET", _TOPIC, "read"),
     Route("timeline", "GET", f"{_TOPIC}/timeline", "read", "data"),
     Route("play", "POST", f"{_TOPIC}/playback", "admin"),
     Route("events", "GET", f"{_TOPIC}/events", "read"),
     Route("tail", "GET", f"{_TOPIC}/tail", "read", "data"),
-    Route("event", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}", "read"),
-    Route("value", "GET", f"{_TOPIC}/events/{{partition}}/{{offset}}/value", "read"),
+    Route("event", "GET", _EVENT, "read"),
+    Route("value", "GET", f"{_EVENT}/value", "read"),
+    Route("produce_form", "GET", f"{_TOPIC}/produce", "read"),
+    Route("produce", "POST", f"{_TOPIC}/produce", "append"),
+    Route("correct_form", "GET", f"{_EVENT}/correct", "read"),
+    Route("correct", "POST", f"{_EVENT}/correct", "amend"),
     Route("consumers", "GET", "/console/consumers", "read"),
     Route("consumer", "GET", "/console/consumer", "read"),
     Route("move", "POST", "/console/consumer/move", "admin"),
@@ -169,6 +177,7 @@ PLACES = (
 )
 
 
+_OF_TOPIC = ("append", "amend", "erase")  # rights on one topic; others reach beyond one
 _THEMES = ("light", "dark")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -218,8 +227,9 @@ class Console:
         journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home)
         sql = SqlPages(home, runner)
+        forms = FormPages(home, self._sampler, events)
         self._handlers: dict[str, Handler] = {}
-        for pages in (topics, events, consumers, archives, journals, tokens, sql):
+        for pages in (topics, events, consumers, archives, journals, tokens, sql, forms):
             for place in PLACES:
                 if hasattr(pages, place.name):
                     self._handlers[place.name] = getattr(pages, place.name)
@@ -300,7 +310,7 @@ class Console:
         session, form = shown
         if place.method == "POST":
             self._sessions.check_mark(session, form)
-        topic = path.get("topic") if place.right == "erase" else None  # others reach beyond one
+        topic = path.get("topic") if place.right in _OF_TOPIC else None
         if place.right is not None and not session.may(place.right, topic):
             raise ForbiddenError(
                 f"console: this token may not change this: log in with one that was made with "
