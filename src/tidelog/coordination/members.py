@@ -32,7 +32,7 @@ from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
 from tidelog.catalog.update import RACE, Decision, Rows, update
 from tidelog.context import Context
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.model import layout, limits
+from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.process import ProcessGuard
@@ -107,7 +107,7 @@ class Membership:
                 if member.once:
                     once.add(member_id)
             elif self._owns_nothing(member_id):
-                self._remove(row)
+                _remove(self._context, self._members, row)
         self._seen, self._once = seen, once
         return living
 
@@ -160,11 +160,6 @@ class Membership:
             return False
         return began_s - since_s > self._context.settings.lease_ttl_ms / 1000
 
-    def _remove(self, row: Row) -> None:
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            change = Delete(row.row, expect=row.version)
-            self._context.catalog.write(self._members, change, write_id=self._context.ids.new())
-
 
 def fair_share(member_id: str, living: Sequence[str], count: int) -> int:
     """Returns how many of ``count`` things a member should have; shares differ by one at most."""
@@ -180,20 +175,30 @@ def read_members(context: Context, where: str) -> dict[str, Member]:
 
 
 def raise_fence(context: Context, where: str, what: str) -> None:
-    """Stops all members at their next heartbeat, and removes their rows."""
+    """Stops all members at their next heartbeat, and removes their rows.
+
+    The row of a member that joins during this call stays. Whether it joined before the fence
+    changed cannot be seen: then it is silent, and considered dead after the time to live.
+    """
+    before = {row.row for row, _, _ in _scan(context, where)}
 
     def decide(rows: Rows) -> Decision[None]:
         row = rows[layout.FENCE_ROW]
         changes = 0 if row is None else decode_row(row.value, Fence, f"fence of {what}").changes
         return Decision(None, [rows.put(layout.FENCE_ROW, encode_row(Fence(changes + 1)))])
 
-    # Before the rows are listed: no member that joined earlier can put its row again.
+    # Then the versions of their rows are final: only a member that leaves still deletes its own.
     update(context, where, [layout.FENCE_ROW], decide, f"fence of {what}")
-    rows = [Delete(row.row) for row, _, _ in _scan(context, where)]
-    for first in range(0, len(rows), limits.CHANGES_MAX):
-        with contextlib.suppress(UnknownOutcomeError):  # a dead member's row is removed later
-            lot = rows[first : first + limits.CHANGES_MAX]
-            context.catalog.write(where, *lot, write_id=context.ids.new())
+    for row, _, _ in _scan(context, where):
+        if row.row in before:
+            _remove(context, where, row)
+
+
+def _remove(context: Context, where: str, row: Row) -> None:
+    """Deletes the row of a member that is dead or was stopped, unless it was written again."""
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):
+        change = Delete(row.row, expect=row.version)
+        context.catalog.write(where, change, write_id=context.ids.new())
 
 
 def _scan(context: Context, where: str) -> list[tuple[Row, str, Member]]:
