@@ -176,3 +176,11 @@ def test_update_leaves_output_alone_that_a_backfill_carried_over(home: Home) -> 
     assert values(archive) == sorted(carried)
     told = {each.archive: each.unchanged for each in home.update_archives("t", ["id-1"])}
     assert told["daily"].startswith("some files hold the output")
+
+
+def test_replay_does_not_mix_output_with_events(home: Home) -> None:
+    archive = home.archives.create("daily", source="topic:t", parser="json:missing", dead_share=1.0)
+    archive.run()
+    with pytest.raises(InvalidError, match="changes values, and the archive's files hold events"):
+        archive.replay(parser=UNWRAP)
+    assert archive.replay(parser="json:at").replayed == 6

@@ -327,6 +327,19 @@ def test_positions_that_do_not_exist_are_refused(home: Home, tmp_path: Path) -> 
         files.seek("latest")
 
 
+def test_partition_that_was_made_again_has_other_positions(home: Home) -> None:
+    fill(home, 10)
+    archive = home.archives.create("raw", source="topic:from")
+    archive.run()
+    home.delete_topic("from", past_readers=True)
+    home.create_topic("from", 2)
+    fill(home, 30)
+    for call in (archive.plan_seek, archive.seek):
+        with pytest.raises(InvalidError, match="was deleted and made again since it was read"):
+            call(20, "0")
+    assert gaps(archive) == []
+
+
 def test_commands_show_what_they_would_skip_and_need_a_yes(home: Home, run: Run) -> None:
     fill(home, 10)
     home.create_topic("to")

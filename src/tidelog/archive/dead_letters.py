@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from tidelog.archive.archive import files_settings
 from tidelog.archive.deletions import ErasedBefore
 from tidelog.archive.freeze import HeadGate
+from tidelog.archive.output import output_of
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
@@ -61,7 +62,7 @@ from tidelog.coordination.pipeline_rows import (
     read_progress,
     replay_pipeline,
 )
-from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.limits import BATCH_EVENTS_MAX
@@ -136,12 +137,22 @@ def replay(
 def open_replay(
     context: Context, archive: Archive, how: ReplayOptions, workers: Workers
 ) -> Pipeline:
-    """Opens the pipeline that writes replayed dead letters to the archive."""
+    """Opens the pipeline that writes replayed dead letters to the archive.
+
+    Raises ``InvalidError`` for a parser that changes values, if the archive's own does not: the
+    archive's files hold events, and nothing would tell its output from them.
+    """
     making = archive.making(how.generation)
     number = archive.generation if how.generation is None else how.generation
     changed = msgspec.structs.replace(
         making, parser=how.parser or making.parser, layout={**making.layout, **how.layout}
     )
+    if output_of(changed) and not output_of(making):
+        raise InvalidError(
+            f"archive `{archive.name}`: parser `{changed.parser}` changes values, and the "
+            "archive's files hold events as they were: replay with another parser, or write all "
+            f"files with this one: `tidelog archive backfill {archive.name} --parser ...`"
+        )
     wanted = msgspec.structs.replace(archive, makings={**archive.makings, number: changed})
     settings = replace(files_settings(wanted, number), dead_share_max=1.0)
     name, pipeline = f"{archive.name}, dead letters", archive.pipeline(number)

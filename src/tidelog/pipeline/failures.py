@@ -46,6 +46,7 @@ from tidelog.model.pipeline import (
 )
 
 __all__ = [
+    "REMADE_REMEDY",
     "LostError",
     "PipelineFailures",
     "RemadeError",
@@ -232,7 +233,7 @@ def read_failures(context: Context, pipeline: str) -> dict[str, DriverFailure]:
     return {each.partition: each for each in found}
 
 
-_REMEDY = (
+REMADE_REMEDY = (
     "create a new archive or pump for what is there now; run this one with --accept-loss to record "
     "that it ends there"
 )
@@ -266,7 +267,7 @@ def remade_bounds(
     if what and not accept_loss:
         raise RemadeError(
             f"source partition `{partition.text}`: was deleted and made again: {what}, and "
-            f"{head.position} is committed: {_REMEDY}",
+            f"{head.position} is committed: {REMADE_REMEDY}",
             partition=partition.text,
             incarnation=now.incarnation,
         )

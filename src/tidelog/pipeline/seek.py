@@ -67,7 +67,7 @@ from tidelog.model.pipeline import (
 )
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.failures import check_gaps
+from tidelog.pipeline.failures import REMADE_REMEDY, check_gaps
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import put_same
 
@@ -105,24 +105,25 @@ def plan_seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list
     positions mean nothing by themselves. Raises ``NotFoundError`` for an unknown partition.
     """
     targets = _targets(context, pipeline, wanted)
-    return [_plan(context, pipeline, partition, to, wanted) for partition, _, to in targets]
+    return [_plan(context, pipeline, target, wanted) for target in targets]
 
 
 def seek(context: Context, pipeline: Pipeline, wanted: SeekOptions) -> list[PositionMove]:
     """Moves positions. Returns where they were and are.
 
-    Raises ``InvalidError`` for events that would be read twice and may not be, and for an archive
-    whose readers would miss events. Raises ``ConflictError`` if a driver keeps committing.
+    Raises ``InvalidError`` for events that would be read twice and may not be, for an archive whose
+    readers would miss events, and for a partition that was made again. Raises ``ConflictError`` if
+    a driver keeps committing.
     """
     targets = _targets(context, pipeline, wanted)
-    for partition, _, to in targets:
-        plan = _plan(context, pipeline, partition, to, wanted)
+    for target in targets:
+        plan = _plan(context, pipeline, target, wanted)
         _check_again(pipeline, wanted, plan)
         _check_readers(context, pipeline, wanted, plan)
     work = _Seek(context, pipeline, owner="")
     moves = []
     for partition, held, to in targets:
-        plan = _plan(context, pipeline, partition, to, wanted)
+        plan = _plan(context, pipeline, (partition, held, to), wanted)
         note = f"from {plan.position or 'nothing'} to {to}" + (f": {wanted.why}" * bool(wanted.why))
         kind = "archive seek" if wanted.is_archive else "pump seek"
         record_action(context, kind, f"{pipeline.name}: {partition.text}", note)
@@ -188,12 +189,17 @@ def _position(
 
 
 def _plan(
-    context: Context, pipeline: Pipeline, partition: SourcePartition, to: str, wanted: SeekOptions
+    context: Context, pipeline: Pipeline, target: _Target, wanted: SeekOptions
 ) -> PositionMove:
-    source = pipeline.source
+    source, (partition, held, to) = pipeline.source, target
     head = read_progress(context, pipeline.id, partition.text)
     if head is None:
         return PositionMove(partition.text, None, to, 0, 0)
+    if not head.is_of(held.incarnation):
+        raise InvalidError(
+            f"seek of `{pipeline.name}`: `{partition.text}` was deleted and made again since it "
+            f"was read, so its positions mean other events: {REMADE_REMEDY}"
+        )
     at = head.position
     if source.before(at, to):
         return PositionMove(partition.text, at, to, source.count(at, to), 0)
@@ -327,7 +333,7 @@ class _Seek(Cycle):
         """Moves one position, after settling the range in progress."""
         first: PositionMove | None = None
         for _ in range(_ATTEMPTS):
-            plan = _plan(self._context, self._pipeline, partition, to, wanted)
+            plan = _plan(self._context, self._pipeline, (partition, held, to), wanted)
             _check_again(self._pipeline, wanted, plan)
             _check_readers(self._context, self._pipeline, wanted, plan)
             first = first or plan
