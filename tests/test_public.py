@@ -95,6 +95,8 @@ def test_the_public_names_are_these() -> None:
         "PumpStatus",
         "Pumps",
         "RecoverReport",
+        "RedoOptions",
+        "RedoPlan",
         "RegisterResult",
         "ReplayResult",
         "RunOptions",

@@ -122,6 +122,8 @@ __all__ = [
     "PumpStatus",
     "Pumps",
     "RecoverReport",
+    "RedoOptions",
+    "RedoPlan",
     "RegisterResult",
     "ReplayResult",
     "RunOptions",

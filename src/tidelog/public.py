@@ -13,6 +13,7 @@ from tidelog.api.archives import ArchiveHandle as ArchiveHandle
 from tidelog.api.archives import Archives as Archives
 from tidelog.api.archives import BackfillOptions as BackfillOptions
 from tidelog.api.archives import DeadLetterOptions as DeadLetterOptions
+from tidelog.api.archives import RedoOptions as RedoOptions
 from tidelog.api.consumers import ConsumerHandle as ConsumerHandle
 from tidelog.api.consumers import Consumers as Consumers
 from tidelog.api.consumers import DrainOptions as DrainOptions
@@ -38,6 +39,7 @@ from tidelog.archive.finalize import FinalizeResult as FinalizeResult
 from tidelog.archive.finalize import FolderNotice as FolderNotice
 from tidelog.archive.read import FindResult as FindResult
 from tidelog.archive.read import file_rows as read_file  # noqa: F401
+from tidelog.archive.redo import RedoPlan as RedoPlan
 from tidelog.archive.status import ArchiveStatus as ArchiveStatus
 from tidelog.archive.status import Limits as Limits
 from tidelog.archive.status import PartitionStatus as PartitionStatus

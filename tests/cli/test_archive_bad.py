@@ -24,7 +24,7 @@ BAD = {
     "a codec that it has not": (["--codec", "lzma"], "it has zstd"),
     "an option of another format": (["--delimiter", ","], "takes no setting `delimiter`"),
     "a missing parser": (["--kind", "partition"], "contradict"),
-    "a parser for a backup": (["--parser", "json:at"], "contradict"),
+    "a parser for a backup": (["--kind", "backup", "--parser", "json:at"], "contradict"),
     "an unknown parser": (["--kind", "partition", "--parser", "jsn:at"], "unknown kind `jsn`"),
     "a parser that is nowhere": (["--kind", "partition", "--parser", "no.such:Parser"], "no.such"),
     "hours in a backup": (["--granularity", "hour"], "leave them out of a backup"),

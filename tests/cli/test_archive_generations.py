@@ -151,3 +151,19 @@ def test_status_says_how_many_lost_ranges_it_does_not_show(
         assert tidelog("archive", "promote", "a", "--force").code == 0
     shown = tidelog("archive", "status", "a").out
     assert b"t/0 9 to 10 and 4 more" in shown
+
+
+def test_redo_says_what_it_copies_and_asks(tidelog: Run) -> None:
+    made(tidelog, "--parser", "timestamp")
+    with library.open() as home:
+        home.append("t", [Event(b'{"n": 10}', timestamp=0)])
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    refused = tidelog("archive", "redo", "a", "--date", "1970-01-01", "--no-spark")
+    assert "Writes 1 event of 1 file again. Copies 1 file (" in refused.out.decode()
+    assert "needs --yes without a terminal" in refused.err
+    done = tidelog("archive", "redo", "a", "--date", "1970-01-01", "--no-spark", "--yes", "--json")
+    row = done.rows()[-1]
+    assert (row["generation"], row["events"], row["copied"]) == (2, 1, 1)
+    assert tidelog("archive", "promote", "a").code == 0
+    told = tidelog("archive", "verify", "a", "--deep", "--json").rows()[-1]
+    assert (told["events"], told["problems"]) == (11, [])

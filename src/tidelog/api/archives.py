@@ -34,6 +34,7 @@ from tidelog.archive.delete import delete_archive, delete_lost, end_archive
 from tidelog.archive.finalize import FinalizeOptions, FinalizeResult, finalize
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.archive.metrics import metrics_text
+from tidelog.archive.redo import RedoPlan, plan_redo
 from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.archive.tables import (
     register,
@@ -45,7 +46,7 @@ from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
 from tidelog.errors import CorruptError, FencedError, InvalidError, contained
 from tidelog.journal.audit import Why
-from tidelog.model.archive import Archive, Start
+from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers
 from tidelog.pipeline.endpoints import source_at
@@ -60,11 +61,19 @@ __all__ = [
     "Archives",
     "BackfillOptions",
     "DeadLetterOptions",
+    "RedoOptions",
 ]
 
 
 class BackfillOptions(FormatOptions, RunOptions, total=False):
     """How a backfill writes files, and how it runs."""
+
+
+class RedoOptions(RunOptions, total=False):
+    """What a redo changes, and how it runs. Without a value: as the archive does."""
+
+    parser: str | None
+    transform: str | None
 
 
 class DeadLetterOptions(RunOptions, total=False):
@@ -330,6 +339,16 @@ class ArchiveHandle(ArchiveView):
         check_options(f"backfill of archive `{self.name}`", options, BackfillOptions)
         made = archive_format(options, self.reload().making(), source)
         made = msgspec.structs.replace(made, start=start or "")
+        return self._build(made, spark, dead_share, options)
+
+    def _build(
+        self,
+        made: ArchiveFormat,
+        spark: str | None,
+        dead_share: float | None,
+        options: RunOptions,
+    ) -> RunResult:
+        """Builds a generation with these settings, or resumes that."""
         found, generation = begin_backfill(self._context, self.name, made)
         self.info = found
         workers = open_workers(self.name, spark, options.get("spark_conf"))
@@ -353,6 +372,60 @@ class ArchiveHandle(ArchiveView):
                     **exc.context,
                 ) from exc
             raise
+
+    def plan_redo(
+        self,
+        *,
+        dates: Iterable[str] = (),
+        topics: Iterable[str] = (),
+        partitions: Iterable[str] = (),
+        parser: str | None = None,
+        transform: str | None = None,
+    ) -> RedoPlan:
+        """Return what :meth:`redo` would write again, and what it would copy.
+
+        >>> plan = home.archives.get("daily").plan_redo(dates=["2026-11-15"])
+        >>> plan.events, plan.copied_files
+        (3, 0)
+        """
+        part = RedoPart(tuple(dates), tuple(topics), tuple(partitions))
+        return self._redo_part(part, FormatOptions(parser=parser, transform=transform))[1]
+
+    def redo(
+        self,
+        *,
+        dates: Iterable[str] = (),
+        topics: Iterable[str] = (),
+        partitions: Iterable[str] = (),
+        spark: str | None = None,
+        dead_share: float | None = None,
+        **options: Unpack[RedoOptions],
+    ) -> RunResult:
+        """Build a new generation that writes a part of the archive again and copies the rest.
+
+        ``dates`` are days of the archive's folders, as ``2026-11-15``; ``topics`` and
+        ``partitions`` are those of its source. The events are those that the files hold now. A
+        ``parser`` or ``transform`` that is not given stays as it is, for code that was fixed.
+        Copies are made on the server: see :meth:`plan_redo`. Called again with the same options it
+        resumes. Promote the generation when it is complete.
+
+        >>> done = home.archives.get("daily").redo(dates=["2026-11-15"], parser="timestamp")
+        >>> done.generation, done.events
+        (2, 3)
+        """
+        check_options(f"redo of archive `{self.name}`", options, RedoOptions)
+        part = RedoPart(tuple(dates), tuple(topics), tuple(partitions))
+        form = FormatOptions(parser=options.get("parser"), transform=options.get("transform"))
+        made, _ = self._redo_part(part, form)
+        return self._build(made, spark, dead_share, options)
+
+    def _redo_part(self, part: RedoPart, form: FormatOptions) -> tuple[ArchiveFormat, RedoPlan]:
+        """Returns the settings of a redo, and what it would do."""
+        found = self.reload()
+        check_active(found)
+        made = archive_format(form, found.making())
+        part, plan = plan_redo(self._context, found, part, made)
+        return msgspec.structs.replace(made, redo=part), plan
 
     def promote(
         self,

@@ -28,6 +28,7 @@ import msgspec
 from tidelog.archive.deletions import ErasedBefore
 from tidelog.archive.fill import fill_source
 from tidelog.archive.freeze import HeadGate
+from tidelog.archive.redo import redo_source
 from tidelog.archive.roots import refuse_nested, removed_archives, with_place
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
@@ -187,6 +188,8 @@ def open_pipeline(
         if accept_loss:
             filled.pass_damage()
         source: Source = filled
+        if making.redo is not None:
+            source = redo_source(context, archive, number, filled)
     else:
         source = source_at(context, archive.source)
     return Pipeline(

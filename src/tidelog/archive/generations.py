@@ -106,7 +106,8 @@ def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[
     makings = {**present.makings, present.newest + 1: making}
     open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
     try:
-        source_at(context, making.source or present.source).partitions()
+        if making.redo is None:  # else it reads the archive's own files
+            source_at(context, making.source or present.source).partitions()
     except NotFoundError:
         if making.source:
             raise  # else the files can still be built from scratch
@@ -123,7 +124,7 @@ def begin_backfill(context: Context, name: str, making: ArchiveFormat) -> tuple[
         if archive.makings[building] != making:
             raise InvalidError(
                 f"archive `{name}`: generation {building} is being built with other settings: "
-                f"backfill with the same ones, or drop it with `archive drop {name} {building}`"
+                f"give the same ones, or drop it with `archive drop {name} {building}`"
             )
         return archive
 
@@ -366,8 +367,15 @@ class _Promote:
                 listed = ranges[: limits.FORCED_RANGES_MAX]
                 more = len(ranges) - len(listed)
                 forced = (*forced, ForcedPromote(old, new, now_ms, listed, more))
+            # From now on it follows the source, whichever part of it was written again.
+            making = msgspec.structs.replace(found.making(new), redo=None)
             return msgspec.structs.replace(
-                found, generation=new, states=states, promotion=None, forced=forced
+                found,
+                generation=new,
+                states=states,
+                makings={**found.makings, new: making},
+                promotion=None,
+                forced=forced,
             )
 
         return change_archive(self._context, self._archive.name, edit)

@@ -38,7 +38,7 @@ def ask_first(what: str, question: str, yes: bool, doing: str = "deleting") -> N
     if not sys.stdin.isatty():
         raise InvalidError(f"{what}: {doing} needs --yes without a terminal")
     if not click.confirm(question, err=True):
-        did = {"deleting": "deleted", "moving": "moved"}[doing]
+        did = {"deleting": "deleted", "moving": "moved", "writing": "written"}[doing]
         raise FailedError(f"{what}: nothing was {did}")
 
 

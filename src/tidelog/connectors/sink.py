@@ -38,6 +38,7 @@ __all__ = [
     "PIECE_BYTES",
     "PIECE_EVENTS",
     "AsideSink",
+    "CopyingSink",
     "JudgingSink",
     "Lot",
     "NullSink",
@@ -149,6 +150,18 @@ class JudgingSink(Protocol):
 
     def judge(self, partition: str, staged: Written) -> None:
         """Raises ``InvalidError`` if this may not be published as a range of a source partition."""
+        ...
+
+
+@runtime_checkable
+class CopyingSink(Protocol):
+    """A sink that stages files of another generation by copies on the server."""
+
+    def copy(self, files: Sequence[FileEntry], staging: str) -> tuple[FileEntry, ...]:
+        """Copies each file from its ``staged`` key to one below ``staging``; returns the copies.
+
+        Raises ``NotFoundError`` or ``CorruptError`` for a file that is missing or has another size.
+        """
         ...
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "ForcedPromote",
     "GenerationState",
     "Promotion",
+    "RedoPart",
     "Start",
     "State",
     "Success",
@@ -50,6 +51,23 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class RedoPart(Persisted, frozen=True):
+    """Which part of an archive a generation writes again; the rest of it is copied.
+
+    All given conditions must hold: a date and, of topics and partitions, one of either.
+    """
+
+    dates: tuple[str, ...] = ()  # days of its folders, as 2026-11-15; empty: all
+    topics: tuple[str, ...] = ()  # of the source
+    partitions: tuple[str, ...] = ()  # of the source, as orders/0
+
+    def has_partition(self, partition: str) -> bool:
+        """Returns whether anything of a source partition may belong to it."""
+        if not self.topics and not self.partitions:
+            return True
+        return partition in self.partitions or partition.rpartition("/")[0] in self.topics
 
 
 class ArchiveFormat(Persisted, frozen=True):
@@ -63,6 +81,7 @@ class ArchiveFormat(Persisted, frozen=True):
     format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     source: str = ""  # of a backfill; empty: the archive's own
     start: Literal["", "earliest"] = ""  # of a backfill; empty: where the live one begins
+    redo: RedoPart | None = None  # until it is promoted: what it writes again, and no more
 
 
 GenerationState = Literal["building", "live", "kept", "removing"]

@@ -296,6 +296,7 @@ class Manifest(Persisted, frozen=True):
     as_is: bool = False  # those contain a transform's output, and no other transform got it
     incarnation: str = ""  # of the source partition that its events were read from; empty: unknown
     completed: int = 0  # generation whose files had what the source lacked; 0: none
+    copied: int = 0  # how many of its files, the first ones, are copies of that generation's
 
     @property
     def parts(self) -> tuple[Manifest, ...]:

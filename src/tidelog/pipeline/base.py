@@ -39,7 +39,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
-from tidelog.model.pipeline import Aside, Commit, Intent, Manifest, Progress
+from tidelog.model.pipeline import Aside, Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.pool import Pool
 
 __all__ = [
@@ -204,6 +204,7 @@ class CarriedRange:
     as_is: bool  # the files hold the output of a transform, so no other transform runs
     counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
     note: bytes = b""  # identifies the source partition, for a source that tracks
+    files: tuple[FileEntry, ...] = ()  # to copy beside what is read; `staged` is where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ def manifest_of(
         filled=carried.generation if carried else 0,
         as_is=carried is not None and carried.as_is,
         completed=track.completed,
+        copied=len(carried.files) if carried else 0,
         incarnation=intent.incarnation,
     )
 

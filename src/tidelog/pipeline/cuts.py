@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tidelog.connectors.sink import JudgingSink, Sink, Written
+from tidelog.connectors.sink import CopyingSink, JudgingSink, Sink, Written
 from tidelog.connectors.source import (
     DividingReader,
     DividingSource,
@@ -22,11 +22,21 @@ from tidelog.connectors.source import (
     SourcePartition,
     SourceRange,
 )
-from tidelog.errors import InternalError, TidelogError, UnavailableError, unexpected
+from tidelog.errors import (
+    CorruptError,
+    InternalError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    unexpected,
+)
 from tidelog.model.pipeline import FileEntry
-from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput
+from tidelog.pipeline.base import CarriedReader, Pipeline, Task, TaskOutcome, TaskOutput
+from tidelog.pipeline.policy import check_plan
 
 __all__ = ["RangeResult", "choose_cuts", "divide_reader", "join_cuts", "run_ranges"]
+
+_KINDS = ("data", "dead")  # of files with events
 
 
 def choose_cuts(source: Source, range: SourceRange, parts: int) -> tuple[str, ...]:
@@ -105,6 +115,38 @@ def _judged(sink: Sink, partition: SourcePartition, result: RangeResult) -> Rang
     return result
 
 
+def _with_copies(pipeline: Pipeline, task: Task, result: RangeResult) -> RangeResult:
+    """Returns the result of a range with the files that it takes over from another generation.
+
+    These are staged by copies on the server. An erasure may rewrite a file while it is copied, so
+    the range is planned again afterwards: the copies count only if nothing has changed.
+    """
+    reader, made, sink = task.reader, result.produced, pipeline.sink
+    files = reader.carried.files if isinstance(reader, CarriedReader) else ()
+    if made is None or not files or not isinstance(sink, CopyingSink):
+        return result
+    copies: tuple[FileEntry, ...] = ()
+    try:
+        try:
+            copies = sink.copy(files, task.staging)
+        except NotFoundError as exc:
+            check_plan(pipeline.source, reader)
+            raise CorruptError(f"{exc}: restore it from a copy", **exc.context) from exc
+        check_plan(pipeline.source, reader)
+    except TidelogError as exc:
+        return RangeResult(error=exc, unused=(*made.staged.files, *copies, *result.unused))
+    events = {kind: sum(each.events for each in copies if each.kind == kind) for kind in _KINDS}
+    staged = replace(
+        made.staged,
+        files=(*copies, *made.staged.files),
+        written=made.staged.written + events["data"],
+        dead=made.staged.dead + events["dead"],
+    )
+    return replace(
+        result, produced=replace(made, read=made.read + sum(events.values()), staged=staged)
+    )
+
+
 def run_ranges(
     pipeline: Pipeline, tasks: Sequence[Task], drivers: int = 1
 ) -> Iterator[tuple[SourcePartition, RangeResult]]:
@@ -126,8 +168,8 @@ def run_ranges(
         done[outcome.cut] = outcome
         if len(done) == len(wanted):
             outcomes = [done[number] for number in range(len(wanted))]
-            result = join_cuts(wanted, outcomes)
-            yield outcome.partition, _judged(pipeline.sink, outcome.partition, result)
+            result = _judged(pipeline.sink, outcome.partition, join_cuts(wanted, outcomes))
+            yield outcome.partition, _with_copies(pipeline, wanted[0], result)
 
 
 def _outcomes(pipeline: Pipeline, tasks: Sequence[Task], drivers: int) -> Iterator[TaskOutcome]:

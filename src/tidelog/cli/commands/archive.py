@@ -26,6 +26,7 @@ from tidelog.cli.commands.archive_generations import (
     drop,
     flush,
     promote,
+    redo,
     restore,
     rollback,
     seek,
@@ -207,7 +208,7 @@ def archive() -> None:
 
     \b
     Examples:
-      tidelog archive create daily --source topic:orders --kind partition --parser json:at
+      tidelog archive create daily --source topic:orders --parser json:at
       tidelog archive run daily
       tidelog archive status daily
     """
@@ -227,9 +228,8 @@ def archive() -> None:
 @click.option(
     "--kind",
     type=click.Choice(["backup", "partition"]),
-    default="backup",
-    show_default=True,
-    help="Copy events as they are, or sort them into folders by the parser's partition names.",
+    help="Copy events as they are, or sort them into folders by the parser's partition names. "
+    "[default: partition with --parser, else backup]",
 )
 @click.option(
     "--to",
@@ -277,8 +277,8 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     \b
     Examples:
       tidelog archive create raw --source kafka://127.0.0.1:9092/clicks
-      tidelog archive create daily --source topic:orders --kind partition --parser json:at
-      tidelog archive create hourly --source topic:orders --kind partition --parser timestamp \\
+      tidelog archive create daily --source topic:orders --parser json:at
+      tidelog archive create hourly --source topic:orders --parser timestamp \\
           --granularity hour
     """
     with open_home(home_text) as home:
@@ -439,6 +439,6 @@ def _describe(handle: ArchiveHandle) -> dict[str, Any]:
 
 for _command in (
     *(backfill, cat, dead, delete, drop, finalize, find, flush),
-    *(promote, register, restore, rollback, seek, status, verify, audit, erase),
+    *(promote, redo, register, restore, rollback, seek, status, verify, audit, erase),
 ):
     archive.add_command(_command)

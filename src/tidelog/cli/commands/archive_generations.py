@@ -32,6 +32,7 @@ __all__ = [
     "drop",
     "flush",
     "promote",
+    "redo",
     "restore",
     "rollback",
     "seek",
@@ -103,6 +104,88 @@ def backfill(
         limit = archive.restore_limit(done.generation)
         if limit:
             output.say(f"Note: {limit}.")
+        output.say(f"Next: tidelog archive promote {name}")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--date",
+    "dates",
+    multiple=True,
+    metavar="DAY",
+    help="A day of the archive's folders, such as 2026-11-15. Repeatable. [default: all]",
+)
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="A topic of the source. Repeatable. [default: all]",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    metavar="P",
+    help="A partition of the source, such as clicks/0. Repeatable. [default: all]",
+)
+@click.option(
+    "--parser", metavar="PARSER", help="How events name their folders. [default: as before]"
+)
+@click.option(
+    "--transform",
+    metavar="MODULE:FUNCTION",
+    help="A function that changes events, with Spark. [default: as before]",
+)
+@dead_share_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@worker_options
+@json_option
+@click.pass_obj
+def redo(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Write a part of an archive again, as a new generation, and copy the rest.
+
+    For a parser or a transform that was wrong for a while. The part consists of the events that
+    its files hold now. All other files are copied on the server. Shows what it would write and
+    copy and asks, on a terminal. In scripts, pass --yes. If it is killed, run it again with the
+    same options to resume. `tidelog archive promote` makes the new generation the live one.
+
+    \b
+    Examples:
+      tidelog archive redo daily --date 2026-11-15 --parser json:created_at
+      tidelog archive redo daily --date 2026-11-15 --date 2026-11-16 --yes
+      tidelog archive redo daily --topic clicks --master local[*]
+    """
+    part = {"dates": given["dates"], "topics": given["topics"], "partitions": given["partitions"]}
+    how = {"parser": given["parser"], "transform": given["transform"]}
+    with open_home(home_text) as home:
+        archive = home.archives.get(name)
+        plan = archive.plan_redo(**part, **how)
+        output.say(
+            f"Writes {counted(plan.events, 'event')} of {counted(plan.files, 'file')} again. "
+            f"Copies {counted(plan.copied_files, 'file')} "
+            f"({plan.copied_bytes:,} bytes) in the store, which on S3 are about "
+            f"{counted(plan.requests, 'request')}."
+        )
+        ask_first(f"archive `{name}`", "Write this part again?", given["yes"], "writing")
+        generation = archive.info.building or archive.info.newest + 1
+        with DriverWatch(output, f"{name} g{generation}") as watch:
+            done = archive.redo(
+                **part,
+                **how,
+                spark=spark_of(given),
+                dead_share=given["dead_share"],
+                **run_options(given, watch),
+            )
+        output.record(
+            {
+                "archive": name,
+                "generation": done.generation,
+                "events": plan.events,
+                "copied": plan.copied_files,
+            }
+        )
         output.say(f"Next: tidelog archive promote {name}")
 
 

@@ -6,7 +6,7 @@ cannot be reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -102,6 +102,27 @@ class PlannedCommits:
                 return None
             commits = self.commits[borders[start] : borders[limit]]
         return replace(self, range=replace(self.range, start=start, limit=limit), commits=commits)
+
+    @property
+    def files(self) -> list[tuple[FileEntry, FileEntry | None, tuple[int, int] | None]]:
+        """Returns its files, each with its sidecar and the offsets to read; None: all."""
+        every = [file for commit in self.commits for file in commit.files]
+        return [(each.data, each.sidecar, each.rows) for each in every]
+
+    def without(
+        self, is_copied: Callable[[FileEntry], bool]
+    ) -> tuple[PlannedCommits, list[tuple[FileEntry, FileEntry | None]]]:
+        """Returns the plan without files that are copied, and those files with their sidecars.
+
+        Files of replayed dead letters are read: they may hold events of several commits.
+        """
+        commits: list[_PlannedCommit] = []
+        copied: list[tuple[FileEntry, FileEntry | None]] = []
+        for commit in self.commits:
+            whole = [f for f in commit.files if f.rows is None and is_copied(f.data)]
+            copied += [(each.data, each.sidecar) for each in whole]
+            commits.append(replace(commit, files=tuple(f for f in commit.files if f not in whole)))
+        return replace(self, commits=tuple(commits)), copied
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
         forms = {"data": _format(self.making), "dead": open_format("parquet")}

@@ -42,13 +42,21 @@ from tidelog.connectors.archive.staging import (
     Spool,
     Uploads,
     accepted,
+    copy_files,
     discard_files,
     is_published,
     portion_of,
     publish_files,
     shares_of,
 )
-from tidelog.connectors.sink import AsideSink, JudgingSink, RangeWriter, Sink, Written
+from tidelog.connectors.sink import (
+    AsideSink,
+    CopyingSink,
+    JudgingSink,
+    RangeWriter,
+    Sink,
+    Written,
+)
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
@@ -149,6 +157,9 @@ class FilesSink:
             with contextlib.suppress(AlreadyExistsError, NotFoundError):
                 store.copy(file.target, self.aside(file, name))
         store.delete([file.target for file in files])
+
+    def copy(self, files: Sequence[FileEntry], staging: str) -> tuple[FileEntry, ...]:
+        return copy_files(self._store(), files, staging, _PUBLISH_AT_ONCE)
 
     def layout(self) -> LayoutSettings:
         return self._settings.layout
@@ -367,6 +378,7 @@ class FilesWriter:
 _: type[Sink] = FilesSink
 _aside: type[AsideSink] = FilesSink
 _judging: type[JudgingSink] = FilesSink
+_copying: type[CopyingSink] = FilesSink
 
 
 def _with_own_values(misfits: pa.RecordBatch | None, share: FolderRows) -> pa.RecordBatch | None:

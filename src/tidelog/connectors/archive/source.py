@@ -187,8 +187,23 @@ class ArchiveSource:
             replays = Replays(context, history.pipeline, range.partition.text)
             making = archive.making(self._generation)
             plan = plan_commits(range, manifests, making, archive.store, replays)
-            rewrites = (each.rewrite for each in (*commits, *replays.commits))
-            return replace(plan, rewrites=tuple(sorted(set(rewrites) - {""})))
+            every = (*commits, *replays.commits)
+            # In the last step, when only tables are corrected, the files do not change any more.
+            rewrites = {each.rewrite for each in every if each.rewrite != each.manifest}
+            return replace(plan, rewrites=tuple(sorted(rewrites - {""})))
+
+    def commits_from(self, partition: SourcePartition, start: str) -> Sequence[Commit]:
+        """Returns the commits of a source partition from a border on. Raises ``NotFoundError``."""
+        with self._open_context() as context:
+            history = self._histories(context, self._archive(context), [partition])[partition]
+        commits = history.between(start, history.end)
+        if commits is None:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: archive `{self._name}` has no commit that "
+                f"begins at {start}",
+                partition=partition.text,
+            )
+        return commits
 
     def cut(self, start: str, end: str, events: int) -> str:
         """Returns the end of the last commit that fits, or of the first if none fits."""

@@ -33,6 +33,7 @@ from itertools import pairwise
 from typing import IO, Any
 
 import crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +48,7 @@ from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pool import Pool
-from tidelog.store.base import Store, put_fresh
+from tidelog.store.base import Store, copy_fresh, put_fresh
 
 __all__ = [
     "CHANGED",
@@ -58,6 +59,7 @@ __all__ = [
     "Spool",
     "Uploads",
     "accepted",
+    "copy_files",
     "discard_files",
     "is_published",
     "portion_of",
@@ -240,6 +242,28 @@ def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) ->
     with Pool(at_once, "tidelog-publish") as pool:
         for done in [pool.submit(_publish, store, file) for file in files]:
             done.result()
+
+
+def copy_files(
+    store: Store, files: Sequence[FileEntry], staging: str, at_once: int
+) -> tuple[FileEntry, ...]:
+    """Implements ``CopyingSink.copy``."""
+    place = f"{staging}/{RandomIds().new()}"  # a repeated attempt gets its own names
+
+    def copy(number: int, file: FileEntry) -> FileEntry:
+        size = store.head(file.staged).size
+        if size != file.size:
+            raise CorruptError(
+                f"file `{file.staged}`: has {size} bytes, its manifest says {file.size}: restore "
+                "it from a copy",
+                file=file.staged,
+            )
+        staged = f"{place}/{number}"
+        copy_fresh(store, file.staged, staged)
+        return msgspec.structs.replace(file, staged=staged)
+
+    with Pool(at_once, "tidelog-copy") as pool:
+        return tuple(pool.map(copy, range(len(files)), files))
 
 
 def is_published(store: Store, file: FileEntry) -> bool:
