@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from bench import archive, console, ground, journal, log, playback, scylla, serve, spark
+from bench import archive, console, ground, journal, log, playback, scylla, serve, spark, startup
 from bench.measure import show
 from bench.rates import show_rates
 
 SUITES = {
+    "startup": lambda: show_rates("startup", startup.run()),
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
     "serve": lambda: show_rates("serve", serve.run()),

@@ -169,10 +169,14 @@ def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
     shown = run(tmp_path, "demo", "--clean")
     assert shown.returncode == 0
     assert "the counts match" in shown.stdout
+    assert "{" not in shown.stdout, "people get words, not Python's values"
+    picture = shown.stdout.partition("orders per hour")[2].splitlines()
+    assert all("█" in row for row in picture[1:6]), "it ends with a picture"
+    assert picture[-1].split("└")[1].strip() == "2026-11-13"
     done = run(tmp_path, "demo", "--clean", "--no-spark", "--json")
     steps = [json.loads(line) for line in done.stdout.splitlines()]
     by_name = {step.get("step"): step for step in steps}
-    assert by_name["members"]["left to do"] == 0
+    assert by_name["members"]["left"] == 0
     assert by_name["archive"]["events"] == 100_001
     assert sum(step["events"] for step in steps if step.get("step") == "query") == 100_001
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,31 @@ def test_empty_slots_are_told_on_request(tidelog: Run) -> None:
         "2023-11-14T22:13:22.000Z",
         "2023-11-14T22:13:25.000Z",
     ]
+
+
+def test_a_quiet_playback_prints_the_summary_alone(tidelog: Run) -> None:
+    fill()
+    done = tidelog("playback", "t", *RANGE, "--to", "null:", "--quiet")
+    assert done.out.startswith(b"Success: 9 events in 4 slots, ")
+    assert (done.out.count(b"\n"), done.err) == (1, "")
+    (summary,) = tidelog("playback", "t", *RANGE, "--to", "null:", "-q", "--json").rows()
+    assert summary["events"] == 9
+    assert tidelog("playback", "t", "--to", "null:", "-q", "--empty-slots").code == 2
+
+
+def test_a_terminal_shows_a_bar_instead_of_a_line_for_each_slot(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    done = tidelog("playback", "t", *RANGE, "--to", "null:", terminal=True)
+    lines = done.out.decode().splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["playback", "Success:"]
+    assert "2023-11-14T22:13:24Z  9 events" in done.err
+    assert (
+        "events" not in tidelog("playback", "t", *RANGE, "--to", "null:", "-q", terminal=True).err
+    )
 
 
 def test_json_is_for_machines(tidelog: Run) -> None:

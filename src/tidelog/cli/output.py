@@ -32,6 +32,7 @@ __all__ = [
     "WRONG_USAGE",
     "CommandGroup",
     "Output",
+    "TimeBar",
     "check_texts",
     "counted",
     "echo_aside",
@@ -201,6 +202,33 @@ def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callabl
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=size)
         yield lambda done: progress.advance(task, done)
+
+
+class TimeBar:
+    """A progress bar over a range of times, on standard error; shows nothing elsewhere."""
+
+    def __init__(self, what: str, *, shown: bool) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[says]}"))
+        self._progress = Progress(
+            *columns, console=Console(stderr=True), transient=True, disable=not shown
+        )
+        self._task = self._progress.add_task(what, total=None, says="")
+        self._first_ms: int | None = None
+
+    def __enter__(self) -> TimeBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def move(self, time_ms: int, end_ms: int, says: str) -> None:
+        """Show that a time is done. The first one that is given is where the bar begins."""
+        if self._first_ms is None:
+            self._first_ms = time_ms
+            self._progress.start()  # not before, as lines come first
+        total = max(1, end_ms - self._first_ms)
+        done = min(max(0, time_ms - self._first_ms), total)
+        self._progress.update(self._task, total=total, completed=done, says=says)
 
 
 FAILED = 1

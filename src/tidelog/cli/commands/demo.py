@@ -1,11 +1,11 @@
 """``tidelog demo``: the main job from end to end, shown to a person.
 
-On a real home in a folder of its own: events are produced, shared out to consumers, archived by
-Spark into date and hour folders, and counted again by another engine. It ends by itself.
+On a real home in a folder of its own: produces events, shares them among consumers, archives them
+by date and hour on Spark, counts them with another engine, and draws the result.
 
 ``tidelog sample-traffic``: what ``tidelog up --demo`` shows: orders, clicks, and their readers.
 
-Beside the orders of the demo there are clicks, of which a few are no JSON, so that an archive has
+Besides the orders of the demo there are clicks, a few of which are not JSON, so that an archive has
 dead letters; a pump that gives clicks the key of their user; and two consumers, one that keeps up
 and one that falls behind at times.
 """
@@ -13,10 +13,14 @@ and one that falls behind at times.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import tempfile
 import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 import duckdb
@@ -37,7 +41,9 @@ __all__ = ["DEMO_TOPICS", "demo", "prepare"]
 _EVENTS = 100_000
 _FIRST_MS = 1_794_528_000_000  # 2026-11-13
 _HOURS = 72
-_MAX_AGE_MS = 10_000  # so that who goes on with `tidelog up` sees files come
+_TIDE = 0.6  # how much busier noon is than the mean
+_BARS = " ▁▂▃▄▅▆▇█"
+_MAX_AGE_MS = 10_000  # so that files appear soon after `tidelog up`
 
 
 @click.command()
@@ -68,18 +74,27 @@ def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> Non
         folder = given or made / "home"
         settings = load_settings(str(folder), {}, made)
         home = stack.enter_context(create_home(settings)[0])
-        output.title("1. A home: a folder for objects and a SQLite file for the catalog")
-        output.record({"step": "home", "config": home.config})
+        output.title("1. Create a home: a folder for objects, and a SQLite file for the catalog")
+        _show(output, {"step": "home", "config": home.config}, f"{folder}")
         _show_log(home, output)
         _show_members(home, output)
         archive = _show_archive(home, output, no_spark)
-        _show_query(home, output, archive)
+        hours = _show_query(home, output, archive)
+        _show_picture(output, hours)
         if not clean:
             _show_next(output, folder, home, archive)
 
 
+def _show(output: Output, values: dict[str, Any], *lines: str) -> None:
+    """Print a step: its values for a program, or lines for a person."""
+    if output.as_json:
+        output.record(values)
+    for line in lines:
+        output.say(f"   {line}")
+
+
 def _show_log(home: Home, output: Output) -> None:
-    output.title(f"2. {_EVENTS:,} orders of three days, appended to a topic of 4 partitions")
+    output.title(f"2. Append {_EVENTS:,} orders of three days to a topic with 4 partitions")
     home.create_topic("orders", partitions=4)
     clock = home.context.clock
     events = [
@@ -96,42 +111,46 @@ def _show_log(home: Home, output: Output) -> None:
         first = producer.send(events[0].value, key=b"customer-7", sequence=1).result(30)
     with home.producer("orders", name="importer") as producer:
         again = producer.send(events[0].value, key=b"customer-7", sequence=1).result(30)
-    output.record(
-        {
-            "step": "log",
-            "durable events a second": round(len(positions) / took_s),
-            "one more, sent twice under one sequence": f"{first} and {again}: stored once",
-        }
+    if first != again:
+        raise InternalError(f"demo: one event was stored twice: {first} and {again}")
+    per_s = round(len(positions) / took_s)
+    _show(
+        output,
+        {"step": "log", "events_per_s": per_s, "sent_twice": str(first)},
+        f"{per_s:,} events/s, each on disk before it is acknowledged",
+        f"One more order, sent twice by a retry, is stored once: {first}",
     )
 
 
 def _time_ms(number: int) -> int:
-    return _FIRST_MS + number * _HOURS * 3_600_000 // _EVENTS
+    """Three days with a tide in each: many orders at noon, few at midnight."""
+    days, share = _HOURS / 24, number / _EVENTS
+    tide = _TIDE * math.sin(2 * math.pi * days * share) / (2 * math.pi * days)
+    return _FIRST_MS + round((share + tide) * _HOURS * 3_600_000)
 
 
 def _show_members(home: Home, output: Output) -> None:
-    output.title("3. Two members of one consumer share the partitions")
+    output.title("3. Read them as the consumer `billing`: its two members share the partitions")
     with home.consumer("orders", "billing") as one, home.consumer("orders", "billing") as two:
         handled = {"one": 0, "two": 0}
         while sum(handled.values()) <= _EVENTS:
             for name, member in (("one", one), ("two", two)):
                 handled[name] += len(member.poll(5_000, timeout_s=0.1))
                 member.commit()
-        output.record(
-            {
-                "step": "members",
-                "handled by each": handled,
-                "partitions of each": {"one": one.partitions(), "two": two.partitions()},
-                "left to do": sum(lag.events for lag in one.lag()),
-            }
-        )
+        partitions = {"one": one.partitions(), "two": two.partitions()}
+        left = sum(lag.events for lag in one.lag())
+    lines = [
+        f"member {name}  partitions {', '.join(map(str, partitions[name]))}  "
+        f"{count:>7,} events  {'█' * round(count / _EVENTS * 30)}"
+        for name, count in handled.items()
+    ]
+    values = {"step": "members", "events": handled, "partitions": partitions, "left": left}
+    _show(output, values, *lines, f"{left} events left to read")
 
 
 def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
     engine = "this process" if no_spark else "Spark"
-    output.title(
-        f"4. An archive: {engine} lays the events down by date and hour, each of them once"
-    )
+    output.title(f"4. Archive them by date and hour: {engine} writes each event once")
     archive = home.archives.create(
         "hourly",
         source="topic:orders",
@@ -146,43 +165,73 @@ def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
             spark=None if no_spark else "local[2]",
             stop=watch.stop,
             on_look=watch.look,
-            on_cycle=watch.cycle,
         )
-    output.record(
-        {
-            "step": "archive",
-            "events": done.events,
-            "files": sum(1 for _ in archive.files()),
-            "seconds, with the start of the engine": round(clock.monotonic_s() - began_s, 1),
-        }
+    files = sum(1 for _ in archive.files())
+    took_s = round(clock.monotonic_s() - began_s, 1)
+    _show(
+        output,
+        {"step": "archive", "events": done.events, "files": files, "seconds": took_s},
+        f"{done.events:,} events in {files} Parquet files, {took_s} s"
+        + ("" if no_spark else " with Spark's start"),
     )
     return archive.info
 
 
-def _show_query(home: Home, output: Output, archive: Archive) -> None:
-    output.title("5. Any engine reads the files: DuckDB over a plain listing of the folder")
+def _show_query(home: Home, output: Output, archive: Archive) -> list[int]:
+    """Count the archived events with another engine; return how many each hour has."""
+    output.title("5. Count the files with DuckDB, which only lists the folder")
     found = duckdb.execute(
-        "SELECT dt, count(DISTINCT hr) AS hours, count(*) AS events "
-        "FROM read_parquet(?, hive_partitioning = true) GROUP BY dt ORDER BY dt",
+        "SELECT dt, hr, count(*) AS events "
+        "FROM read_parquet(?, hive_partitioning = true) GROUP BY dt, hr ORDER BY dt, hr",
         [_files(home, archive)],
     ).fetchall()
-    rows = [{"step": "query", "dt": str(dt), "hours": h, "events": n} for dt, h, n in found]
-    output.records(("dt", "hours", "events"), rows)
-    count = sum(n for _, _, n in found)
+    days: dict[str, list[int]] = {}
+    for day, _, events in found:
+        days.setdefault(str(day), []).append(events)
+    for day, hours in days.items():
+        values = {"step": "query", "dt": day, "hours": len(hours), "events": sum(hours)}
+        _show(output, values, f"{day}  {len(hours)} hours  {sum(hours):>7,} events")
+    count = sum(map(sum, days.values()))
     if count != _EVENTS + 1:
         raise InternalError(f"demo: the archive holds {count} events, {_EVENTS + 1} were produced")
-    output.say(f"{count:,} events produced, {count:,} archived: the counts match.")
+    output.say(f"   {count:,} events produced, {count:,} archived: the counts match.")
+    return [events for hours in days.values() for events in hours]
+
+
+def _show_picture(output: Output, hours: list[int]) -> None:
+    """Draw what happened: the way of the events, and how many each hour has."""
+    count = f"{sum(hours):,}"
+    output.title("What happened")
+    way = f"   {count} orders ──▶ topic `orders` ─"
+    output.say(f"{way}┬─▶ consumer `billing`, {count} read")
+    output.say(f"{'4 partitions  ':>{len(way)}}└─▶ archive `hourly`, {count} in files\n")
+    output.say(f"   orders per hour, up to {max(hours):,}")
+    for row in chart(hours, rows=5):
+        output.say(f"   {row}")
+    first = datetime.fromtimestamp(_FIRST_MS / 1_000, UTC).date()
+    days = [str(first + timedelta(days=day)) for day in range(len(hours) // 24)]
+    output.say("   " + "".join(f"└{day:<23}" for day in days).rstrip())
+
+
+def chart(values: Sequence[int], rows: int) -> list[str]:
+    """Return lines that draw values as bars next to each other, the highest as high as all rows."""
+    eighths = [round(value / max(1, *values) * rows * 8) for value in values]
+    return [
+        "".join(_BARS[min(max(each - 8 * row, 0), 8)] for each in eighths).rstrip()
+        for row in reversed(range(rows))
+    ]
 
 
 def _show_next(output: Output, folder: Path, home: Home, archive: Archive) -> None:
-    output.title("All of it is still there. Look around:")
-    output.say(f"  export TIDELOG_HOME={folder}")
-    output.say("  tidelog topic show orders")
-    output.say("  tidelog consume orders --name me --max 3")
-    output.say("  tidelog archive status hourly")
-    output.say("  tidelog up")
-    output.say(f"  ls {_files(home, archive).partition('/**')[0]}")
-    output.say("Then make one of your own: tidelog init, and README.md")
+    output.title("Everything is still there. Look around:")
+    output.say(f"   export TIDELOG_HOME={folder}")
+    output.say("   tidelog topic show orders")
+    output.say("   tidelog peek orders")
+    output.say("   tidelog archive status hourly")
+    output.say('   tidelog sql "select count(*) from hourly"')
+    output.say("   tidelog up")
+    output.say(f"   ls {_files(home, archive).partition('/**')[0]}")
+    output.say("\nThen create a home of your own: `tidelog init`.")
 
 
 def _files(home: Home, archive: Archive) -> str:

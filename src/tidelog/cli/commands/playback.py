@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from tidelog.cli.output import Output, counted, echo_aside, json_option, write_out
+from tidelog.cli.output import (
+    Output,
+    TimeBar,
+    counted,
+    echo_aside,
+    json_option,
+    to_seconds,
+    write_out,
+)
 from tidelog.cli.pipeline_options import spark_conf, traced_world
 from tidelog.cli.terminal import Interruption
 from tidelog.codec.event_json import batch_lines
@@ -85,6 +94,7 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
     "text, or milliseconds since 1970. - reads standard input. Options given here win.",
 )
 @click.option("--empty-slots", is_flag=True, help="Print slots without events too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the summary.")
 @click.option("--list", "listed", is_flag=True, help="List named playbacks.")
 @click.option("--forget", metavar="NAME", help="Forget a named playback.")
 @json_option
@@ -92,10 +102,13 @@ _COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")
 def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Print the events of a time range, or play them elsewhere.
 
-    Plays the last 15 minutes by default, without events that are appended after it began. Prints a
-    line for each slot with the time of its first event and the number of events. A playback with a
-    name can be stopped or killed and resumed: it skips nothing, and writes nothing twice into a
-    topic. A name is taken until you --forget it. Events that were played stay where they are.
+    Plays the last 15 minutes by default, without events that are appended after it began. Shows a
+    progress bar on a terminal. In a pipe or with --empty-slots it prints a line for each slot, with
+    the time of its first event and the number of events.
+
+    A playback with a name can be stopped or killed and resumed: it skips nothing, and writes
+    nothing twice into a topic. A name is taken until you --forget it. Events that were played stay
+    where they are.
 
     \b
     Examples:
@@ -124,10 +137,19 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
         _print(home_text, output, topic, given)
         return
     options = _PlaybackOptions(**given)
-    how = _Messages(output, options)
+    _play(home_text, topic, options, _Messages(output, options))
+
+
+def _play(home_text: str | None, topic: str, options: _PlaybackOptions, how: _Messages) -> None:
+    """Plays the events into a sink."""
     stop = threading.Event()
     world = traced_world()
-    with open_home(home_text, world=world) as home, Interruption(stop, follows=False) as interrupt:
+    with (
+        open_home(home_text, world=world) as home,
+        Interruption(stop, follows=False) as interrupt,
+        contextlib.ExitStack() as bar,
+    ):
+        bar.enter_context(how.bar)
         clock = home.context.clock
         began_s = clock.monotonic_s()
         played = home.playback(
@@ -146,6 +168,7 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
             on_wait=how.waits,
             on_slot=how.slot,
         )
+        bar.close()
         if played.before is not None:
             how.finished(played.before)
             return
@@ -159,7 +182,7 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
 def _print(home_text: str | None, output: Output, topic: str, given: dict[str, Any]) -> None:
     """Prints the events of a time range: their values, or with ``--json`` the whole events."""
     context = click.get_current_context()
-    for name in ("speed", "name", "as_of", "parallel", "confs", "empty_slots"):
+    for name in ("speed", "name", "as_of", "parallel", "confs", "empty_slots", "quiet"):
         if given[name] and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError("Missing option '--to'.")
     with open_home(home_text) as home:
@@ -271,6 +294,7 @@ class _PlaybackOptions:
     master: str
     confs: tuple[str, ...]
     empty_slots: bool
+    quiet: bool
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
@@ -279,6 +303,8 @@ class _PlaybackOptions:
             check_playback_name(self.name)
         if self.confs and not self.parallel:
             raise InvalidError("--conf: is a setting of Spark: give --parallel too")
+        if self.quiet and self.empty_slots:
+            raise InvalidError("playback: --quiet and --empty-slots contradict: give one of them")
         if self.parallel and (self.name is not None or self.speed != "max" or self.empty_slots):
             raise InvalidError(
                 "playback: --parallel goes as fast as it can, and cannot be resumed: leave out "
@@ -293,6 +319,14 @@ class _Messages:
         self._as_json = output.as_json
         self._name = options.name
         self._beside = options.sink.startswith("stdout:")
+        mixed = self._beside and sys.stdout.isatty()  # events and the bar on one screen
+        has_bar = sys.stderr.isatty() and not (
+            mixed or output.as_json or options.quiet or options.empty_slots
+        )
+        self.bar = TimeBar("playback", shown=has_bar)
+        self._has_lines = not options.quiet and not (has_bar and _is_seen(self._beside))
+        self._is_quiet = options.quiet
+        self._events = self._end_ms = 0
 
     def say(self, text: str) -> None:
         """A line for people."""
@@ -301,6 +335,9 @@ class _Messages:
 
     def begins(self, topic: Topic, pin: Pin) -> None:
         times = pin.range
+        self._end_ms = times.end_ms
+        if self._is_quiet:
+            return
         self._line(
             f"playback of {topic.name} from {to_iso(times.start_ms)} to {to_iso(times.end_ms)}",
             None,
@@ -321,6 +358,11 @@ class _Messages:
 
     def slot(self, slot: SlotCount) -> None:
         """One slot, as it is done."""
+        self._events += slot.events
+        says = f"{to_seconds(to_iso(slot.slot_ms))}  {counted(self._events, 'event')}"
+        self.bar.move(slot.slot_ms, self._end_ms, says)
+        if not self._has_lines:
+            return
         first = None if slot.first_ms is None else to_iso(slot.first_ms)
         text = to_iso(slot.slot_ms)
         if first is not None:
@@ -350,6 +392,11 @@ class _Messages:
             click.echo(text, err=self._beside)
         elif record is not None:
             click.echo(msgspec.json.encode(record), err=self._beside)
+
+
+def _is_seen(beside: bool) -> bool:
+    """Whether lines would be on the screen, like the bar."""
+    return (sys.stderr if beside else sys.stdout).isatty()
 
 
 def _how_to_go_on(topic: str, options: _PlaybackOptions, played: PlaybackResult) -> str:
