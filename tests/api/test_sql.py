@@ -112,6 +112,16 @@ def test_a_topic_and_its_archive_have_the_same_rows_with_amendments_applied(home
     ]
 
 
+def test_bytes_that_are_no_text_are_null_wherever_they_are_decoded() -> None:
+    with tidelog.open("memory:") as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"\xff"), Event(b"{"), Event(b'{"a":1}'), Event(None)])
+        query = "select as_text(value) as t, as_json(value) as j, as_json(value)->>'a' as a from t"
+        found = [tuple(row.values()) for row in rows(home, query)]
+    nothing = (None, None, None)
+    assert found == [nothing, ("{", None, None), ('{"a":1}', '{"a":1}', "1"), nothing]
+
+
 def test_columns_are_those_of_events(home: Home) -> None:
     names = ["topic", "partition", "offset", "timestamp", "id", "key", "value", "type", "headers"]
     for name in ("orders", "daily"):

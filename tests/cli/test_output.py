@@ -60,6 +60,8 @@ def test_what_could_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[st
     output.title(HOSTILE)
     output.record({"why": HOSTILE})
     output.records(("why",), [{"why": HOSTILE}])
+    output.record({HOSTILE: ""})
+    output.records((HOSTILE,), [{HOSTILE: ""}])
     print_error(InvalidError(f"topic `{HOSTILE}`: is bad"), False)
     echo_aside(HOSTILE)
     found = capsys.readouterr()
@@ -67,3 +69,15 @@ def test_what_could_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[st
         assert r"\x1b[2J" in text
         assert not set(text) & set("\x1b\x07\r\x9b\u202e"), text
     assert visible("plain ü text") == "plain ü text"
+
+
+def test_markup_in_names_and_values_is_printed_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "[/x] [bold]b[/bold] [draft] :smile:"
+    output = Output(False)
+    output.say(text)
+    output.title(text)
+    output.record({text: text})
+    output.records((text,), [{text: text}])
+    assert capsys.readouterr().out.count(text) == 6

@@ -54,7 +54,7 @@ SET TimeZone = 'UTC';
 CREATE SCHEMA topic;
 CREATE SCHEMA archive;
 CREATE MACRO as_text(bytes) AS try(decode(bytes));
-CREATE MACRO as_json(bytes) AS try(CAST(decode(bytes) AS JSON));
+CREATE MACRO as_json(bytes) AS TRY_CAST(try(decode(bytes)) AS JSON);
 """
 _BYTES_AS_JSON = re.compile(
     r"\b(value|key)\s*->|\bjson_\w+\s*\(\s*(?:\w+\s*\.\s*)?(value|key)\b", re.IGNORECASE

@@ -59,27 +59,30 @@ class Output:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         wide = None if sys.stdout.isatty() else _PIPE_WIDTH
-        self._console = Console(highlight=False, soft_wrap=True, width=wide)
+        # What is printed comes from events and names: `[bold]` and `:smile:` are text there.
+        self._console = Console(
+            highlight=False, markup=False, emoji=False, soft_wrap=True, width=wide
+        )
 
     def say(self, text: str) -> None:
         """A line for people only."""
         if not self.as_json:
-            self._console.print(visible(text, "\n\t"), markup=False)
+            self._console.print(visible(text, "\n\t"))
 
     def title(self, text: str) -> None:
         """A heading for people only."""
         if not self.as_json:
-            self._console.print(f"\n{visible(text)}", style="bold", markup=False)
+            self._console.print(f"\n{visible(text)}", style="bold")
 
     def record(self, values: Mapping[str, Any]) -> None:
         """One result: a JSON line, or its fields one below the other."""
         if self.as_json:
             self._json(values)
             return
-        width = max(map(len, values))
+        width = max(len(visible(name)) for name in values)
         for name, value in values.items():
             shown = "-" if value is None else visible(str(value))
-            self._console.print(f"{name:<{width}}  {shown}", markup=False)
+            self._console.print(f"{visible(name):<{width}}  {shown}")
 
     def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Several results: a JSON line each, or a table; records where it is too wide for that."""
@@ -100,7 +103,7 @@ class Output:
             return
         table = Table(box=None, pad_edge=False)
         for name in names:
-            table.add_column(name)
+            table.add_column(visible(name))
         for cells in shown:
             table.add_row(*cells)
         self._console.print(table)
@@ -194,7 +197,7 @@ def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callabl
         yield lambda _: None
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),

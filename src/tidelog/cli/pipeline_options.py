@@ -130,7 +130,7 @@ class DriverWatch:
         self._what = what
         self._interruption = Interruption(self.stop, follows=follows)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[speed]}"),
