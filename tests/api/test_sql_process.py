@@ -174,6 +174,19 @@ def test_a_child_that_needs_too_much_memory_is_refused(home: Home, query: str) -
         run_apart(home.config, query, None, EVERYTHING, limits)
 
 
+def test_a_child_leaves_no_folder_and_bounds_its_columns(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    few = SqlLimits(seconds=60.0, rows=1)
+    assert not run_apart(home.config, "from range(10)", None, EVERYTHING, few).is_whole
+    wide = ", ".join(f"1 as {'c' * 50}{number}" for number in range(200))
+    small = SqlLimits(seconds=60.0, result_bytes=5_000)
+    with pytest.raises(InvalidError, match="names and types of its columns"):
+        run_apart(home.config, f"select {wide}", None, EVERYTHING, small)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_home_in_memory_and_long_queries_are_refused() -> None:
     with pytest.raises(InvalidError, match="in the server's memory"):
         run_apart("tidelog:?store=memory:&catalog=memory:", "select 1", None, EVERYTHING, LIMITS)

@@ -137,6 +137,23 @@ def test_a_webhook_that_answers_byte_by_byte_times_out_as_a_whole() -> None:
         thread.join()
 
 
+def test_many_addresses_of_a_webhook_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = listener.getsockname()
+        for _ in range(3):  # more than wait to be accepted: further ones get no answer
+            raw = stack.enter_context(socket.socket())
+            raw.setblocking(False)
+            raw.connect_ex(place)
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: found * 10)
+        target = WebhookTarget(parse_address(f"http://x:{place[1]}/"), timeout_s=0.5, local=True)
+        started_s = time.monotonic()
+        with pytest.raises(UnavailableError, match="timed out"):
+            target.send(TOLD)
+        assert time.monotonic() - started_s < 4
+
+
 def test_a_webhook_is_signed_with_the_secret_of_the_environment() -> None:
     with answering() as server:
         open_target(server.url, {**LOCAL, "TIDELOG_NOTIFY_SECRET": "s3cret"}).send(TOLD)

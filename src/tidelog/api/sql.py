@@ -70,20 +70,21 @@ def run_query(
     values: SqlValues = None,
     *,
     allow: Allow = lambda kind, name: True,
-    prepare: Callable[[duckdb.DuckDBPyConnection], None] = lambda connection: None,
+    prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
     batch_rows: int = _BATCH_ROWS,
 ) -> pa.RecordBatchReader:
     """Returns the rows of a query, which are read as the caller reads them.
 
     ``allow`` decides which topics and archives are there. ``prepare`` may change the connection's
-    settings and refuse the query, after the tables are there and before the query runs. Raises
-    ``InvalidError`` for a query that DuckDB refuses, and what reading events raises, also from the
-    returned reader.
+    settings and refuse the query, after the tables are there and before the query runs; such a
+    query has no folder for what does not fit into memory. Raises ``InvalidError`` for a query that
+    DuckDB refuses, and what reading events raises, also from the returned reader.
     """
     _check_bytes(query)
-    session = _Session(context, query, allow)
+    session = _Session(context, query, allow, may_spill=prepare is None)
     try:
-        prepare(session.connection)
+        if prepare is not None:
+            prepare(session.connection)
         found = session.start(query, values, batch_rows)
     except BaseException:
         session.close()
@@ -110,10 +111,14 @@ def printable(batch: pa.RecordBatch) -> pa.RecordBatch:
 class _Session:
     """A connection of DuckDB to the tables of a home, for one query."""
 
-    def __init__(self, context: Context, query: str, allow: Allow) -> None:
-        folder = tempfile.mkdtemp(prefix="tidelog-sql-")
-        # Also for a reader that is dropped before its first batch, whose session nothing closes.
-        self._remove_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+    _remove_folder: Callable[[], object] | None = None
+
+    def __init__(self, context: Context, query: str, allow: Allow, *, may_spill: bool) -> None:
+        folder = ""
+        if may_spill:
+            folder = tempfile.mkdtemp(prefix="tidelog-sql-")
+            # Also for a reader that is dropped before its first batch: nothing closes its session.
+            self._remove_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         settings = {**_SETTINGS, "temp_directory": folder}
         self.connection = duckdb.connect(":memory:", config=settings)
         self._scans = Scans()
@@ -192,7 +197,8 @@ class _Session:
         """Closes the connection and deletes what it has on the disk."""
         self._scans.stop()
         self.connection.close()
-        self._remove_folder()
+        if self._remove_folder is not None:
+            self._remove_folder()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -176,6 +176,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     limits = SqlLimits(**request["limits"])
     access = SqlAccess(tuple(request["access"]["topics"]), request["access"]["archives"])
+    signal.setitimer(signal.ITIMER_REAL, limits.seconds + _START_S)  # also if the parent is killed
     os.nice(5)
     most = limits.memory_bytes + _OTHER_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -204,9 +205,15 @@ def _answer(
         signal.setitimer(signal.ITIMER_REAL, limits.seconds)  # whose signal ends the process
         found = locked_query(context, query, values, access, limits)
         columns = [{"name": each.name, "type": str(each.type)} for each in found.schema]
-        yield json.dumps({"columns": columns}).encode()
+        head = json.dumps({"columns": columns}).encode()
+        size = len(head)
+        if size > limits.result_bytes:
+            raise InvalidError(
+                f"sql: the names and types of its columns have {size} bytes, the limit is "
+                f"{limits.result_bytes}: select fewer columns"
+            )
+        yield head
         lines = (line for batch in found for line in row_lines(printable(batch)).splitlines())
-        size = 0
         is_whole = True
         for number, line in enumerate(lines):
             size += len(line)

@@ -137,14 +137,21 @@ class WebhookTarget:
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         connection = kind(parts.hostname or "", parts.port, timeout=self._timeout_s)
-        connection._create_connection = self._connect  # type: ignore[attr-defined]
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        with contextlib.closing(connection):
-            connection.connect()
-            left_s = max(0.0, until_s - self._clock.monotonic_s())
-            timer = threading.Timer(left_s, _end, [connection.sock])
-            timer.daemon = True
-            timer.start()
+        with contextlib.closing(connection), contextlib.ExitStack() as stack:
+
+            def connect(address: tuple[str, int], *_: Any) -> socket.socket:
+                raw = self._connect(address, until_s)
+                # Before the handshake of TLS, which makes another socket of this one.
+                watched = stack.enter_context(raw.dup())
+                left_s = max(0.0, until_s - self._clock.monotonic_s())
+                timer = threading.Timer(left_s, _end, [watched])
+                timer.daemon = True
+                timer.start()
+                stack.callback(timer.cancel)
+                return raw
+
+            connection._create_connection = connect  # type: ignore[attr-defined]
             try:
                 connection.request("POST", path, body, self._headers(body))
                 answer = connection.getresponse()
@@ -153,8 +160,6 @@ class WebhookTarget:
                 if self._clock.monotonic_s() >= until_s:
                     raise TimeoutError(f"timed out after {self._timeout_s:g} s") from exc
                 raise
-            finally:
-                timer.cancel()
 
     def _headers(self, body: bytes) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "User-Agent": "tidelog"}
@@ -167,7 +172,7 @@ class WebhookTarget:
             headers["Tidelog-Signature"] = f"t={now_s},v1={signed}"
         return headers
 
-    def _connect(self, address: tuple[str, int], timeout_s: float, *_: Any) -> socket.socket:
+    def _connect(self, address: tuple[str, int], until_s: float) -> socket.socket:
         """Connects to an address that was checked, so that a name cannot lead elsewhere."""
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
         error: OSError | None = None
@@ -177,17 +182,20 @@ class WebhookTarget:
                     f"{self._name}: is an address of this machine or its link: give another one, "
                     "or set TIDELOG_NOTIFY_LOCAL=1"
                 )
+            left_s = until_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                break
             raw = socket.socket(family, kind, protocol)
             try:
-                raw.settimeout(min(timeout_s, _CONNECT_TIMEOUT_S))
+                raw.settimeout(min(left_s, _CONNECT_TIMEOUT_S))
                 raw.connect(place)
-                raw.settimeout(timeout_s)
+                raw.settimeout(self._timeout_s)
             except OSError as exc:
                 raw.close()
                 error = exc
             else:
                 return raw
-        raise error or OSError(f"`{address[0]}` has no address")
+        raise error or OSError(f"`{address[0]}` has no address that answers in time")
 
     def _refusal(self, status: int, reason: str) -> TidelogError:
         said = f"{self._name}: answered {status} {reason}"

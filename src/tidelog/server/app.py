@@ -41,10 +41,10 @@ from tidelog.server.api.read import ByTimeHandlers, Reads
 from tidelog.server.api.sql import SqlHandlers, SqlRunner
 from tidelog.server.api.tail import Tails
 from tidelog.server.api.watch import PartitionWatch
-from tidelog.server.console.site import Console
+from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
-from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, Certificate, OldCycle
+from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, OldCycle
 from tidelog.server.http.errors import (
     DisconnectedError,
     HeadError,
@@ -76,6 +76,7 @@ from tidelog.server.http.request import (
     is_encoded,
 )
 from tidelog.server.http.telemetry import Telemetry
+from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]
@@ -83,6 +84,7 @@ __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operati
 _TICK_S = 1.0
 _GONE = 499  # counted for clients that left before they were answered
 _GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
+_UNCOUNTED = ("health", "ready")  # monitors ask as often as they like
 _JSON_TYPE = (b"content-type", b"application/json")
 _EVERY_ANSWER = (
     (b"x-content-type-options", b"nosniff"),
@@ -170,6 +172,7 @@ class FrontDoor:
         self._console = Console(
             home, options, self.gate, self._threads, (self.metrics, self._usage, self._sql)
         )
+        self._docs = functools.cache(self._console.docs)  # the same
         self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: PartitionWatch | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -263,7 +266,7 @@ class FrontDoor:
         send = _with_headers(send, request_id, scope["state"].get(OLD_CYCLE))
         name, status = "none", _GONE
         try:
-            name, run = self._find(scope)
+            name, run = self._find_counted(scope)
             headers = headers_of(scope["headers"])
             if self._telemetry is None:
                 status = await run(scope, receive, send, headers)
@@ -301,6 +304,14 @@ class FrontDoor:
                 status=status,
                 ms=round(took_s * 1000, 3),
             )
+
+    def _find_counted(self, scope: Scope) -> tuple[str, Run]:
+        """The same; a request for nothing counts for its address. ``TooManyError``."""
+        try:
+            return self._find(scope)
+        except TidelogError:
+            self.gate.count_visit(scope, dict(scope["headers"]))
+            raise
 
     def _find(self, scope: Scope) -> tuple[str, Run]:
         """What a request asks for.
@@ -375,6 +386,8 @@ class FrontDoor:
             admission = await self.gate.admit(scope, headers, operation.right, topic, token)
             scope[ADMISSION] = admission
             scope[WHO] = admission.who
+        elif operation.name not in _UNCOUNTED:
+            self.gate.count_visit(scope, headers)
         response = await handler(request)
         if operation.right == "read":  # only now, as a topic that is not there is not read
             self._usage.read(scope[WHO], operation.name, topic or "")
@@ -397,7 +410,8 @@ class FrontDoor:
 
     async def _show_docs(self, request: Request) -> Response:
         """``GET /docs``"""
-        return await self._threads.run(self._console.docs)
+        body = await self._threads.run(self._docs)
+        return Response(body, headers=PAGE_HEADERS, media_type="text/html")
 
     async def _tick(self) -> None:
         """Now and then: tokens and their use, and appends that have waited for too long."""

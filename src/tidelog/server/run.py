@@ -31,8 +31,9 @@ from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import Home
 from tidelog.server.app import FrontDoor
 from tidelog.server.http import limits
-from tidelog.server.http.connection import Certificate, Connection
+from tidelog.server.http.connection import Connection
 from tidelog.server.http.telemetry import Telemetry
+from tidelog.server.http.tls import Certificate, TlsListener
 from tidelog.server.options import ServeOptions
 
 __all__ = ["serve"]
@@ -123,16 +124,23 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(limits.STOP_S),
             )
         )
-        if door.certificate is not None:
-            self.config.load()
-            self.config.ssl = door.certificate.context
         self._door = door
+        self._counts = counts
         self._stop = stop
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        certificate = self._door.certificate
+        await super().startup(sockets if certificate is None else [])
+        if certificate is not None:
+            for each in sockets or ():
+                each.listen(_BACKLOG)
+                listener = TlsListener(each, certificate, self._counts, self._new_connection)
+                self.servers.append(cast("asyncio.Server", listener))
         self._on_started()
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._counts, self.config, self.server_state, self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         stopped = self._stop is not None and self._stop.is_set()

@@ -104,6 +104,10 @@ def test_compressed_bodies_are_inflated_up_to_the_bound(tmp_path: Path) -> None:
         two = gzip.compress(b'{"val') + gzip.compress(b'ue":"hello"}')
         typed = {"content-encoding": "gzip", "content-type": "application/json"}
         assert post("/topics/t/events", content=two, headers=typed).status_code == 201
+        many = gzip.compress(b"") * 11_000 + gzip.compress(b'{"value":"hello"}')  # 220 kB at most
+        with serving(tmp_path / "large", body_bytes_max=1_000_000) as large:
+            answer = large.client.post("/topics/t/events", content=many, headers=typed)
+            assert answer.status_code == 400, "each empty member costs time"
         for name in ("br", "deflate", "gzip, gzip", "x"):
             answer = post("/topics/t/events", content=b"x", headers={"content-encoding": name})
             assert answer.status_code == 415, name

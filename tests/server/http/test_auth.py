@@ -194,6 +194,14 @@ def test_a_closed_server_has_a_rate_by_default(
             assert statuses(other) == {200}
 
 
+def test_what_anybody_may_have_counts_for_the_address(tmp_path: Path) -> None:
+    pages = ("/docs", "/openapi.json", "/none", "/sql", "/console/static/console.css", "/console/x")
+    with serving(tmp_path, rate=1.0) as served:
+        for path in pages:
+            assert 429 in {served.client.get(path).status_code for _ in range(20)}, path
+        assert served.client.get("/healthz").status_code == 200
+
+
 def test_rates_are_those_of_each_token_or_address(tmp_path: Path) -> None:
     made: list[str] = []
 

@@ -235,6 +235,18 @@ def test_a_list_of_topics_has_only_those_that_a_token_reads(world: World) -> Non
     assert names(world.tokens["other topic"]["admin"]) == ["other"]
 
 
+def test_no_path_stands_for_any_topic_of_a_token(world: World) -> None:
+    """The list of topics needs the right for one topic; a path cannot ask for that."""
+    text = world.tokens["own topic"]["admin"]
+    for method, path in (
+        ("GET", "/topics/*"),
+        ("GET", "/topics/%2F"),
+        ("POST", "/topics/*/events"),
+    ):
+        found = world.served.client.request(method, path, headers=bearer(text)).status_code
+        assert found in (403, 404), path
+
+
 def test_a_pixel_token_appends_to_its_topic_without_ids_and_nothing_else(world: World) -> None:
     text = world.tokens["own topic"]["pixel"]
     get = world.served.client.get

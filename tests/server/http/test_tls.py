@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -13,7 +14,9 @@ import pytest
 
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.serving import serving
+from tests.support.waiting import until
 from tidelog import InvalidError
+from tidelog.server.http import limits
 
 
 def certificate_of(address: tuple[str, int], known: Certificates) -> bytes | None:
@@ -55,6 +58,39 @@ def test_files_that_change_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
                 time.sleep(0.2)
         with pytest.raises((OSError, httpx.TransportError)):
             httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+
+
+def test_clients_that_never_end_their_handshake_keep_no_other_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 40)  # of which an address has 10
+    (tmp_path / "home").mkdir()
+    known = make_certificates(tmp_path)
+    given = {"tls_cert": str(known.certificate), "tls_key": str(known.key)}
+    with serving(tmp_path / "home", **given) as served, contextlib.ExitStack() as stack:
+        port = int(served.url.rpartition(":")[2])
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            for _ in range(60)
+        ]
+        trusted = ssl.create_default_context(cafile=str(known.authority))
+        other = httpx.HTTPTransport(local_address="127.0.0.2", verify=trusted)
+        with httpx.Client(base_url=served.url, transport=other, timeout=60) as client:
+            assert client.get("/topics").status_code == 200
+        share = 10 + limits.ADDRESS_LINGERING_MAX
+        assert [raw.recv(1) for raw in idle[share:]] == [b""] * (60 - share), "closed at once"
+        with pytest.raises(OSError, match=r"reset|EOF|closed"):
+            certificate_of(("127.0.0.1", port), known)
+        for raw in idle:
+            raw.close()
+        until(lambda: answers(("127.0.0.1", port), known))
+
+
+def answers(address: tuple[str, int], known: Certificates) -> bool:
+    try:
+        return certificate_of(address, known) is not None
+    except OSError:
+        return False
 
 
 def test_files_that_are_missing_are_refused(tmp_path: Path) -> None:

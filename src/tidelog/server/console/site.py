@@ -68,7 +68,7 @@ from tidelog.server.http.metrics import ClientUsage, Complaints, Metrics
 from tidelog.server.http.request import WholeRoute
 from tidelog.server.options import ServeOptions
 
-__all__ = ["PLACES", "Console", "Route"]
+__all__ = ["PAGE_HEADERS", "PLACES", "Console", "Route"]
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -183,7 +183,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+PAGE_HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -246,7 +246,7 @@ class Console:
         self._pipelines.stop()
         self._sampler.stop()
 
-    def docs(self) -> Response:
+    def docs(self) -> bytes:
         """The reference of the API, which anybody may read, as its description."""
         values = {
             "session": None,
@@ -255,8 +255,7 @@ class Console:
             "here": "/docs",
             "api": description(self._options),
         }
-        body = self._pages.render("docs.html", values)
-        return Response(body, headers=_HEADERS, media_type="text/html")
+        return self._pages.render("docs.html", values)
 
     @staticmethod
     def has(path: str) -> bool:
@@ -270,7 +269,7 @@ class Console:
         place: Route | None = None
         session: Session | None = None
         try:
-            place, path = _find(scope)
+            place, path = self._find_counted(scope, headers)
             if place.name == "tail":
                 _, scope[ADMISSION] = self._sessions.enter(scope, headers)
                 return await self._tail(scope, receive, send, path)
@@ -298,6 +297,21 @@ class Console:
         # A template takes milliseconds, and many of them when it is first used.
         response = await self._threads.run(self._response, answer, session, headers, scope)
         return await self._send(scope, receive, send, response)
+
+    def _find_counted(
+        self, scope: Scope, headers: dict[bytes, bytes]
+    ) -> tuple[Route, dict[str, str]]:
+        """Find a place; what anybody may have, or nobody, counts for the address that asks.
+
+        ``NotFoundError``, ``MethodError``, ``TooManyError``.
+        """
+        found: tuple[Route, dict[str, str]] | None = None
+        try:
+            found = _find(scope)
+        finally:
+            if found is None or found[0].right is None:
+                self._gate.count_visit(scope, headers)
+        return found
 
     async def _answer(
         self,
@@ -348,25 +362,29 @@ class Console:
         if self._tails is None:
             raise InternalError("console: was not started")
         response = await self._tails.tail(Request({**scope, "path_params": dict(path)}, receive))
-        response.headers.update(_HEADERS)
+        response.headers.update(PAGE_HEADERS)
         self._usage.read(scope[ADMISSION].who, "console tail", path["topic"])
         return await self._send(scope, receive, send, response)
 
     def _static(self, name: str) -> Response:
         found = self._pages.file(name)
-        headers = {**_HEADERS, "cache-control": "public, max-age=86400", "etag": f'"{found.mark}"'}
+        headers = {
+            **PAGE_HEADERS,
+            "cache-control": "public, max-age=86400",
+            "etag": f'"{found.mark}"',
+        }
         return Response(found.body, headers=headers, media_type=found.media_type)
 
     def _response(
         self, answer: Answer, session: Session | None, headers: dict[bytes, bytes], scope: Scope
     ) -> Response:
         if isinstance(answer, Redirect):
-            response = Response(status_code=303, headers={**_HEADERS, "location": answer.to})
+            response = Response(status_code=303, headers={**PAGE_HEADERS, "location": answer.to})
             if answer.cookie:
                 response.headers["set-cookie"] = answer.cookie
             return response
         if isinstance(answer, Data):
-            allowed = {**_HEADERS, **answer.headers}
+            allowed = {**PAGE_HEADERS, **answer.headers}
             return Response(answer.body, headers=allowed, media_type=answer.media_type)
         theme = cookie_of(headers, "tidelog_theme")
         values: dict[str, Any] = {
@@ -378,7 +396,7 @@ class Console:
             **answer.values,
         }
         body = self._pages.render(answer.template, values)
-        return Response(body, answer.status, {**_HEADERS, **answer.headers}, "text/html")
+        return Response(body, answer.status, {**PAGE_HEADERS, **answer.headers}, "text/html")
 
     def _failed(self, error: TidelogError, scope: Scope) -> Shown:
         """What went wrong, as a page; who shows no token is asked for one."""

@@ -35,7 +35,8 @@ __all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate"]
 REFRESH_S = 5.0  # after which a revoked token is refused at the latest
 ADMISSION = "tidelog.admission"  # in the scope of a request
 HOME = None  # in place of a topic: the home as a whole
-SOME_TOPIC = "*"  # in place of a topic: any that the token may; the answer has only those
+# In place of a topic: any that the token may; the answer has only those. No path names this one.
+SOME_TOPIC = "/"
 _AT_MOST_EVERY_S = 1.0  # tokens are read for the sake of unknown ones
 _SHOWN_MAX = 200  # bytes of what is looked at as a token
 _TEXT = re.compile(rb"tidelog_[0-9a-f]{12}_[0-9a-f]{64}")  # of a token
@@ -176,6 +177,11 @@ class Gate:
         self._count(client)
         return Admission(None, client)
 
+    def count_visit(self, scope: AsgiScope, headers: Headers) -> None:
+        """Count a request for what anybody may have, by its address. ``TooManyError``."""
+        if self._is_closed or self._options.rate is not None:
+            self._count(client_of(self.address(scope, headers)))
+
     def check(self, admission: Admission) -> None:
         """Raise ``UnauthorizedError`` if what let a request in is no longer there.
 
@@ -193,8 +199,7 @@ class Gate:
     def _admit_local(self, scope: AsgiScope, headers: Headers) -> Admission:
         self._check_local(scope, headers)
         client = client_of(self.address(scope, headers))
-        if self._options.rate is not None:  # programs of the machine have a limit only on request
-            self._count(client)
+        self.count_visit(scope, headers)  # programs of the machine have a limit only on request
         return Admission(None, client)
 
     def _admit_token(

@@ -10,27 +10,29 @@ on for a moment.
 
 A server that is full still answers health checks, and one address cannot fill it alone.
 
-Timers are armed for requests that do not come in one piece, so that most requests need none.
+Many requests that come in one piece are parsed a few at a time: the rest waits, unread, until those
+before are answered. So one client cannot hold the loop, nor fill the memory, with requests.
 
-TLS by certificate files, which are read again when they change.
+Timers are armed for requests that do not come in one piece, so that most requests need none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tidelog.errors import InvalidError
 from tidelog.server.http import limits
 from tidelog.server.http.errors import encode
 
-__all__ = ["HEAD_TOO_LARGE", "OLD_CYCLE", "Certificate", "Connection", "OldCycle"]
+__all__ = ["HEAD_TOO_LARGE", "OLD_CYCLE", "Connection", "OldCycle"]
 
 _HEALTH = (b"/healthz", b"/readyz")
+_SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
 OLD_CYCLE = "tidelog.old_cycle"  # the same: a request of HTTP/1.0 that asks to keep its connection
@@ -42,8 +44,20 @@ class OldCycle(Protocol):
     keep_alive: bool
 
 
+class _Flow(FlowControl):
+    """uvicorn's own, which reads nothing while bytes wait that have been read."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """One client's socket."""
+
+    flow: _Flow
 
     _patience: asyncio.TimerHandle | None = None  # for what it should send
     _slowness: asyncio.TimerHandle | None = None  # for what it should take
@@ -53,13 +67,17 @@ class Connection(HttpToolsProtocol):
     _refused = False  # answered without the app, and only read until it ends
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
+    _waiting = memoryview(b"")  # bytes that are parsed once the requests before are answered
 
     def __init__(self, counts: limits.ConnectionCounts, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._counts = counts
+        self.before_made: Callable[[], None] = lambda: None  # called when it can be used
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self.before_made()
         self._address = self.client[0] if self.client else ""
         beyond = self._counts.enter(self._address)
         if beyond > limits.ADDRESS_LINGERING_MAX:
@@ -84,6 +102,33 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
             return
+        if len(data) <= _SLICE and not self._waiting and not self.pipeline:
+            self._parse(data)
+            return
+        self._waiting = memoryview(bytes(self._waiting) + data)
+        self._parse_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._waiting:
+            self._parse_waiting()
+
+    def _parse_waiting(self) -> None:
+        """Parse what waits, until a request has to wait for the one before it."""
+        while self._waiting and not (self.pipeline or self._refused or self.transport.is_closing()):
+            data, self._waiting = bytes(self._waiting[:_SLICE]), self._waiting[_SLICE:]
+            self._parse(data)
+        if self._refused or self.transport.is_closing():
+            self._waiting = memoryview(b"")
+            return
+        self.flow.is_held = bool(self._waiting)
+        if self.flow.is_held:
+            self._relax()  # it is not the client who is slow
+            self.flow.pause_reading()
+        elif not self.pipeline:
+            self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -211,48 +256,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         self.transport.write_eof()
+        self.flow.is_held = False
         self.flow.resume_reading()
         self._patience = self.loop.call_later(limits.LINGER_S, self.transport.close)
-
-
-class Certificate:
-    """A certificate and its key; connections that begin later have the newest one."""
-
-    def __init__(self, cert: str, key: str) -> None:
-        self._cert = cert
-        self._key = key
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        self._seen = self._marks()
-        self._load(self.context)
-
-    def refresh(self) -> None:
-        """Read the files again if they have changed. ``InvalidError``: the old one stays."""
-        marks = self._marks()
-        if marks == self._seen:
-            return
-        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # both files fit, before one is used
-        self._load(self.context)
-        self._seen = marks
-
-    def _load(self, context: ssl.SSLContext) -> None:
-        try:
-            context.load_cert_chain(self._cert, self._key, password=_no_password)
-        except (OSError, ssl.SSLError, ValueError) as exc:
-            raise InvalidError(
-                f"serve: certificate `{self._cert}` with key `{self._key}`: {exc}: fix the files"
-            ) from exc
-
-    def _marks(self) -> tuple[tuple[int, int, int], ...]:
-        try:
-            found = [os.stat(path) for path in (self._cert, self._key)]
-        except OSError as exc:
-            raise InvalidError(
-                f"serve: file `{exc.filename}`: {exc.strerror}: give a certificate and its key"
-            ) from exc
-        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password")
