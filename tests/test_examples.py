@@ -41,7 +41,7 @@ def public_members() -> Iterator[tuple[str, object]]:
 WITH_EXAMPLES = [
     *(tidelog.Home, tidelog.Producer, tidelog.SendFuture, tidelog.Consumer, tidelog.Consumers),
     *(tidelog.ConsumerHandle, tidelog.Archives, tidelog.ArchiveHandle, tidelog.ArchiveTables),
-    *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Tokens),
+    *(tidelog.Pumps, tidelog.PumpHandle, tidelog.Playbacks, tidelog.Tokens, tidelog.Jobs),
     *(tidelog.Share, tidelog.Fate, tidelog.Proof),
 ]
 """What people work with; other types are what calls take and return."""

@@ -64,6 +64,8 @@ def test_the_public_names_are_these() -> None:
         "Home",
         "InternalError",
         "InvalidError",
+        "JobRecord",
+        "Jobs",
         "JournalEntry",
         "KeepBytes",
         "KnownPlayback",

@@ -91,6 +91,8 @@ __all__ = [
     "Home",
     "InternalError",
     "InvalidError",
+    "JobRecord",
+    "Jobs",
     "JournalEntry",
     "KeepBytes",
     "KnownPlayback",

@@ -20,6 +20,7 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
+from tidelog.api.jobs import Jobs as Jobs
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
 from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
@@ -46,6 +47,7 @@ from tidelog.archive.status import PartitionStatus as PartitionStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_rows import Problem as Problem
+from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.keepers import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.from_archives import DeleteResult as DeleteResult

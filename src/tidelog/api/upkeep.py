@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
+from tidelog.api.jobs import Jobs
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
@@ -106,6 +107,16 @@ class UpkeepCalls(ABC):
     @abstractmethod
     def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
         """One turn of the scribe."""
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that people started in consoles of this home.
+
+        >>> home.jobs.list()
+        []
+        """
+        self._check_open()
+        return Jobs(self.context)
 
     def update_archives(self, topic: str, ids: Iterable[str]) -> list[ArchiveUpdate]:
         """Give archived events the values that the topic has now; returns what was changed.

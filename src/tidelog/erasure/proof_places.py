@@ -8,7 +8,8 @@ does not, because a replay may have used another one.
 
 **Rows.** Rows hold no ids, keys or values (the audit and the ledger have hashes), with one
 exception: errors shown to people, which may quote a value that a parser refused. They are kept
-while something fails: in ``failure`` rows of pipelines, and in the rows of running keepers. A proof
+while something fails: in ``failure`` rows of pipelines, and in the rows of running keepers. The
+row of jobs has texts too, but none of an error that could quote a value. A proof
 does not know the values of erased events. So it recognizes a quote by the id or key, and by the
 offset of the quoted event in the row. An error without an offset may quote any event that its
 pipeline has not committed, and one of a keeper any event.
@@ -45,6 +46,7 @@ from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
+from tidelog.coordination.jobs import read_jobs
 from tidelog.coordination.keepers import Keeper
 from tidelog.coordination.pipeline_rows import (
     counting_files,
@@ -201,6 +203,7 @@ _FAILURE = (
     "its archive with `tidelog archive delete`; of a generation that is kept: `tidelog archive "
     "drop`"
 )
+_JOB = "forget the job on the console's page of jobs, or by `home.jobs.forget('{job}')`"
 _KEEPER = "fix what fails; stop `tidelog up`, or wait a day if it was killed"
 
 
@@ -233,9 +236,10 @@ def quoted_errors(
 ) -> Iterator[tuple[str, str, str]]:
     """Yields rows whose errors quote erased events, or may: where, what, and what deletes it.
 
-    Covers the topic's archives, pipelines, and keepers, which may run any of them.
+    Covers the topic's archives, pipelines, keepers, which may run any of them, and jobs.
     """
-    for error in (*_failures(context, topic), *_keeper_errors(context, topic)):
+    errors = (*_failures(context, topic), *_keeper_errors(context, topic), *_job_texts(context))
+    for error in errors:
         if sought.in_any_text(error.text.encode()):
             yield error.where, "quotes one of them in an error", error.do
         elif error.may_quote(topic, sought):
@@ -263,6 +267,14 @@ def _keeper_errors(context: Context, topic: Topic) -> Iterator[_ShownError]:
             fails = part.error and part.name in own and part.state in ("failed", "running")
             where = f"{layout.KEEPERS} · {row.row}"
             yield _ShownError(where, part.error, _KEEPER, quotes="any" if fails else "")
+
+
+def _job_texts(context: Context) -> Iterator[_ShownError]:
+    """Yields what jobs say; it may name an event of a source that failed."""
+    where = f"{layout.JOBS} · {layout.JOB_LIST}"
+    for job in read_jobs(context):
+        texts = (job.what, job.says, *job.args.values(), *job.result.values())
+        yield _ShownError(where, "\n".join(texts), _JOB.format(job=job.id), quotes="")
 
 
 WAIT_S = 10.0  # for running uploads

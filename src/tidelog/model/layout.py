@@ -23,6 +23,8 @@ __all__ = [
     "HOME_OBJECT",
     "HOME_PARTITION",
     "HOME_ROW",
+    "JOBS",
+    "JOB_LIST",
     "KEEPERS",
     "PLAYBACK_PIN",
     "PLAYBACK_STATE",
@@ -125,16 +127,14 @@ GUARD_OBJECT = "guard"  # the home has had a token, also if its catalog was lost
 HOME_AUDIT = "audit"
 HOME_OBJECT = "home.json"
 HOME_PARTITION, HOME_ROW = "home", "identity"
+JOBS, JOB_LIST = "jobs", "list"
 KEEPERS = "keepers"
 REGISTRY, REGISTRY_CHANGES = "registry", "changes"
-FAILURES_ROW = "failures"
+FAILURES_ROW, FAILURE_ROWS = "failures", "failure/"
 CLOSED_ROW = "closed"  # among consumers: their topic was deleted, so none can be added
 TOKEN_GUARD = "guard"  # noqa: S105 - a row of the registry: the home has had a token
 TOKEN_USES = "tokens"  # noqa: S105 - a partition: when each token was used
-FAILURE_ROWS = "failure/"
-FENCE_ROW = "fence"
-FLUSH_ROW = "flush"
-SEEN_ROWS = "seen/"
+FENCE_ROW, FLUSH_ROW, SEEN_ROWS = "fence", "flush", "seen/"
 PLAYBACK_PIN, PLAYBACK_STATE = "pin", "state"
 ACCEPTED_ROW, COMPILE_ROW = "accepted", "compile"
 SCRIBE, SCRIBE_LEASE, SCRIBE_QUEUE = "scribe", "lease", "queue"

@@ -245,5 +245,6 @@ ROWS = (
     Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
     Kind("scribe · lease", "which scribe is at work, its epoch and heartbeat"),
     Kind("scribe · queue", "tickets of turns that wait, and where the next turn begins"),
+    Kind("jobs · list", "what people started in consoles: progress, owner, result, arguments"),
     Kind("keepers · keeper/<id>", "a running `tidelog up`: its parts, their states, heartbeat"),
 )

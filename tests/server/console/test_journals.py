@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.server.console.test_pages import eventually
 from tests.support.serving import Served
 from tests.support.visits import Browser, text_of
-from tidelog import Event, Home
+from tidelog import Event, Home, Proof
 from tidelog.archive.archive import create_archive, find_archive, open_pipeline
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
@@ -92,8 +92,12 @@ def test_a_person_is_erased_with_a_proof(served: Served, browser: Browser) -> No
     assert len(held) == 30
     assert not any(b"person-3" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     file = browser.client.get(f"{proof}?download=1")
-    assert file.json()["proof"]["traces"] == []
-    assert file.json()["asked"]["why"] == "request 2026-118"
+    saved = folder.parent / "proof.json"
+    saved.write_bytes(file.content)
+    loaded = Proof.load(saved)
+    assert (loaded.verdict, loaded.is_about(key=b"person-3")) == ("erased", True)
+    assert served.home.has_proof(loaded)
+    assert loaded.sha256 in said
     audit = text_of(browser.get("/console/topics/people/journals"))
     assert "delete by key" in audit
     assert "request 2026-118" in audit

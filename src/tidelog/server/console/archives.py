@@ -2,36 +2,31 @@
 
 :class:`Pipelines` looks at archives, pumps and keepers in a thread of its own, as some are slow. A
 source that hangs holds up this thread alone; pages show what was known before, and since when.
-
-:class:`Jobs` runs what takes longer than a request, such as playbacks and replays. A few run at
-once, in threads of this process; those that ended are remembered for a while. When the server
-stops, it asks them to stop too: what they do can be killed and done again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from tidelog.api.archives import ArchiveHandle
 from tidelog.api.doctor import response_times
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
-from tidelog.context import Context
 from tidelog.coordination.keepers import Keeper, Keepers
-from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
-from tidelog.public import PumpStatus
-from tidelog.server.console.format import url
+from tidelog.public import CycleReport, PumpStatus
+from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
-from tidelog.server.http.errors import BusyError, shape
+from tidelog.server.http.errors import shape
 
-__all__ = ["ArchivePages", "Job", "Jobs", "Pipelines", "PipelinesSeen"]
+__all__ = ["PARSERS", "ArchivePages", "Pipelines", "PipelinesSeen"]
 
 _BUSY_S = 5.0
 _IDLE_S = 60.0
@@ -146,105 +141,20 @@ def see_archive(archive: ArchiveHandle, waiting: WaitingTimes | None = None) -> 
     return ArchiveSeen(archive.info, status, tuple(troubles(status, Limits())))
 
 
-_RUNNING_MAX = 4
-_KEPT_MAX = 50
-_STOP_S = 10.0  # in which all should have stopped
-
-
-@dataclass(slots=True)
-class Job:
-    """One piece of work."""
-
-    id: str
-    what: str
-    link: str  # the page that it belongs to
-    began_ms: int
-    state: Literal["running", "done", "stopped", "failed"] = "running"
-    says: str = ""
-    done: int = 0  # events so far
-    ended_ms: int | None = None
-    result: Any = None  # what its own page shows
-    stop: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
-
-
-Work = Callable[[Job], str]
-"""Does it, looks at ``stop`` now and then, and returns what is to be said in the end."""
-
-
-class Jobs:
-    """Those that run, and those that ended lately."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._jobs: list[Job] = []
-        self._lock = threading.Lock()
-
-    def all(self) -> list[Job]:
-        """The newest first."""
-        with self._lock:
-            return list(reversed(self._jobs))
-
-    def start(self, what: str, link: str, work: Work) -> Job:
-        """Begin it. ``BusyError`` when too many run."""
-        with self._lock:
-            if sum(job.state == "running" for job in self._jobs) >= _RUNNING_MAX:
-                raise BusyError(f"console: {_RUNNING_MAX} jobs run already: wait for one to end")
-            job = Job(self._context.ids.new()[:12], what, link, self._context.clock.now_ms())
-            self._jobs = [*self._jobs, job][-_KEPT_MAX:]
-        job.thread = threading.Thread(
-            target=self._run, args=(job, work), name="tidelog-job", daemon=True
-        )
-        job.thread.start()
-        return job
-
-    def find(self, job_id: str) -> Job:
-        """The job of an id. ``NotFoundError``."""
-        for job in self.all():
-            if job.id == job_id:
-                return job
-        raise NotFoundError(f"job `{job_id[:40]}`: not found: it may have ended long ago")
-
-    def stop(self, job_id: str) -> Job:
-        """Ask a job to stop. ``NotFoundError``."""
-        job = self.find(job_id)
-        job.stop.set()
-        return job
-
-    def close(self) -> None:
-        """Ask all to stop, and wait for them a little."""
-        for job in self.all():
-            job.stop.set()
-        now_s = self._context.clock.monotonic_s
-        until_s = now_s() + _STOP_S
-        for job in self.all():
-            if job.thread is not None:
-                job.thread.join(max(0.0, until_s - now_s()))
-
-    def _run(self, job: Job, work: Work) -> None:
-        try:
-            job.says = work(job)
-            job.state = "stopped" if job.stop.is_set() else "done"
-        except TidelogError as exc:
-            job.says, job.state = shape(exc)["error"]["message"], "failed"
-        except Exception as exc:  # noqa: BLE001 - a bug of ours is shown, and nothing else
-            job.says, job.state = f"{type(exc).__name__}: {exc}", "failed"
-        job.ended_ms = self._context.clock.now_ms()
-
-
 _LETTERS_MAX = 50  # dead letters on one page
 _LETTERS_READ_MAX = 20_000  # whose reasons are counted
 _READ_S = 0.3
-_PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
+PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
 
 
 class ArchivePages:
     """What is shown of archives and pumps."""
 
-    def __init__(self, home: Home, pipelines: Pipelines, jobs: Jobs) -> None:
+    def __init__(self, home: Home, pipelines: Pipelines, jobs: JobRunner) -> None:
         self._home = home
         self._pipelines = pipelines
         self._jobs = jobs
+        jobs.register("replay", self._replay)
 
     def archives(self, visit: Visit) -> Answer:
         """``GET /console/archives``"""
@@ -304,7 +214,7 @@ class ArchivePages:
             "total": reasons.total(),
             "is_whole": is_whole,
             "reason": wanted,
-            "parsers": _PARSERS,
+            "parsers": PARSERS,
             "parser": archive.making().parser,
         }
         return Shown("dead.html", values)
@@ -314,32 +224,38 @@ class ArchivePages:
         archive = self._home.archives.get(visit.path["name"])
         archive.reload()
         parser = visit.text("parser")
-        if parser and parser.partition(":")[0] not in _PARSERS:
+        if parser and parser.partition(":")[0] not in PARSERS:
             raise InvalidError(
-                f"parser `{parser[:80]}`: from here it may be {', '.join(_PARSERS)}: use "
+                f"parser `{parser[:80]}`: from here it may be {', '.join(PARSERS)}: use "
                 "`tidelog archive dead --replay` for one of your own"
             )
 
+        args = {"archive": archive.name, "incarnation": archive.info.incarnation, "parser": parser}
+        what = f"replay of the dead letters of {archive.name}"
+        self._jobs.start("replay", what, args, visit.session.who)
+        return Redirect("/console/jobs")
+
+    def _replay(self, args: Mapping[str, str], who: str) -> Work:
+        archive = self._home.archives.get(args["archive"])
+        check_incarnation(f"archive `{archive.name}`", args, archive.info.incarnation)
+
         def work(job: Job) -> str:
-            done = archive.replay(parser=parser, stop=job.stop)
+            total = sum(each.dead for each in archive.status().partitions)
+            tried = 0
+
+            def on_cycle(report: CycleReport) -> None:
+                nonlocal tried
+                tried += report.events
+                job.tell(f"{tried:,} of {total:,} dead letters tried", 100 * tried / (total or 1))
+
+            done = archive.replay(parser=args["parser"], stop=job.stop, on_cycle=on_cycle)
             self._pipelines.wake()
             return (
                 f"{done.tried:,} dead letters tried, {done.replayed:,} are in the archive now, "
                 f"{done.dead:,} stay dead"
             )
 
-        what = f"replay of the dead letters of {archive.name}"
-        self._jobs.start(what, url("/console/archives", archive.name), work)
-        return Redirect("/console/jobs")
-
-    def jobs(self, visit: Visit) -> Answer:
-        """``GET /console/jobs``"""
-        return Shown("jobs.html", {"jobs": self._jobs.all()})
-
-    def stop(self, visit: Visit) -> Answer:
-        """``POST /console/jobs/stop``"""
-        self._jobs.stop(visit.text("job"))
-        return Redirect("/console/jobs")
+        return work
 
     def _seen(self, archive: ArchiveHandle) -> ArchiveSeen:
         """As it was seen last; one that is new, or that was changed, is looked at now."""

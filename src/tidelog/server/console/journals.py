@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from tidelog.api.upkeep import EraseOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
+from tidelog.erasure.from_archives import DeleteResult
 from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
@@ -17,8 +17,8 @@ from tidelog.journal.audit import WHY_MAX, newest_records
 from tidelog.journal.lookup import check_id
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.search import SearchQuery, pending_amendments, search_partition
-from tidelog.server.console.archives import Job, Jobs
 from tidelog.server.console.format import url
+from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.sampler import Sampler, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.topics import part_of
@@ -28,6 +28,8 @@ __all__ = ["JournalPages", "Proven"]
 _PENDING_MAX = 100  # amendments on one page, of each partition
 _RECORDS_MAX = 50  # of the audit on one page
 _IDS_MAX = 1_000  # by one form
+_RANGES_S = 600.0  # that an erasure waits for ranges of archives under way
+_LOOK_AGAIN_S = 2.0
 _LOOK_S = 0.2  # in which events of a key are counted
 
 
@@ -42,27 +44,24 @@ class ErasureForm:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What an erasure has come to."""
+    """What an erasure, or another proof of it, has come to."""
 
     asked: ErasureForm
-    topic: str
-    deleted: int
-    missing: tuple[str, ...]
-    journals: int
-    files: int
-    swept: int
     proof: Proof
-    at_ms: int
+    missing: int = 0  # ids that had no event
+    again: bool = False  # nothing was deleted this time
 
 
 class JournalPages:
     """What is shown of journals, and the way to erase."""
 
-    def __init__(self, home: Home, sampler: Sampler, jobs: Jobs) -> None:
+    def __init__(self, home: Home, sampler: Sampler, jobs: JobRunner) -> None:
         self._home = home
         self._context = home.context
         self._sampler = sampler
         self._jobs = jobs
+        jobs.register("erasure", self._purge_only)
+        jobs.register("proof", self._purge_only)
 
     def journals(self, visit: Visit) -> Answer:
         """``GET /console/journals``"""
@@ -108,77 +107,130 @@ class JournalPages:
     def erase(self, visit: Visit) -> Answer:
         """``POST /console/topics/{topic}/erase``: first what would be done; ``sure`` does it"""
         topic = self._home.topic(visit.path["topic"])
-        lines = visit.form.get("ids", "").replace("\r\n", "\n")  # browsers send every line end so
-        ids = tuple(dict.fromkeys(ids_of_lines(lines, "ids")))
-        asked = ErasureForm(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
-        if bool(asked.ids) == bool(asked.key):
-            raise InvalidError("erase: give ids, or a key: one of both")
-        if len(ids) > _IDS_MAX:
-            raise InvalidError(
-                f"erase: {len(ids)} ids at once: give {_IDS_MAX} at most here, or use "
-                "`tidelog delete --ids-file`"
-            )
-        if not 0 < len(asked.why) <= WHY_MAX:
-            raise InvalidError(f"erase: say why, in up to {WHY_MAX} characters: the audit keeps it")
-        for each in ids:
-            check_id(each)
+        asked = _asked(visit)
         if not visit.form.get("sure"):
-            again = {"ids": "\n".join(map(id_line, ids)), "key": id_line(asked.key)}
-            values = {"topic": topic, "asked": asked, "again": again}
+            values = {"topic": topic, "asked": asked, "again": _again(asked)}
             return Shown("erase.html", {**values, **self._told(topic, asked)})
-        name = visit.session.who or None  # by the id, as several tokens may have one label
-        job = self._jobs.start(
-            f"erasure from {topic.name}: {asked.why}"[:200],
-            url("/console/topics", topic.name, "journals"),
-            self._work(topic, asked, name),
-        )
-        return Redirect(url("/console/proofs", job.id))
+        work = functools.partial(self._erase, topic, asked, visit.session.who or None)
+        what = f"erasure from {topic.name}"
+        return self._begin("erasure", what, topic, visit, work)
+
+    def prove(self, visit: Visit) -> Answer:
+        """``POST /console/topics/{topic}/prove``: searches again for what was erased before"""
+        topic = self._home.topic(visit.path["topic"])
+        asked = _asked(visit)
+        work = functools.partial(self._prove_again, topic, asked, visit.session.who or None)
+        return self._begin("proof", f"proof of an erasure from {topic.name}", topic, visit, work)
 
     def proof(self, visit: Visit) -> Answer:
         """``GET /console/proofs/{job}``"""
         job = self._jobs.find(visit.path["job"])
+        proven = job.result if isinstance(job.result, Proven) else None
         if visit.query.get("download"):
-            if not isinstance(job.result, Proven):
-                raise NotFoundError("proof: is not there yet: wait for its end")
+            if proven is None:
+                raise NotFoundError(
+                    "proof: is not there: wait for its end; after a restart of the server, prove "
+                    "it again"
+                )
             headers = {"content-disposition": f'attachment; filename="proof-{job.id}.json"'}
-            return Data(msgspec.json.encode(job.result), "application/json", headers)
-        return Shown("proof.html", {"job": job, "proven": job.result})
+            return Data(proven.proof.as_json(), "application/json", headers)
+        again = _again(proven.asked) if proven else {"ids": "", "key": ""}
+        values = {"job": job, "topic": job.args.get("topic", ""), "proven": proven, "again": again}
+        return Shown("proof.html", {**values, "figures": job.figures})
 
-    def _work(self, topic: Topic, asked: ErasureForm, who: str | None) -> Callable[[Job], str]:
-        """Delete, let the bytes go from topic and archives, and search for what is left."""
+    def _begin(self, kind: str, what: str, topic: Topic, visit: Visit, work: Work) -> Answer:
+        args = {"topic": topic.name, "incarnation": topic.incarnation}
+        job = self._jobs.start(kind, what, args, visit.session.who, work)
+        return Redirect(url("/console/proofs", job.id))
+
+    def _erase(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
+        """Deletes, removes the bytes from topic and archives, and searches for what is left."""
+        home = self._home
+        job.tell("step 1 of 3: deleting", 0)
+        how = EraseOptions(who=who, incarnation=topic.incarnation)
+        if asked.key:
+            deleted = home.erase(
+                topic.name, key=asked.key.encode(), why=asked.why, prove=False, **how
+            )
+        else:
+            deleted = home.erase(topic.name, ids=asked.ids, why=asked.why, prove=False, **how)
+        events = deleted.events + deleted.archived
+        job.figures = {"deleted": str(events)}
+        self._purge(topic, job)
+        return f"{events:,} events deleted, " + self._prove(topic, asked, who, job, deleted)
+
+    def _prove_again(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
+        self._purge(topic, job)
+        return self._prove(topic, asked, who, job)
+
+    def _purge(self, topic: Topic, job: Job) -> None:
+        """Removes the bytes, and waits for ranges under way that may bring some back."""
+        clock = self._context.clock
+        until_s = clock.monotonic_s() + _RANGES_S
+        journals = files = swept = 0
+        while True:
+            job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
+            done = self._home.purge(topic.name)
+            journals += done.compiled.journals
+            files += sum(each.files for each in done.archives)
+            swept += done.swept.objects_deleted + done.staging.objects_deleted
+            job.figures |= {"journals": str(journals), "files": str(files), "swept": str(swept)}
+            waiting = sorted({each.archive for each in done.archives if each.waiting})
+            if not waiting or job.stop.is_set() or clock.monotonic_s() > until_s:
+                return
+            job.tell(f"step 2 of 3: waiting for a range of archive {waiting[0]} to be committed")
+            job.stop.wait(_LOOK_AGAIN_S)
+
+    def _prove(
+        self,
+        topic: Topic,
+        asked: ErasureForm,
+        who: str | None,
+        job: Job,
+        deleted: DeleteResult | None = None,
+    ) -> str:
+        total, read = self._bytes_of(topic), 0
+
+        def progress(size: int) -> None:
+            nonlocal read
+            read += size
+            percent = 40 + 60 * read / total if total else None
+            job.tell("step 3 of 3: searching every object for what is left", percent)
+
+        keys = [asked.key.encode()] if asked.key else []
+        proof = self._home.prove_erased(topic.name, ids=asked.ids, keys=keys, progress=progress)
+        proof.deleted = deleted
+        self._home.record_proof(proof, why=asked.why, who=who)
+        missing = len(deleted.missing) if deleted else 0
+        job.result = Proven(asked, proof, missing, again=deleted is None)
+        job.figures |= {
+            "verdict": proof.verdict,
+            "objects": str(proof.objects),
+            "bytes": str(proof.bytes),
+            "traces": str(len(proof.traces)),
+            "missing": str(missing),
+            "sha256": proof.sha256,
+            "searched_ms": str(proof.searched_ms),
+        }
+        left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
+        if not proof.known:
+            left += "; but not all of it was ever deleted here"
+        return f"{proof.objects:,} objects searched: {left}"
+
+    def _purge_only(self, args: Mapping[str, str], who: str) -> Work:
+        """What a server can resume: it has no ids and keys, since none are stored."""
+        topic = self._home.topic(args["topic"])
+        check_incarnation(f"topic `{topic.name}`", args, topic.incarnation)
 
         def work(job: Job) -> str:
-            home, why = self._home, asked.why
-            job.says = "deleting"
-            keys = [asked.key.encode()] if asked.key else []
-            how = EraseOptions(who=who, incarnation=topic.incarnation)
-            amended = (
-                home.erase(topic.name, key=keys[0], why=why, prove=False, **how)
-                if keys
-                else home.erase(topic.name, ids=asked.ids, why=why, prove=False, **how)
-            )
-            job.says = "compiling, rewriting archives, sweeping"
-            done = home.purge(topic.name)
-            job.says = "searching every object for what is left"
-            proof = home.prove_erased(topic.name, ids=asked.ids, keys=keys)
-            job.result = Proven(
-                asked=asked,
-                topic=topic.name,
-                deleted=amended.events + amended.archived,
-                missing=amended.missing,
-                journals=done.compiled.journals,
-                files=sum(each.files for each in done.archives),
-                swept=done.swept.objects_deleted + done.staging.objects_deleted,
-                proof=proof,
-                at_ms=self._context.clock.now_ms(),
-            )
-            left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
-            if not proof.known:
-                left += "; but not all of it was ever deleted here"
-            deleted = amended.events + amended.archived
-            return f"{deleted:,} events deleted, {proof.objects:,} objects searched: {left}"
+            self._purge(topic, job)
+            return "the bytes of all deleted events are removed; prove it again to see that"
 
         return work
+
+    def _bytes_of(self, topic: Topic) -> int:
+        sample = self._sampler.look().topics.get(topic.name)
+        return (sample.bytes if sample else 0) or 0
 
     def _told(self, topic: Topic, asked: ErasureForm) -> dict[str, Any]:
         """How many events that would be, as far as a short look can tell."""
@@ -197,6 +249,30 @@ class JournalPages:
             return self._home.get(topic.name, event_id)
         except NotFoundError:
             return None
+
+
+def _asked(visit: Visit) -> ErasureForm:
+    """Returns whose events a form names, and why. Raises ``InvalidError``."""
+    lines = visit.form.get("ids", "").replace("\r\n", "\n")  # browsers send every line end so
+    ids = tuple(dict.fromkeys(ids_of_lines(lines, "ids")))
+    asked = ErasureForm(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
+    if bool(asked.ids) == bool(asked.key):
+        raise InvalidError("erase: give ids, or a key: one of both")
+    if len(ids) > _IDS_MAX:
+        raise InvalidError(
+            f"erase: {len(ids)} ids at once: give {_IDS_MAX} at most here, or use "
+            "`tidelog delete --ids-file`"
+        )
+    if not 0 < len(asked.why) <= WHY_MAX:
+        raise InvalidError(f"erase: say why, in up to {WHY_MAX} characters: the audit keeps it")
+    for each in ids:
+        check_id(each)
+    return asked
+
+
+def _again(asked: ErasureForm) -> dict[str, str]:
+    """Returns the fields by which a form names the same events."""
+    return {"ids": "\n".join(map(id_line, asked.ids)), "key": id_line(asked.key)}
 
 
 def _amended(sample: TopicSample) -> int:

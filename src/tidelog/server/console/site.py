@@ -34,9 +34,10 @@ from tidelog.server.api.openapi import description
 from tidelog.server.api.sql import SqlRunner
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
-from tidelog.server.console.archives import ArchivePages, Jobs, Pipelines
+from tidelog.server.console.archives import ArchivePages, Pipelines
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.forms import FormPages
+from tidelog.server.console.jobs import JobPages, JobRunner
 from tidelog.server.console.journals import JournalPages
 from tidelog.server.console.sampler import Sampler
 from tidelog.server.console.session import (
@@ -165,9 +166,11 @@ PLACES = (
     Route("journals", "GET", "/console/journals", "read"),
     Route("journal", "GET", f"{_TOPIC}/journals", "read"),
     Route("erase", "POST", f"{_TOPIC}/erase", "erase"),
+    Route("prove", "POST", f"{_TOPIC}/prove", "erase"),
     Route("proof", "GET", "/console/proofs/{job}", "read"),
     Route("jobs", "GET", "/console/jobs", "read"),
     Route("stop", "POST", "/console/jobs/stop", "admin"),
+    Route("forget", "POST", "/console/jobs/forget", "admin"),
     Route("tokens", "GET", "/console/tokens", "read"),
     Route("create", "POST", "/console/tokens", "admin"),
     Route("revoke", "POST", "/console/tokens/revoke", "admin"),
@@ -218,7 +221,7 @@ class Console:
         self._pages = Templates()
         self._sampler = Sampler(home)
         self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
-        self._jobs = Jobs(home.context)
+        self._jobs = JobRunner(home.context)
         self._tails: Tails | None = None
         topics = TopicPages(home, self._sampler, self._pipelines, self._jobs, metrics)
         events = EventPages(home, metrics)
@@ -226,10 +229,11 @@ class Console:
         archives = ArchivePages(home, self._pipelines, self._jobs)
         journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home)
+        jobs = JobPages(home, self._jobs)
         sql = SqlPages(home, runner)
         forms = FormPages(home, self._sampler, events)
         self._handlers: dict[str, Handler] = {}
-        for pages in (topics, events, consumers, archives, journals, tokens, sql, forms):
+        for pages in (topics, events, consumers, archives, journals, tokens, sql, forms, jobs):
             for place in PLACES:
                 if hasattr(pages, place.name):
                     self._handlers[place.name] = getattr(pages, place.name)
@@ -239,6 +243,7 @@ class Console:
         self._tails = tails
         self._sampler.start()
         self._pipelines.start()
+        self._jobs.open()
 
     def stop(self) -> None:
         """Take none any more, and let jobs stop. Blocks."""

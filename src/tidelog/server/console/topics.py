@@ -8,8 +8,9 @@ behind it is, and its cursor can be moved after a look at what that skips or rep
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -21,12 +22,14 @@ from tidelog.home import Home
 from tidelog.log.consumer.move import CursorMove
 from tidelog.log.timeline import Timelines
 from tidelog.model.event import to_iso
+from tidelog.model.playback import Pin
 from tidelog.model.times import moment_ms
-from tidelog.model.topic import check_topic_name
-from tidelog.playback.play import check_speed
+from tidelog.model.topic import Topic, check_topic_name
+from tidelog.playback.play import SlotCount, check_speed
 from tidelog.server.api.read import partition_of
-from tidelog.server.console.archives import Job, Jobs, Pipelines, PipelinesSeen
+from tidelog.server.console.archives import Pipelines, PipelinesSeen
 from tidelog.server.console.format import duration, line_chart, number, url
+from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.sampler import ConsumerSample, Sampler, Snapshot, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.http.errors import shape
@@ -72,7 +75,7 @@ class TopicPages:
     """What is shown of topics."""
 
     def __init__(
-        self, home: Home, sampler: Sampler, pipelines: Pipelines, jobs: Jobs, metrics: Metrics
+        self, home: Home, sampler: Sampler, pipelines: Pipelines, jobs: JobRunner, metrics: Metrics
     ) -> None:
         self._home = home
         self._sampler = sampler
@@ -80,6 +83,7 @@ class TopicPages:
         self._jobs = jobs
         self._metrics = metrics
         self._timelines = Timelines(home.context)
+        jobs.register("playback", self._playback)
 
     def overview(self, visit: Visit) -> Answer:
         """``GET /``"""
@@ -102,7 +106,7 @@ class TopicPages:
             "notices": found,
             "problems": sum(each.grade == "bad" for each in found),
             "tails": self._metrics.waiting,
-            "jobs": [job for job in self._jobs.all() if job.state == "running"],
+            "jobs": [job for job in self._jobs.own() if job.state == "running"],
         }
         return Shown("overview.html", values)
 
@@ -179,11 +183,16 @@ class TopicPages:
             if text:
                 moment_ms(text, visit.now_ms)
         speed = visit.text("speed", "max")
-        who = visit.session.who
-        work = play_to_topic(self._home, topic.name, target, (start, end), (speed, who))
+        check_speed(speed)
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
-        self._jobs.start(what, url("/console/topics", topic.name), work)
+        args = {"topic": topic.name, "target": target, "start": start, "end": end, "speed": speed}
+        args["name"] = f"console-{self._home.context.ids.new()[:12]}"
+        self._jobs.start("playback", what, args, visit.session.who)
         return Redirect("/console/jobs")
+
+    def _playback(self, args: Mapping[str, str], who: str) -> Work:
+        """Returns the work of a playback; it has a name, so that a restart goes on with it."""
+        return lambda job: play_to_topic(self._home, job, args, who)
 
     def _row(self, sample: TopicSample) -> dict[str, Any]:
         """A topic in a list; its chart is made of series, so hold the lock."""
@@ -210,33 +219,42 @@ class TopicPages:
         return int(text) if text.isdigit() and len(text) < 16 else moment_ms(text, visit.now_ms)
 
 
-def play_to_topic(
-    home: Home, topic: str, target: str, times: tuple[str, str], how: tuple[str, str]
-) -> Callable[[Job], str]:
-    """What the job does; ``how`` is its speed, and who wants it. ``InvalidError``."""
-    speed, who = how
-    check_speed(speed)
-    start, end = times
+def play_to_topic(home: Home, job: Job, args: Mapping[str, str], who: str) -> str:
+    """Plays a range of times to a topic and returns what was played."""
+    times: list[int] = []  # the first one, and the end
+    name = args["name"]
+    known = (each.state.number for each in home.playbacks.list() if each.name == name)
+    played = next(known, 0)  # before a restart
 
-    def work(job: Job) -> str:
-        played = home.playback(
-            topic,
-            start or to_iso(0),
-            end or None,
-            to=f"topic:{target}",
-            speed=speed,
-            who=who,
-            stop=job.stop,
-            on_slot=lambda slot: _tell(job, slot.events),
-        )
-        return f"{played.events:,} events played"
+    def on_begin(_: Topic, pin: Pin) -> None:
+        if args["start"]:
+            times.append(pin.range.start_ms)
+        times.append(min(pin.range.end_ms, home.context.clock.now_ms()))
 
-    return work
+    def on_slot(slot: SlotCount) -> None:
+        nonlocal played
+        played += slot.events
+        if len(times) == 1:
+            times.insert(0, slot.slot_ms)
+        first, end = times
+        percent = 100 * (slot.slot_ms - first) / max(1, end - first)
+        job.tell(f"{played:,} events so far, up to {to_iso(slot.slot_ms)}", percent)
 
-
-def _tell(job: Job, events: int) -> None:
-    job.done += events
-    job.says = f"{job.done:,} events so far"
+    done = home.playback(
+        args["topic"],
+        args["start"] or to_iso(0),
+        args["end"] or None,
+        to=f"topic:{args['target']}",
+        name=name,
+        speed=args["speed"],
+        who=who,
+        stop=job.stop,
+        on_begin=on_begin,
+        on_slot=on_slot,
+    )
+    if done.finished or job.is_cancelled:
+        job.after = functools.partial(home.playbacks.forget, name)
+    return f"{played:,} events played"
 
 
 _SHOWN_MAX = 50
