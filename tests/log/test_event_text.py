@@ -47,6 +47,29 @@ def _table(column: str) -> pa.Table:
     return pa.table({"value": [b"0", b"1", b"2"], column: bad})
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda home, text: home.append_once("t", text, [Event(b"1")]),
+        lambda home, text: home.consumers("t").get(text),
+        lambda home, text: home.delete_consumer("t", text),
+        lambda home, text: home.search("t", tidelog.SearchQuery(id=text)),
+        lambda home, text: home.search("t", tidelog.SearchQuery(text=text)),
+        lambda home, text: home.sql(f"select '{text}'"),
+        lambda home, text: tidelog.open(text),
+    ],
+)
+def test_argument_that_is_not_unicode_is_invalid(home: Home, call: Any) -> None:
+    with pytest.raises(InvalidError):
+        call(home, "\ud800")
+
+
+def test_empty_idempotency_key_is_refused(home: Home) -> None:
+    with pytest.raises(InvalidError, match="the key is empty"):
+        home.append_once("t", "", [Event(b"1")])
+    assert list(home.read("t")) == []
+
+
 @pytest.mark.parametrize("column", ["id", "type", "headers"])
 def test_text_that_is_not_utf8_is_refused_and_nothing_is_stored(home: Home, column: str) -> None:
     with pytest.raises(InvalidError, match=r"row 1: event: its .* is not valid UTF-8") as refused:

@@ -34,6 +34,7 @@ from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.log.topics import list_topics
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive
+from tidelog.model.event import check_utf8
 from tidelog.model.topic import Topic
 
 __all__ = ["Allow", "SqlValues", "printable", "run_query"]
@@ -80,6 +81,7 @@ def run_query(
     query has no folder for what does not fit into memory. Raises ``InvalidError`` for a query that
     DuckDB refuses, and what reading events raises, also from the returned reader.
     """
+    check_utf8("sql", query)
     _check_bytes(query)
     session = _Session(context, query, allow, may_spill=prepare is None)
     try:

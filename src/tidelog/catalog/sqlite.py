@@ -521,7 +521,12 @@ def _refuse_unwritable(path: Path) -> None:
 
 
 def _refuse_network_file_system(path: Path) -> None:
-    kind = _file_system(path)
+    try:
+        kind = _file_system(path)
+    except (OSError, ValueError) as exc:  # such as a name that is too long, or has a NUL
+        raise InvalidError(
+            f"catalog {str(path)[:200]!r}: is not a path that can be opened: fix it"
+        ) from exc
     if kind in _NETWORK_FILE_SYSTEMS:
         raise InvalidError(
             f"catalog `{path}`: is on a network file system ({kind}), where SQLite is not safe: "

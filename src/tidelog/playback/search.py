@@ -21,7 +21,7 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.run_reader import pending
 from tidelog.log.status import read_heads
 from tidelog.log.topics import read_head
-from tidelog.model.event import Event
+from tidelog.model.event import Event, check_utf8
 from tidelog.model.partition_rows import Run
 from tidelog.model.topic import Topic
 from tidelog.playback.pages import RangeCursor, check_cursor, place_of_last, play_range
@@ -81,7 +81,9 @@ class SearchQuery:
         return [events[row] for row in fitting.column("row").to_pylist()]
 
     def check(self) -> None:
-        """Raises ``InvalidError`` for fields that cannot be read as conditions."""
+        """Raises ``InvalidError`` for text that is not valid, or that holds no conditions."""
+        for what in ("id", "text", "where"):
+            check_utf8(f"search: {what}", getattr(self, what) or "")
         if self.where:
             parse_field_filter(self.where)
 

@@ -75,6 +75,7 @@ from tidelog.log.consumer.leases import (
 from tidelog.log.status import consumer_names
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
+from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.topic import Topic
 
@@ -125,6 +126,7 @@ class _Deletion:
     """The steps for one consumer."""
 
     def __init__(self, context: Context, topic: Topic, name: str) -> None:
+        check_utf8("consumer name", name)
         self._context = context
         self._topic = topic
         self._name = name

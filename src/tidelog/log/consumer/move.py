@@ -23,6 +23,7 @@ from tidelog.log.consumer.leases import Lease, decode_registered, lease_of, read
 from tidelog.log.partition_reader import find_offset
 from tidelog.log.topics import read_head
 from tidelog.model import layout
+from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
@@ -135,6 +136,7 @@ def _read_lease(
 
 def check_consumer(context: Context, topic: Topic, name: str) -> None:
     """Raises ``NotFoundError`` for a consumer that the topic has not had."""
+    check_utf8("consumer name", name)
     where = layout.consumers_partition(topic.incarnation)
     found = context.catalog.get(where, layout.consumer_row(name))
     if not name or found is None or decode_registered(found).state != "ready":

@@ -46,7 +46,7 @@ from tidelog.log.producer.append import Appender
 from tidelog.log.producer.flush import FlushPart
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits
-from tidelog.model.event import Event, Positions
+from tidelog.model.event import Event, Positions, check_utf8
 from tidelog.model.partition_rows import Head, ProducerState, decode_row, encode_row, once_producer
 from tidelog.model.topic import Topic
 
@@ -66,6 +66,9 @@ def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event
     A retry with the same key completes them; if a sweep forgot the key in the meantime and it was
     used for other events, append with another key.
     """
+    check_utf8("idempotency key", key)
+    if not key:  # of requests that have none, which would all count as the same
+        raise InvalidError("append with a key: the key is empty: give each request one of its own")
     if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
         raise InvalidError(
             f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
