@@ -34,7 +34,15 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.connectors.by_url import pipelines_behind
-from tidelog.connectors.source import Bounds, Source, SourcePartition, TrackingSource, bounds_apart
+from tidelog.connectors.source import (
+    Bounds,
+    ProbingSource,
+    Source,
+    SourcePartition,
+    TimedSource,
+    TrackingSource,
+    bounds_apart,
+)
 from tidelog.context import Context
 from tidelog.coordination.actions import record_action
 from tidelog.coordination.pipeline_rows import (
@@ -178,6 +186,9 @@ def _position(
     last = source.cut(held.end, held.end, 0)
     if to == "latest":
         return last
+    if _ends_at_times(source):
+        source.before(to, held.end)  # raises for what is not a position
+        return to
     if offsets_between(held.first, held.end) is not None and offsets_between("0", to) is None:
         raise InvalidError(f"seek to `{to}`: give earliest, latest, or an offset")
     if source.before(to, held.first) or source.before(last, to):
@@ -201,6 +212,16 @@ def _plan(
             f"was read, so its positions mean other events: {REMADE_REMEDY}"
         )
     at = head.position
+    if _ends_at_times(source):
+        if wanted.to == "earliest":
+            return PositionMove(partition.text, at, to, 0, None)
+        if wanted.to != "latest":
+            raise InvalidError(
+                f"seek of `{pipeline.name}`: positions of `{partition.text}` have no known order: "
+                "give earliest or latest, or create another archive or pump that begins there"
+            )
+        skips_some = source.before(at, held.end)
+        return PositionMove(partition.text, at, to if skips_some else at, None, 0)
     if source.before(at, to):
         return PositionMove(partition.text, at, to, source.count(at, to), 0)
     if not source.before(to, at):
@@ -211,6 +232,18 @@ def _plan(
     if again == 0 and wanted.is_archive and source.before(to, back):
         again = offsets_between(to, back)  # without events, but in a range that has some
     return PositionMove(partition.text, at, to, 0, again)
+
+
+def _ends_at_times(source: Source) -> bool:
+    """Returns whether its ends are times and other positions are not, so these do not compare."""
+    return isinstance(source, ProbingSource) and not isinstance(source, TimedSource)
+
+
+def _is_back(source: Source, move: PositionMove) -> bool:
+    """Returns whether a move leads to an earlier position."""
+    if move.position is None or _ends_at_times(source):
+        return move.again != 0
+    return source.before(move.to, move.position)
 
 
 def _check_again(pipeline: Pipeline, wanted: SeekOptions, plan: PositionMove) -> None:
@@ -234,7 +267,7 @@ def _check_readers(
 ) -> None:
     """Raises ``InvalidError`` if a reader of the archive is past the position it moves back to."""
     before = pipeline.source.before
-    if not wanted.is_archive or move.position is None or not before(move.to, move.position):
+    if not wanted.is_archive or not _is_back(pipeline.source, move):
         return
     for who, remedy, reader in _readers(context, pipeline, move):
         head = read_progress(context, reader, move.partition)
@@ -385,9 +418,11 @@ class _Seek(Cycle):
         if track.head.position != plan.position:
             raise ConflictError(f"source partition `{partition.text}`: has moved")
         source = self._pipeline.source
-        if source.before(plan.to, plan.position):
+        if _is_back(source, plan):
             self._back(track, plan.to)
-        if source.before(track.head.position, plan.to):
+        elif _ends_at_times(source) and plan.to != plan.position:
+            self._skip(track, plan.to)
+        if not _ends_at_times(source) and source.before(track.head.position, plan.to):
             self._skip(track, plan.to)
 
     def _begin(

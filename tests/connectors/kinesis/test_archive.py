@@ -372,6 +372,51 @@ def test_a_run_from_the_latest_does_not_skip_what_children_hold(
     assert counted(home, archive) == Counter(range(10, 30))
 
 
+def test_records_that_expire_before_the_first_run_from_the_latest_are_a_loss(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint)
+    fake.ahead_ms += 5_000
+    archive = home.archives.create("late", source=stream.url(), start="latest")
+    fake.ahead_ms += 5_000
+    put(stream, range(5))
+    fake.ahead_ms += 25 * HOUR_MS
+    put(stream, range(5, 10))
+    with pytest.raises(LostError, match="--accept-loss"):
+        archive.run()
+    assert archive.run(accept_loss=True).events == 5
+    account = archive.status().partitions[0].account
+    assert account is not None
+    assert [gap.reason for gap in account.gaps] == ["retention"]
+
+
+def test_seek_skips_what_waits_and_reads_again_only_from_the_oldest(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint)
+    archive = home.archives.create("late", source=stream.url())
+    home.create_topic("to")
+    pump = home.pumps.create("copy", source=stream.url(), topic="to")
+    put(stream, range(10))
+    assert archive.run().events == pump.run().events == 10
+    put(stream, range(10, 20))
+    for each in (archive, pump):
+        each.seek("latest")
+        with pytest.raises(InvalidError, match=r"positions of .* have no known order"):
+            each.seek("at:5")
+    fake.ahead_ms += 5_000
+    put(stream, range(20, 30))
+    assert archive.run().events == pump.run().events == 10
+    assert counted(home, archive.reload()) == Counter([*range(10), *range(20, 30)])
+    account = archive.status().partitions[0].account
+    assert account is not None
+    assert [gap.reason for gap in account.gaps] == ["seek"]
+    with pytest.raises(InvalidError, match="holds each event once"):
+        archive.seek("earliest")
+    pump.seek("earliest", again=True)
+    assert pump.run().events == 30
+
+
 def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
     home: Home, fake: FakeKinesis
 ) -> None:

@@ -86,7 +86,7 @@ def test_a_limit_is_cut_to_the_least_count() -> None:
     assert RangeLimit.parse("until:7").cut(5).text == "until:7,5"
     assert RangeLimit.parse("until:7,3").cut(5).text == "until:7,3"
     assert RangeLimit.parse("end").cut(5).text == "end,5"
-    assert ShardPosition.parse("until:7,3") == ShardPosition("at", 7)
+    assert ShardPosition.parse("until:7,3") == ShardPosition("at", 7, seen_ms=7)
     assert ShardPosition.parse("end,3") == END
 
 

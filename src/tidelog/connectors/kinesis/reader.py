@@ -102,12 +102,14 @@ class ShardPosition:
     def parse(cls, text: str) -> ShardPosition:
         """Parses a place.
 
-        A limit becomes the place of its time, where a reader of "newest" begins.
+        A limit becomes the place of its time, where a reader of "newest" begins. It counts as read
+        up to there, so that records which are deleted after that time are noticed.
         """
         match = _PLACE.fullmatch(text)
         if match is None:
             limit = RangeLimit.parse(text)
-            return END if limit.until_ms is None else cls("at", limit.until_ms)
+            until_ms = limit.until_ms
+            return END if until_ms is None else cls("at", until_ms, seen_ms=until_ms)
         kind: Literal["oldest", "at", "after", "end"] = match[1] or match[2]  # type: ignore[assignment]
         seen, held = (None if part is None else int(part) for part in match.group(4, 5))
         return cls(kind, int(match[3] or 0), seen, held)
