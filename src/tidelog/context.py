@@ -25,6 +25,7 @@ from tidelog.process import NoProcesses, Processes
 from tidelog.settings import LogSettings, Settings, config_string
 from tidelog.store.base import Store
 from tidelog.store.wrappers import Meter
+from tidelog.tasks import TaskRunner
 
 __all__ = [
     "Context",
@@ -140,6 +141,7 @@ class Context:
     meter: Meter = field(default_factory=Meter)  # of the store: requests, bytes, time
     configuration: Settings | None = None  # the settings that opened it; None in tests
     watch: Callable[[str], None] = _ignore  # starts notifications for a topic
+    tasks: TaskRunner | None = None  # does heavy work ahead; None: all is done in this process
 
     @property
     def home_id(self) -> str:

@@ -499,10 +499,10 @@ class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, UpkeepCalls):
     def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:
         self.update_archives(topic, ids)
 
-    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
+    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
         from tidelog.maintenance import turn
 
-        return turn.ArchiveTurns(self.context, how)
+        return turn.ArchiveTurns(context, how)
 
     def close(self) -> None:
         """Close what was opened from here, flushing what is under way; raises what failed.

@@ -168,7 +168,7 @@ def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
     trim(home)
     home.create_topic("other")
     home.append("other", [Event(b"v0", id="id-0"), Event(b"v1", id="id-1")])
-    search, died = archived._search, []
+    search, died = archived.search_generation, []
 
     def dies(*_: Any) -> None:
         died.append(True)
@@ -178,7 +178,7 @@ def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
         found = search(*args)
         if not died:
             with monkeypatch.context() as patched:
-                patched.setattr(archived, "_search", search)
+                patched.setattr(archived, "search_generation", search)
                 patched.setattr(archived, "_enter", dies)
                 with pytest.raises(Crash):
                     delete_events(
@@ -186,7 +186,7 @@ def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
                     )
         return found
 
-    monkeypatch.setattr(archived, "_search", searches)
+    monkeypatch.setattr(archived, "search_generation", searches)
     delete_events(home.context, home.amender("t", home.reason(**WHY)), ["id-0"])
     assert was_erased(home.context, home.topic("t"), "id-0")
     assert {record.state for record in home.audit("t")} == {"done"}

@@ -85,7 +85,7 @@ class Desk(JournalCalls):
     def topic(self, name: str) -> Topic:
         return find_topic(self.context, name)
 
-    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
+    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
         return lambda turn: turn  # there are no archives here
 
     def _carry_updates(self, topic: str, ids: Iterable[str]) -> None:

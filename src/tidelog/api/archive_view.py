@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.api.pipelines import with_tasks
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.derived_archives import copies_of
@@ -166,19 +167,23 @@ class ArchiveView:
         source: bool = False,
         generation: int | None = None,
         progress: Callable[[int], None] | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
     ) -> ArchiveVerifyReport:
         """Compare rows, manifests and files of a generation and return what was found.
 
         With ``source`` the source is asked how many events there were, and with ``deep`` every file
-        is read; ``progress`` then gets the bytes of each. Changes nothing. ``problem_count`` is 0
-        for an archive that is as it should be.
+        is read; ``progress`` then gets the bytes of each. With ``spark``, a Spark master, tasks
+        there read the files. Changes nothing. ``problem_count`` is 0 for an archive that is as it
+        should be.
 
         >>> report = home.archives.get("daily").verify(deep=True)
         >>> report.events, report.problem_count
         (3, 0)
         """
         how = ArchiveVerifyOptions(generation, source, deep, progress or (lambda _: None))
-        return verify_archive(self._context, self.reload(), how)
+        context = with_tasks(self._context, f"verify {self.name}", spark, spark_conf)
+        return verify_archive(context, self.reload(), how)
 
     def stored_bytes(self, generation: int | None = None) -> int:
         """Return the size of all files in a generation's folder.

@@ -14,7 +14,14 @@ from typing import Literal, Unpack
 import msgspec
 
 from tidelog.api.archive_view import ArchiveTables, ArchiveView
-from tidelog.api.pipelines import RunOptions, RunResult, driver_options, open_workers, run_pipeline
+from tidelog.api.pipelines import (
+    RunOptions,
+    RunResult,
+    driver_options,
+    open_workers,
+    run_pipeline,
+    with_tasks,
+)
 from tidelog.archive.archive import (
     ArchiveKind,
     ArchiveOptions,
@@ -264,12 +271,14 @@ class ArchiveHandle(ArchiveView):
 
     # Dead letters and restores.
 
-    def replay(self, **options: Unpack[DeadLetterOptions]) -> ReplayResult:
+    def replay(
+        self, *, spark: str | None = None, **options: Unpack[DeadLetterOptions]
+    ) -> ReplayResult:
         """Try the dead letters again and return how many are archived now.
 
         ``parser``, ``granularity`` and ``time_zone`` replace those of the archive. Tables that
-        drivers keep up to date list the new files. Safe to kill, to repeat, and to run twice at
-        once.
+        drivers keep up to date list the new files. ``spark`` is a Spark master; without it the work
+        is done in this process. Safe to kill, to repeat, and to run twice at once.
 
         >>> home.archives.get("daily").replay(parser="json:created_at").tried
         0
@@ -283,7 +292,8 @@ class ArchiveHandle(ArchiveView):
         )
         how.stop = options.get("stop", how.stop)
         how.on_cycle = options.get("on_cycle", how.on_cycle)
-        done = replay(self._context, self.reload(), how, LocalWorkers(2))
+        workers = open_workers(f"{self.name}, dead letters", spark, options.get("spark_conf"))
+        done = replay(self._context, self.reload(), how, workers)
         register(self._context, self.reload())
         return done
 
@@ -521,12 +531,14 @@ class ArchiveHandle(ArchiveView):
         key: bytes | None = None,
         why: str = "",
         who: str | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
     ) -> ErasedFromArchives:
         """Erase events from the files of the archive and of its copies; returns what was found.
 
         Give ids, or a key. For an archive of another system, or of a topic that was deleted: while
         the topic exists, :meth:`Home.erase` erases from its archives too. ``why`` and ``who`` go
-        to the audit.
+        to the audit. With ``spark``, a Spark master, tasks there search and rewrite files.
 
         >>> home.delete_topic("orders")
         >>> home.archives.get("daily").erase(ids=["order-2"], why="request 1234").events
@@ -536,7 +548,8 @@ class ArchiveHandle(ArchiveView):
         if bool(wanted) == (key is not None):
             raise InvalidError("archive erase: give ids or a key")
         because = Why(user_at_host(self._context.environ) if who is None else who, why)
-        return erase_archived(self._context, self.reload(), because, wanted, key)
+        context = with_tasks(self._context, f"erase {self.name}", spark, spark_conf)
+        return erase_archived(context, self.reload(), because, wanted, key)
 
     def delete(self, *, files: bool = False, lost: bool = False) -> None:
         """End the archive: drivers stop, and trims no longer wait for it. Its files stay.

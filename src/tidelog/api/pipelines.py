@@ -54,6 +54,7 @@ from tidelog.pipeline.stream import (
     stream_pipeline,
 )
 from tidelog.settings import check_options
+from tidelog.tasks import TaskRunner
 
 __all__ = [
     "PumpFields",
@@ -67,6 +68,8 @@ __all__ = [
     "driver_options",
     "open_workers",
     "run_pipeline",
+    "spark_tasks",
+    "with_tasks",
 ]
 
 _THREADS = 2  # of tasks in this process
@@ -118,6 +121,23 @@ def open_workers(name: str, spark: str | None, conf: Mapping[str, str] | None = 
 
     reopen = functools.partial(open_spark, spark, name, conf)
     return SparkWorkers(reopen(), reopen)
+
+
+def with_tasks(
+    context: Context, name: str, spark: str | None, conf: Mapping[str, str] | None = None
+) -> Context:
+    """Returns a context whose heavy work is done ahead by Spark tasks, where a master is given."""
+    if spark is None:
+        return context
+    return dataclasses.replace(context, tasks=spark_tasks(name, spark, conf))
+
+
+def spark_tasks(name: str, spark: str, conf: Mapping[str, str] | None = None) -> TaskRunner:
+    """Returns what runs heavy work on a Spark master; its session starts with the first work."""
+    from tidelog.spark.tasks import SparkTasks
+    from tidelog.spark.workers import open_spark
+
+    return SparkTasks(functools.partial(open_spark, spark, name, conf))
 
 
 def driver_options(

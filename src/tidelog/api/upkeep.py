@@ -29,9 +29,10 @@ from tidelog.journal.audit import Why
 from tidelog.journal.calls import unknown_id
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.journal.listing import amendments_waiting
 from tidelog.journal.lookup import Lookups, check_id
-from tidelog.journal.scribe import ScribeOptions, Turn
+from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import TrimResult, TrimTo, before_time, trim_topic
@@ -45,6 +46,7 @@ from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 from tidelog.store import Store
 from tidelog.store.cache import CachedStore
+from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from tidelog.erasure.from_archives import DeleteResult
@@ -62,6 +64,8 @@ class EraseOptions(TypedDict, total=False):
     who: str | None  # for the audit; default: user@host
     incarnation: str  # erase from this topic only, and from no other that has the name now
     progress: Callable[[int], None]  # gets the bytes of each step of a search by key
+    spark: str | None  # Spark master; tasks there search and rewrite files of archives
+    spark_conf: Mapping[str, str] | None  # settings of Spark
 
 
 class CompileOptions(TypedDict, total=False):
@@ -105,8 +109,31 @@ class UpkeepCalls(ABC):
         """What audit records say of a call."""
 
     @abstractmethod
-    def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
-        """One turn of the scribe."""
+    def scribe(
+        self,
+        how: ScribeOptions | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        tasks: TaskRunner | None = None,
+    ) -> Scribe:
+        """What does turns of maintenance."""
+
+    def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
+        """Return what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
+
+        ``spark`` is a Spark master. The session starts with the first work.
+
+        >>> scribe = home.scribe(tasks=home.spark_tasks("local[*]"))
+        """
+        from tidelog.api.pipelines import spark_tasks
+
+        return spark_tasks("scribe", spark, spark_conf)
+
+    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
+        if spark is None:
+            return self.context
+        from tidelog.api.pipelines import spark_tasks
+
+        return replace(self.context, tasks=spark_tasks(name, spark, conf))
 
     @property
     def jobs(self) -> Jobs:
@@ -173,7 +200,8 @@ class UpkeepCalls(ABC):
         Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
         files of archives are rewritten, what is left over is swept, and then every object that
         could hold them is searched. ``Proof.is_erased`` is True if nothing is left, and
-        ``Proof.deleted`` says how many events were deleted and which ids had none.
+        ``Proof.deleted`` says how many events were deleted and which ids had none. With ``spark``,
+        a Spark master, tasks there read, search and rewrite.
 
         ``why`` and the proof's hash go to the audit, and ``Proof.save`` writes the proof to a file.
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
@@ -192,15 +220,18 @@ class UpkeepCalls(ABC):
         shown = options.get("incarnation", "")
         check_shown(f"topic `{topic}`", shown, self.topic(topic).incarnation)
         amender = self.amender(topic, self.reason(why, options.get("who")))
+        spark, conf = options.get("spark"), options.get("spark_conf")
+        context = self._with_tasks(f"erase {topic}", spark, conf)
         if key is not None:
             progress = options.get("progress", _ignore)
-            deleted = delete_key(self.context, amender, key, progress)
+            deleted = delete_key(context, amender, key, progress)
         else:
-            deleted = delete_events(self.context, amender, wanted)
+            deleted = delete_events(context, amender, wanted)
         if not prove:
             return deleted
-        self.purge(topic)
-        proof = self.prove_erased(topic, ids=wanted, keys=() if key is None else (key,))
+        self.purge(topic, spark=spark, spark_conf=conf)
+        keys = () if key is None else (key,)
+        proof = self.prove_erased(topic, ids=wanted, keys=keys, spark=spark, spark_conf=conf)
         proof.deleted = deleted
         self.record_proof(proof, why=why, who=options.get("who"))
         return proof
@@ -249,11 +280,19 @@ class UpkeepCalls(ABC):
         how = EraseOptions(who=who, progress=progress or _ignore)
         return self.erase(topic, key=key, why=why, prove=False, **how)
 
-    def purge(self, topic: str, grace: str | int = "0s") -> Erasure:
+    def purge(
+        self,
+        topic: str,
+        grace: str | int = "0s",
+        *,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> Erasure:
         """Remove the bytes of all deleted events of a topic and return what was done.
 
         Compiles the topic, rewrites files of its archives, and sweeps. Objects younger than
-        ``grace`` stay for readers that are under way.
+        ``grace`` stay for readers that are under way. With ``spark``, a Spark master, tasks there
+        make journals and rewrite files.
 
         >>> _ = home.delete("orders", "order-2")
         >>> home.purge("orders").compiled.journals
@@ -261,7 +300,8 @@ class UpkeepCalls(ABC):
         """
         from tidelog.maintenance.turn import carry_out
 
-        return carry_out(self.context, self.topic(topic), duration_ms(grace))
+        context = self._with_tasks(f"erase {topic}", spark, spark_conf)
+        return carry_out(context, self.topic(topic), duration_ms(grace))
 
     def prove_erased(
         self,
@@ -270,10 +310,13 @@ class UpkeepCalls(ABC):
         ids: Iterable[str] = (),
         keys: Iterable[bytes] = (),
         progress: Callable[[int], None] | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
     ) -> Proof:
         """Search all objects that could hold erased events and return what is left of them.
 
-        ``progress`` gets the bytes of each object. Changes nothing.
+        ``progress`` gets the bytes of each object. With ``spark``, a Spark master, tasks there
+        search the topic's objects and the files of archives. Changes nothing.
 
         >>> home.prove_erased("orders", ids=["order-1"]).is_erased
         False
@@ -282,7 +325,8 @@ class UpkeepCalls(ABC):
 
         wanted = [ids] if isinstance(ids, str) else list(ids)
         found = self.topic(topic)
-        return prove_erased(self.context, found, wanted, list(keys), progress or _ignore)
+        context = self._with_tasks(f"prove {topic}", spark, spark_conf)
+        return prove_erased(context, found, wanted, list(keys), progress or _ignore)
 
     def record_proof(self, proof: Proof, *, why: str = "", who: str | None = None) -> None:
         """Write the hash of a proof to the audit of its topic, as ``erase`` does.
@@ -314,12 +358,15 @@ class UpkeepCalls(ABC):
         *,
         grace: str | int | None = "1h",
         policy: CompilePolicy | None = None,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
     ) -> Turn | None:
         """Do one turn of what a home needs: compile, erase from archives, sweep.
 
         Returns what was done, or None while another process does it. After ``budget_s`` the next
         turn goes on where this one ended. Sweeps leave what is younger than ``grace``; with None
-        there is no sweep. Call it from cron or a function; ``tidelog up`` calls it for you.
+        there is no sweep. With ``spark``, a Spark master, tasks there make journals and rewrite
+        files. Call it from cron or a function; ``tidelog up`` calls it for you.
 
         >>> turn = home.maintain(budget_s=60)
         >>> turn.succeeded
@@ -331,7 +378,8 @@ class UpkeepCalls(ABC):
             grace_ms=None if grace is None else duration_ms(grace),
             sweep_every_ms=0,
         )
-        return self.scribe_once(how)
+        tasks = None if spark is None else self.spark_tasks(spark, spark_conf)
+        return self.scribe(how, tasks=tasks).once()
 
     def follow(
         self,
@@ -389,12 +437,9 @@ class UpkeepCalls(ABC):
         wanted = policy or CompilePolicy.everything()
         found = self._compiled_topics(topics)
         go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", _ignore)
-        if spark is not None:
-            from tidelog.spark.compile import compile_by_spark
-            from tidelog.spark.workers import open_spark
-
-            session = open_spark(spark, "compile", spark_conf)
-            return compile_by_spark(self.context, session, found, wanted, go_on, on_swap)
+        context = self._with_tasks("compile", spark, spark_conf)
+        if context.tasks is not None:
+            return compile_by_tasks(context, context.tasks, found, wanted, go_on, on_swap)
         report = CompileReport()
         for topic in found:
             try:
@@ -466,17 +511,25 @@ class UpkeepCalls(ABC):
         with freeing(self.catalog):
             return turn.sweep_everything(self.context, duration_ms(grace), frozenset(accept_loss))
 
-    def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
+    def verify(
+        self,
+        topic: str,
+        progress: Callable[[int], None] | None = None,
+        *,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> VerifyReport:
         """Read every event of a topic, past the cache, and return what is damaged or lost.
 
-        ``progress`` gets the bytes of each step. Changes nothing.
+        ``progress`` gets the bytes of each step. With ``spark``, a Spark master, tasks there read
+        the objects. Changes nothing.
 
         >>> report = home.verify("orders")
         >>> report.events, report.errors
         (3, 0)
         """
         store = self.store.inner if isinstance(self.store, CachedStore) else self.store
-        context = replace(self.context, store=store)
+        context = replace(self._with_tasks(f"verify {topic}", spark, spark_conf), store=store)
         return verify_topic(context, self.topic(topic), self._pool, progress)
 
     def inspect(self) -> list[str]:

@@ -50,6 +50,7 @@ __all__ = [
     "note_before",
     "read_account",
     "read_before",
+    "runs_of",
 ]
 
 _ATTEMPTS = 5  # to read rows that change
@@ -133,6 +134,17 @@ Offsets = npt.NDArray[np.int64]
 _KEEP = "keep everything as it is, and report it: no crash leaves this"
 
 
+def runs_of(offsets: Offsets) -> Offsets:
+    """Returns the first and last of each run of consecutive offsets."""
+    if not len(offsets):
+        return np.empty((0, 2), np.int64)
+    ordered = np.sort(offsets)
+    breaks = np.flatnonzero(np.diff(ordered) != 1)
+    firsts = ordered[np.concatenate([[0], breaks + 1])]
+    lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
+    return np.stack([firsts, lasts], axis=1)
+
+
 @dataclass
 class Recount:
     """One source partition while it is counted."""
@@ -189,14 +201,10 @@ class Recount:
         else:
             self.archived += events
 
-    def held(self, offsets: Offsets) -> None:
-        """Adds the offsets in the files of a range, or in files of dead letters."""
-        if len(offsets):
-            ordered = np.sort(offsets)
-            breaks = np.flatnonzero(np.diff(ordered) != 1)
-            firsts = ordered[np.concatenate([[0], breaks + 1])]
-            lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
-            self.runs.append(np.stack([firsts, lasts], axis=1))
+    def held(self, runs: Offsets) -> None:
+        """Adds the runs of offsets in the files of a range, or in files of dead letters."""
+        if len(runs):
+            self.runs.append(runs)
 
     def check_offsets(self) -> Iterator[Problem]:
         """Yields a problem for an offset that is in two files, and for a gap that holds offsets.

@@ -6,22 +6,34 @@ its reads: first it lists files; then, for each source partition, it reads the `
 that is read after it. Files committed after the listing are looked up by name. Rows that look wrong
 are read a second time.
 
+With a task runner, tasks read the files of all ranges first (``verify_range``). What they found
+counts for a range whose manifest is the same when its turn comes. Problems are found here only.
+
 A *problem* needs a person. A *note* does not: leftovers of crashes, ranges in progress, accepted
 gaps.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tidelog.archive.account import Recount, check_before, check_head, read_before
+from tidelog.archive.account import Recount, check_before, check_head, read_before, runs_of
 from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.verify_range import (
+    Offsets,
+    RangeFiles,
+    RangeFound,
+    RangeKey,
+    check_range,
+    erased_left,
+    read_offsets,
+)
 from tidelog.archive.verify_rows import (
     Problem,
     SourceCheck,
@@ -65,7 +77,6 @@ _RESTORE_FIRST = (
     "then verify again"
 )
 
-Offsets = npt.NDArray[np.int64]
 _NONE: Offsets = np.empty(0, np.int64)
 
 
@@ -120,6 +131,7 @@ def verify_archive(
     look = _VerifyLook(context, archive, how)
     pipeline = archive.pipeline(how.generation)
     known = read_partitions(look.context, pipeline)
+    look.read_ahead(pipeline, known)
     for partition in known:
         look.partition(pipeline, partition)
     look.source(known)
@@ -196,6 +208,10 @@ def _folder_problems(rows: dict[str, Row], files: dict[str, FolderFiles]) -> Ite
             yield Problem("folder", folder, what, _KEEP)
 
 
+def _size_of(work: RangeFiles) -> int:
+    return work.size
+
+
 class _VerifyLook:
     """One look at one generation."""
 
@@ -215,6 +231,7 @@ class _VerifyLook:
             for folder in (archive.folder(number), archive.dead)
             for info in self._store.list(f"{folder}/")
         }
+        self._ahead: dict[RangeKey, RangeFound] = {}  # what tasks have found
         self._recount = Recount("")  # of the current source partition
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
@@ -227,6 +244,30 @@ class _VerifyLook:
             source = source_at(context, url or archive.source)
             track(context, archive.pipeline(number), source)
             self._source = SourceCheck(source, archive.name)
+
+    def read_ahead(self, pipeline: str, partitions: list[str]) -> None:
+        """Lets tasks read the data files of all ranges, if there is a runner."""
+        runner, name = self.context.tasks, self._archive.name
+        if runner is not None:
+            work = self._ranges((pipeline, replay_pipeline(pipeline)), partitions)
+            for each, found in runner.run(f"verify archive {name}", check_range, work, _size_of):
+                if found is not None:
+                    self._ahead[each.key] = found
+                    self._how.progress(each.size)
+
+    def _ranges(self, pipelines: tuple[str, ...], partitions: list[str]) -> Iterator[RangeFiles]:
+        """Yields the ranges that have data files, all of which are there."""
+        making = self._archive.making(self.tally.generation)
+        for pipeline in pipelines:
+            for partition in partitions:
+                manifests = Manifests(self.context, pipeline, partition)
+                for committed in read_commits(self.context, pipeline, partition):
+                    with contextlib.suppress(NotFoundError, CorruptError):  # reported later
+                        manifest = manifests.of(committed)
+                        files = tuple(each for each in manifest.files if each.kind == "data")
+                        if files and all(self._sizes.get(f.target) == f.size for f in files):
+                            where = self._archive.store
+                            yield RangeFiles(where, making, manifest, files, self._how.deep)
 
     def partition(self, pipeline: str, partition: str) -> None:
         """Checks everything of one source partition."""
@@ -437,7 +478,12 @@ class _VerifyLook:
 
     def _check_files(self, manifest: Manifest, files: list[FileEntry]) -> None:
         there = [f for f in files if self._is_there(manifest, f) and f.kind != "sidecar"]
-        if there:
+        known = self._ahead.pop((tuple(there), manifest.erased), None) if there else None
+        if known is not None:
+            for file, events in zip(there, known.events, strict=True):
+                self._recount.found(file.kind, events)
+            self._recount.held(known.runs)
+        elif there:
             look = self._read if self._how.deep else self._count
             with Pool(_AT_ONCE) as pool:
                 found = list(pool.map(lambda file: look(manifest, file), there))
@@ -450,7 +496,8 @@ class _VerifyLook:
         for file in files:
             self.tally.files += 1
             self.tally.bytes += file.size
-            self._how.progress(file.size)
+            if known is None or file.kind == "sidecar":
+                self._how.progress(file.size)
 
     def _check_offsets(self, manifest: Manifest, offsets: Offsets) -> None:
         """Checks the offsets in the files of one range: each once, and none that was erased."""
@@ -459,11 +506,11 @@ class _VerifyLook:
         if len(known) != len(offsets):
             what = f"{len(offsets) - len(known)} offsets are in two of its files"
             self.tally.add(Problem("double", where, what, _KEEP))
-        left = np.intersect1d(known, np.array(manifest.erased, np.int64))
+        left = erased_left(known, manifest)
         if len(left):
             what = f"{len(left)} offsets that were erased are in its files, the first is {left[0]}"
             self.tally.add(Problem("erased", where, what, "erase them again"))
-        self._recount.held(known)
+        self._recount.held(runs_of(known))
 
     def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
         size = self._sizes.get(file.target)
@@ -498,23 +545,11 @@ class _VerifyLook:
     def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | int | Problem:
         """Returns the offsets of a file that matches its manifest; reads its sidecar with it."""
         try:
-            parts = [
-                self._contents.offsets(batch, file).to_numpy()
-                for batch in self._contents.batches(manifest, file)
-            ]
+            return read_offsets(self._contents, manifest, file)
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
                 return file.events  # they were there when its row was read
             return Problem("contents", file.target, str(exc), self._restore)
-        offsets: Offsets = np.concatenate([*parts, _NONE])
-        ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
-        found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
-        if file.erased:  # its first or last event may be erased
-            expected = (file.events, *ends)
-        if found != expected or bool((np.diff(offsets) <= 0).any()):
-            what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
-            return Problem("contents", file.target, what, self._restore)
-        return offsets
 
     def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
         """Returns whether a replay has replaced these dead letters since its rows were read."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 from rich.console import Console
@@ -49,6 +49,8 @@ __all__ = [
     "run_options",
     "spark_conf",
     "spark_of",
+    "task_options",
+    "tasks_of",
     "traced_world",
     "worker_options",
     "write_metrics_file",
@@ -79,6 +81,36 @@ _OPTIONS = (
         help="Limit on events per second.",
     ),
 )
+
+
+_TASK_OPTIONS = (
+    click.option(
+        "--master",
+        metavar="URL",
+        help="Do the heavy work in tasks of this Spark master, such as local[*] or "
+        "spark://host:7077. [default: in this process]",
+    ),
+    _OPTIONS[1],
+)
+
+
+def task_options(command: F) -> F:
+    """Where maintenance does its heavy work; pass what it gets to :func:`tasks_of`."""
+    for option in reversed(_TASK_OPTIONS):
+        command = option(command)
+    return command
+
+
+class SparkFields(TypedDict):
+    """Where to run tasks, as the API takes it."""
+
+    spark: str | None
+    spark_conf: dict[str, str]
+
+
+def tasks_of(given: dict[str, Any]) -> SparkFields:
+    """Returns the options of :func:`task_options`, as the API takes them."""
+    return SparkFields(spark=given["master"], spark_conf=spark_conf(given["confs"]))
 
 
 def worker_options(command: F) -> F:

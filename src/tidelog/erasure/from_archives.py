@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import pyarrow as pa
 
-from tidelog.archive.deletions import Deletions, Places, deleted_offsets, deletion_records
+from tidelog.archive.deletions import Places, deleted_offsets, deletion_records
 from tidelog.archive.derived_archives import (
     UNKNOWN_LINE,
     Copy,
@@ -41,23 +40,27 @@ from tidelog.archive.derived_archives import (
     copies_of,
     held_offsets,
     is_line_of,
-    line_of,
     partitions_of,
     reachable_archives_of,
     with_later_ones,
 )
-from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.context import Context
 from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.outcome import Sent
-from tidelog.coordination.pipeline_rows import counting_files, read_partitions
+from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure import proof_places
-from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
+from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons
-from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive, finish_rewrites
-from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_archive
+from tidelog.erasure.search import (
+    FoundEvent,
+    Place,
+    matcher_of,
+    search_aside,
+    search_generation,
+)
 from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
 from tidelog.journal.audit import (
     MARK_BYTES,
@@ -77,10 +80,7 @@ from tidelog.journal.lookup import can_be_id
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model.archive import Archive
-from tidelog.model.event import check_utf8
-from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import store_at
 
 __all__ = [
     "DeleteResult",
@@ -98,10 +98,6 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, besides its id
 _AGAIN = "delete again, which completes it"
-_SEARCHES = 20  # of a source partition whose files change in between
-
-Place = tuple[Line, int]
-"""A source partition, with its incarnation, and an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +118,6 @@ class ErasedFromArchives:
     def is_clean(self) -> bool:
         """Returns whether something was found, and nothing of it is left in an archive."""
         return bool(self.found) and not self.unseen and not self.left and not self.named
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundEvents:
-    id: str | None
-    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +142,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
     may have them.
     """
     topic = amender.topic
-    sought = _matcher_of(ids, None)  # raises for what nothing can hold before anything is deleted
+    sought = matcher_of(ids, None)  # raises for what nothing can hold before anything is deleted
     wanted = [each for each in ids if can_be_id(each)]
     odd = tuple(each for each in ids if not can_be_id(each))
     amended = AmendResult(missing=odd)
@@ -185,7 +175,7 @@ def delete_key(
         sent.something |= bool(trimmed.events)
         if trimmed.found:  # as above
             events += amender.delete_key(key, progress).events
-        sought = _matcher_of((), key)
+        sought = matcher_of((), key)
         redact_reasons(context, owners_of(context, topic), sought.deletions)
     return DeleteResult(events, trimmed.events, unseen=trimmed.unseen)
 
@@ -206,8 +196,8 @@ def erase_trimmed(
 
     The next ``carry_out`` or turn of the scribe deletes the bytes from the files. Safe to repeat.
     """
-    sought = _matcher_of(ids, key)
-    found: dict[Place, _FoundEvents] = {}
+    sought = matcher_of(ids, key)
+    found: dict[Place, FoundEvent] = {}
     unseen: list[str] = []
     numbers: dict[Line, int] = {}
     for archive, generation in reachable_archives_of(context, topic):
@@ -215,7 +205,7 @@ def erase_trimmed(
             continue  # all of it is deleted
         own = partitions_of(context, archive.pipeline(generation), topic)
         starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
-        some = _search(context, archive, generation, starts, (sought, unseen))
+        some = search_generation(context, archive, generation, starts, (sought, unseen))
         found |= {
             (Line(line.partition, topic.incarnation), offset): each
             for (line, offset), each in some.items()
@@ -231,7 +221,7 @@ def erase_trimmed(
     mark = "" if key is None else key_mark(key)
     for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():
         of_topic = partial(is_line_of, topic=topic)
-        aside = _search_aside(context, archive, sought, len(found), of_topic)
+        aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
         numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
     sent = Sent()
@@ -332,14 +322,16 @@ def erase_archived(
     scribe resumes.
     """
     finish_archive(context, archive)
-    sought = _matcher_of(ids, key)
-    found: dict[Place, _FoundEvents] = {}
+    sought = matcher_of(ids, key)
+    found: dict[Place, FoundEvent] = {}
     unseen: list[str] = []
     for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(context, archive.pipeline(generation))
-        found |= _search(context, archive, generation, dict.fromkeys(known), (sought, unseen))
+        found |= search_generation(
+            context, archive, generation, dict.fromkeys(known), (sought, unseen)
+        )
     for copy in copies_of(context, archive):
-        found |= _search_aside(context, copy.archive, sought, len(found))
+        found |= search_aside(context, copy.archive, sought, len(found))
     for topic in list_topics(context):
         if _are_of(context, archive, topic, found):
             raise InvalidError(
@@ -382,7 +374,7 @@ def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[
         held: set[Place] = set()
         for generation in each.in_state("live", "building", "kept"):
             known = dict.fromkeys(read_partitions(context, each.pipeline(generation)))
-            held |= _search(context, each, generation, known, (sought, [])).keys()
+            held |= search_generation(context, each, generation, known, (sought, [])).keys()
         if held:
             yield (
                 f"archive `{each.name}`: `{archive.name}` was made of it, and it holds {len(held)} "
@@ -445,94 +437,6 @@ def _are_of(context: Context, archive: Archive, topic: Topic, found: Iterable[Pl
     )
 
 
-def _search(
-    context: Context,
-    archive: Archive,
-    generation: int,
-    ends: Mapping[str, int | None],
-    search: tuple[EventMatcher, list[str]],
-) -> dict[Place, _FoundEvents]:
-    """Step 1 in one generation: finds what is below the end of each source partition.
-
-    ``search`` is what to find, and a list that gets files which cannot be searched.
-    """
-    found: dict[Place, _FoundEvents] = {}
-    for partition, end in ends.items():
-        own = line_of(context, archive.pipeline(generation), partition)
-        if own is not None and end != 0:
-            places = _search_again(context, archive, generation, partition, end, search)
-            found |= {(own[0], offset): each for offset, each in places.items()}
-    return found
-
-
-def _search_again(
-    context: Context,
-    archive: Archive,
-    generation: int,
-    partition: str,
-    end: int | None,
-    search: tuple[EventMatcher, list[str]],
-) -> dict[int, _FoundEvents]:
-    """Returns what was found in one source partition, by offset; retries if files change."""
-    reader = ArchiveFiles(store_at(context, archive.store), archive.making(generation))
-    pipeline = archive.pipeline(generation)
-    for attempt in range(_SEARCHES):
-        found: dict[int, _FoundEvents] = {}
-        for manifest, file in counting_files(context, pipeline, partition):
-            if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
-                continue
-            try:
-                found |= _search_file(reader, manifest, file, search)
-            except CorruptError:
-                is_last = attempt == _SEARCHES - 1
-                if is_last or not is_changing(context, archive, generation, partition, file):
-                    raise
-                finish_rewrites(context, archive, generation)  # of one that crashed half-way
-                context.clock.sleep(context.random.random() * 0.05)
-                break
-        else:
-            break
-    return {offset: each for offset, each in found.items() if end is None or offset < end}
-
-
-def _search_file(
-    reader: ArchiveFiles,
-    manifest: Manifest,
-    file: FileEntry,
-    search: tuple[EventMatcher, list[str]],
-) -> dict[int, _FoundEvents]:
-    sought, unseen = search
-    found: dict[int, _FoundEvents] = {}
-    for batch in reader.batches(manifest, file):
-        if sought.hidden(batch) and file.target not in unseen:
-            unseen.append(file.target)
-        offsets = reader.offsets(batch, file).cast(pa.int64())
-        for row in sought.rows(batch):
-            found[offsets[row].as_py()] = _FoundEvents(_id(batch, row), time_ms_of(batch, row))
-    return found
-
-
-def _search_aside(
-    context: Context,
-    archive: Archive,
-    sought: EventMatcher,
-    number: int,
-    is_wanted: Callable[[Line], bool] = lambda _: True,
-) -> dict[Place, _FoundEvents]:
-    """Searches files that were set aside; uses negative offsets, as theirs are other events'."""
-    found: dict[Place, _FoundEvents] = {}
-    lines = aside_lines(context, archive)
-
-    def holds(key: str) -> bool:
-        return is_wanted(lines.get(key, UNKNOWN_LINE))
-
-    for key, batch in AsideFiles(store_at(context, archive.store), archive, holds).batches():
-        for row in sought.rows(batch):
-            place = (lines.get(key, UNKNOWN_LINE), -1 - number - len(found))
-            found[place] = _FoundEvents(_id(batch, row), time_ms_of(batch, row))
-    return found
-
-
 def _is_one_of(lines: Collection[Line], own: Line) -> bool:
     """Returns whether a file that was set aside may hold events of one of these lines."""
     unknown = own == UNKNOWN_LINE or UNKNOWN_LINE in lines
@@ -547,23 +451,8 @@ def _erased_ids(record: AuditRecord) -> ErasedIds:
     return ErasedIds(ids)
 
 
-def _id(batch: pa.RecordBatch, row: int) -> str | None:
-    column = own_column(batch, "id")
-    value = None if column is None else column[row].as_py()
-    return None if value is None else str(value)
-
-
-def _matcher_of(ids: Collection[str], key: bytes | None) -> EventMatcher:
-    if bool(ids) == (key is not None):
-        raise InvalidError("erase: give ids, or one key")
-    for each in ids:
-        check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
-    keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
-    return EventMatcher(Deletions(by_id={each: {} for each in ids}, by_key=keys))
-
-
 def _lots(
-    found: Mapping[Place, _FoundEvents], numbers: Mapping[Line, int]
+    found: Mapping[Place, FoundEvent], numbers: Mapping[Line, int]
 ) -> Iterator[tuple[tuple[AuditedEvent, ...], int]]:
     """Yields as many events as one audit record can name, and the latest of their times."""
     some: list[AuditedEvent] = []

@@ -11,7 +11,8 @@ by the ledger's time, is a new event; except in an object that no row names, bec
 seen its time. An archive's unfinished range counts: its driver may have read the event before the
 delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a file
 that is not ours is searched in all its columns. Every table in the archive's row must list
-rewritten files as they are now. Each finding comes with what to do about it.
+rewritten files as they are now. Each finding comes with what to do about it. With a task runner,
+tasks search segments, journals and files of archives first (``search_ahead``).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     replay_pipeline,
 )
+from tidelog.erasure import remedies
 from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import (
     EventMatcher,
@@ -66,6 +68,7 @@ from tidelog.erasure.proof_places import (
 )
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.search_ahead import clean_files, clean_objects
 from tidelog.erasure.topic_copies import (
     copies_of_topic,
     copy_deletions,
@@ -89,40 +92,8 @@ from tidelog.store.cache import CachedStore
 
 __all__ = ["prove_erased"]
 
-_COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
-_ORPHAN = (
-    "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
-    "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
-    "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
-    "than its grace waits for the next one"
-)
-_ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file without it"
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
-_UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
-_TABLE = (
-    "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
-    "`tidelog archive register {archive} --forget`"
-)
-_AGAIN = (
-    "prove again when it is committed; if it fails, correct what `tidelog archive status "
-    "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
-    "that is being built: `tidelog archive drop`), and prove again"
-)
-_COPYING = (
-    "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
-    "resume one that died, or forget it"
-)
-_REASON = "run `tidelog delete {topic} ID` or `--key K` again, which takes it out of the audit"
-_LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
-_UPLOAD = (
-    "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
-    "is older than its grace"
-)
-_RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`), then prove again"
-_CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
-_MOVING = "prove again when no process compiles or trims the topic all the time"
 _ROUNDS = 20  # against compiles and trims that keep ending in between
-_UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
 
 def prove_erased(
@@ -214,14 +185,14 @@ class _ProofSearch:
                 if upload.read is None:
                     if not upload.name.startswith(explained):
                         what = "is an upload that has not ended, and cannot be searched"
-                        self._add(upload.name, what, _UPLOAD)
+                        self._add(upload.name, what, remedies.UPLOAD)
                     continue
                 with contextlib.suppress(NotFoundError):  # it ended or was deleted in between
                     data = upload.read()
                     self._count((store.url, upload.name), upload.size)
-                    self._loose(upload.name, data, "its upload has not ended", _UPLOAD)
+                    self._loose(upload.name, data, "its upload has not ended", remedies.UPLOAD)
         except InvalidError as exc:
-            self._add(store.url, f"its uploads cannot be listed ({exc})", _RIGHTS)
+            self._add(store.url, f"its uploads cannot be listed ({exc})", remedies.RIGHTS)
 
     # The topic.
 
@@ -230,20 +201,35 @@ class _ProofSearch:
         live = self._live()
         values = self._values()
         folder = f"topics/{self._topic.incarnation}/"
+        clean = self._clean_objects(store, folder, live)
         for info in store.list(folder):
-            data = self._get(store, info)
+            data = self._get(store, info, clean)
             if data is None:
                 continue
             kind = info.key.removeprefix(folder).partition("/")[0]
             if kind == "amendments":
                 if info.key not in values:
-                    self._add(info.key, "is the value of an update that no row names", _ORPHAN)
+                    self._add(
+                        info.key, "is the value of an update that no row names", remedies.ORPHAN
+                    )
             elif kind == "segments":
                 self._segment(store, info.key, data, live.get(info.key, []))
             elif kind == "journals" and info.key in live:
                 self._live_rows(store, live[info.key], data)
             else:
                 self._loose(info.key, data, "no row names it")
+
+    def _clean_objects(
+        self, store: Store, folder: str, live: Mapping[str, list[tuple[int, Run]]]
+    ) -> set[str]:
+        """Returns the segments and journals in which tasks have found nothing."""
+        objects = (
+            (info, [run for _, run in live.get(info.key, ())])
+            for info in store.list(folder)
+            if (store.url, info.key) not in self._seen
+            and (info.key in live or info.key.startswith(f"{folder}segments/"))
+        )
+        return clean_objects(self._context, store, objects, self._sought, self._progress)
 
     def _live(self) -> dict[str, list[tuple[int, Run]]]:
         """Returns what rows name, by object."""
@@ -261,7 +247,9 @@ class _ProofSearch:
             with contextlib.suppress(MovedError):  # compiled or trimmed in between
                 return list(covering(self._context, self._topic, partition, head))
         where = layout.topic_partition(self._topic.incarnation, partition)
-        self._add(where, "is compiled or trimmed again and again, and was not searched", _MOVING)
+        self._add(
+            where, "is compiled or trimmed again and again, and was not searched", remedies.MOVING
+        )
         return []
 
     def _values(self) -> set[str]:
@@ -281,7 +269,9 @@ class _ProofSearch:
         if total > counted:
             what = "other runs share this object, and keep it" if runs else "no row names it"
             self._add(
-                key, f"holds {total - counted} of them: {what}", _COMPILE if runs else _ORPHAN
+                key,
+                f"holds {total - counted} of them: {what}",
+                remedies.COMPILE if runs else remedies.ORPHAN,
             )
 
     def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
@@ -302,7 +292,7 @@ class _ProofSearch:
                     state = self._sought.state(partition, offset, older.get(row, []))
                     said = f"holds offset {offset} of partition {partition}: "
                     if state == "deleted" or offset < self._starts[partition]:
-                        self._add(run.object, f"{said}not compiled yet", _COMPILE)
+                        self._add(run.object, f"{said}not compiled yet", remedies.COMPILE)
                     elif state == "alive":
                         do = f"run `tidelog delete {self._topic.name} ID`"
                         self._add(run.object, f"{said}was not deleted", do)
@@ -353,6 +343,7 @@ class _ProofSearch:
         self._living, emptied = set(), {}
         for partition in own:
             self._under_way(archive, pipeline, partition, gone[partition])
+        clean = clean_files(self._context, archive, generation, gone, self._sought, self._progress)
         for partition in read_partitions(self._context, pipeline):
             for manifest, file in counting_files(self._context, pipeline, partition):
                 key = (store.url, file.target)
@@ -367,14 +358,16 @@ class _ProofSearch:
                 if partition not in own:
                     self._seen.add(key)  # of another topic, even if it had the same name
                 elif key not in self._seen:
-                    self._count(key, file.size)
+                    self._count(key, file.size, is_told=file in clean)
+                    if file in clean:
+                        continue
                     with self._note_changes(archive, generation, partition, file):
                         for batch in reader.batches(manifest, file):
                             self._archived(file.target, batch, own[partition], gone[partition])
         self._note_empty_files(emptied)
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._context, archive, generation):
-            self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
+            self._add(f"table {table}", what, remedies.TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
         self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
@@ -388,7 +381,7 @@ class _ProofSearch:
         except CorruptError:
             if not is_changing(self._context, archive, generation, partition, file):
                 raise
-            self._add(file.target, "was changed while it was searched", _CHANGED)
+            self._add(file.target, "was changed while it was searched", remedies.CHANGED)
 
     def _note_empty_files(self, files: Mapping[str, tuple[str, int]]) -> None:
         """Notes files without events, with their folders and how many parts events have named.
@@ -441,10 +434,12 @@ class _ProofSearch:
         """Searches errors and reasons in catalog rows; no other row can hold ids or keys."""
         owners = owners_of(self._context, self._topic)
         for where in quoting_rows(self._context, owners, self._sought.deletions):
-            self._add(where, "quotes one of them in its reason", _REASON)
+            self._add(where, "quotes one of them in its reason", remedies.REASON)
         self.errors()
         if not clear_deleted_rows(self._context.catalog):
-            self._add(self._context.catalog.url, "its log holds rows that were deleted", _LOG)
+            self._add(
+                self._context.catalog.url, "its log holds rows that were deleted", remedies.LOG
+            )
 
     def errors(self) -> None:
         """Searches errors that rows show to people."""
@@ -458,14 +453,14 @@ class _ProofSearch:
         """
         found = copies_of_topic(self._context, self._topic)
         for place, what in copying_under_way(self._context, self._topic, self._sought):
-            self._add(place, what, _COPYING)
+            self._add(place, what, remedies.COPYING)
         for copy in found.topics:
             sought = EventMatcher(copy_deletions(self._context, copy.topic, deletions))
             inner = _ProofSearch(self._context, copy.topic, sought, self._progress)
             inner._seen = self._seen
             inner.enter(f"topic `{copy.topic.name}` ({copy.how})")
             for place, what in copying_under_way(self._context, copy.topic, sought):
-                inner._add(place, what, _COPYING)
+                inner._add(place, what, remedies.COPYING)
             inner.topic_objects(store)
             inner.errors()
             for archive, generation in reachable_archives_of(self._context, copy.topic):
@@ -506,7 +501,7 @@ class _ProofSearch:
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._context, each, partition, wanted):
                 what = f"a range of archive `{archive.name}` is under way there"
-                do = _AGAIN.replace("{archive}", archive.name)
+                do = remedies.AGAIN.replace("{archive}", archive.name)
                 self._add(layout.pipeline_partition(each, partition), what, do)
 
     def _archived(
@@ -514,7 +509,9 @@ class _ProofSearch:
     ) -> None:
         """Reports rows at erased offsets, and rows with the id or key of no later event."""
         for name in self._sought.hidden(batch):
-            self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
+            self._add(
+                target, f"has no column `{name}`: what is in it cannot be seen", remedies.UNSEEN
+            )
         older = self._sought.rows(batch, later=False)
         column = own_column(batch, "offset")
         found = set(older)
@@ -527,7 +524,7 @@ class _ProofSearch:
                 if self._sought.state(partition, offset, places) != "another":
                     found.add(row)
         if found:
-            self._add(target, f"holds {len(found)} of them", _ARCHIVE)
+            self._add(target, f"holds {len(found)} of them", remedies.ARCHIVE)
 
     # Objects.
 
@@ -545,7 +542,7 @@ class _ProofSearch:
         elif found is None and not key.startswith(self._foreign):
             is_staged = key.startswith("staging/")
             what = f"cannot be searched, as not all of it can be decoded: {why}"
-            self._add(key, what, do or (_UNREAD if is_staged else remedy_of(key)))
+            self._add(key, what, do or (remedies.UNREAD if is_staged else remedy_of(key)))
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """Returns how many of them an object holds; None or an error if it cannot be searched."""
@@ -567,24 +564,30 @@ class _ProofSearch:
             return self._sought.in_values(batch)
         return len(self._sought.rows(batch, later=later))
 
-    def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
-        """Returns the bytes of an object; None if it was searched or was deleted in between."""
+    def _get(self, store: Store, info: ObjectInfo, clean: Collection[str] = ()) -> bytes | None:
+        """Returns the bytes of an object; None if it was searched or was deleted in between.
+
+        Tasks have searched those in ``clean``.
+        """
         key = (store.url, info.key)
         if key in self._seen:
             return None
-        self._count(key, info.size)
+        self._count(key, info.size, is_told=info.key in clean)
+        if info.key in clean:
+            return None
         try:
             return store.get(info.key)
         except NotFoundError:
             return None
 
-    def _count(self, key: tuple[str, str], size: int) -> None:
+    def _count(self, key: tuple[str, str], size: int, *, is_told: bool = False) -> None:
         self._seen.add(key)
         self.proof.objects += 1
         self.proof.bytes += size
         self._place.objects += 1
         self._place.bytes += size
-        self._progress(size)
+        if not is_told:
+            self._progress(size)
 
     def _add(self, key: str, what: str, do: str) -> None:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))

@@ -23,19 +23,20 @@ a later erasure from the same range still begins at step 1, and the error is rai
 staged copy was deleted before its file was replaced, the range begins again at step 1, with another
 key. A file of dead letters that a replay replaced may be deleted at any step, and counts as done.
 So does a generation that is dropped meanwhile, whose files go before its rows.
+
+With a task runner, tasks stage files (step 2) and replace them (step 3). A task that runs twice
+stages under other names, which sweeps delete, and replaces a file once, by its etag.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
-import crc32c
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tidelog.archive.derived_archives import (
     UNKNOWN_LINE,
@@ -48,7 +49,7 @@ from tidelog.archive.derived_archives import (
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.tables import correct_entries
 from tidelog.catalog.base import ABSENT, Put, Row
-from tidelog.connectors.archive.staging import Uploads, discard_files
+from tidelog.connectors.archive.staging import discard_files
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     read_archive,
@@ -59,7 +60,19 @@ from tidelog.coordination.pipeline_rows import (
     read_progress,
     replay_pipeline,
 )
-from tidelog.erasure.rewrite_file import AsideFiles, FileRewriter, RewrittenFile, aside_lines
+from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
+from tidelog.erasure.rewrite_range import (
+    FileReplace,
+    Offsets,
+    RangeRewrite,
+    RangeRewriter,
+    Values,
+    holds_here,
+    matches_entry,
+    replace_file,
+    replace_here,
+    stage_here,
+)
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -79,20 +92,23 @@ from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest, re
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import files_at
 from tidelog.store.base import Store
+from tidelog.tasks import TaskRunner
 
 __all__ = [
     "ArchiveErasure",
     "EraseLane",
+    "Offsets",
+    "RangeToSettle",
     "erase_aside",
     "erase_from_archive",
     "erase_from_archives",
     "finish_rewrites",
     "is_under_way",
+    "settle_ranges",
 ]
 
 _ATTEMPTS = 50  # at one range that changes
-
-Offsets = npt.NDArray[np.int64]
+_AHEAD = 200  # ranges whose files tasks rewrite at once
 
 
 @dataclass(slots=True)
@@ -164,15 +180,16 @@ def erase_from_archive(
         return report
     store = files_at(context, archive)
     own = archive.pipeline(generation)
-    for pipeline in (own, replay_pipeline(own)):
+    for pipeline in (own, replay_pipeline(own)):  # a replay moves events from one to the other
+        todo: list[RangeToSettle] = []
         for partition in read_partitions(context, pipeline):
             wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
             if len(wanted):
                 lane = EraseLane(context, store, archive, generation, pipeline, partition)
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
-                for row in lane.rows(wanted):
-                    lane.settle(row, wanted, report)
+                todo += [RangeToSettle(lane, row, wanted) for row in lane.rows(wanted)]
+        settle_ranges(context, todo, report)
     return report
 
 
@@ -218,8 +235,51 @@ def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offset
     return intent is not None and _between(intent.start, intent.limit, wanted)
 
 
+@dataclass(frozen=True)
+class RangeToSettle:
+    """A commit that may hold events which are to be erased or updated."""
+
+    lane: EraseLane
+    row: str
+    wanted: Offsets
+
+
+def settle_ranges(context: Context, todo: Sequence[RangeToSettle], report: ArchiveErasure) -> None:
+    """Does all steps for ranges, one after the other; tasks work ahead for some at a time."""
+    for first in range(0, len(todo), _AHEAD):
+        some = todo[first : first + _AHEAD]
+        if context.tasks is not None:
+            _rewrite_ahead(context.tasks, some)
+        for each in some:
+            each.lane.settle(each.row, each.wanted, report)
+
+
+def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
+    """Lets tasks stage and replace files. ``settle`` does what they have not done."""
+    title = f"erase from {len(todo)} ranges of archives"
+
+    def size(work: RangeRewrite | FileReplace) -> int:
+        return work.size
+
+    ranges = (work for n, each in enumerate(todo) if (work := each.lane.work_of(n, each)))
+    staged: list[RangeRewrite] = []
+    for work, holds_some in runner.run(title, holds_here, ranges, size):
+        each = todo[work.number]
+        begun = each.lane.begin(each, work, holds_some)
+        staged += [] if begun is None else [begun]
+    files: list[FileReplace] = []
+    for work, entries in runner.run(title, stage_here, staged, size):
+        each = todo[work.number]
+        files += each.lane.decided(work, each, entries)
+    for file, _ in runner.run(title, replace_here, files, size):
+        todo[file.number].lane.replaced(file.after)
+
+
 class EraseLane:
     """The committed ranges of one source partition."""
+
+    values: Values | None = None  # that events get instead of being erased
+    output: set[str] | None = None  # gets files that keep their values
 
     def __init__(
         self,
@@ -237,7 +297,14 @@ class EraseLane:
         self._pipeline = pipeline
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
-        self._rewriter = FileRewriter(store, archive.making(generation))
+        self._no_longer: set[str] = set()  # manifests of ranges that hold nothing, as tasks found
+        self._staged: dict[str, dict[str, FileEntry]] = {}  # by tasks, by future manifest
+        self._replaced: set[FileEntry] = set()  # by tasks
+
+    @cached_property
+    def _ranges(self) -> RangeRewriter:
+        making = self._archive.making(self._generation)
+        return RangeRewriter(self._store, making, self.values, self.output)
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """Yields the commits that may hold some of these offsets."""
@@ -275,6 +342,60 @@ class EraseLane:
             "ranges: erase again"
         )
 
+    def work_of(self, number: int, each: RangeToSettle) -> RangeRewrite | None:
+        """Returns a range to search; None if another erasure has begun it, or it is unreadable."""
+        with contextlib.suppress(NotFoundError, CorruptError):
+            row = self._row(each.row)
+            committed = None if row is None else self._decode(row)
+            if committed is not None and not committed.rewrite:
+                parts = self._manifest(committed.manifest).parts
+                if self.values is not None and any(part.as_is for part in parts):
+                    return None  # its files are to be noted here
+                where = (self._archive.store, self._archive.making(self._generation))
+                return RangeRewrite.of(number, where, tuple(parts), each.wanted, self.values)
+        return None
+
+    def begin(
+        self, each: RangeToSettle, work: RangeRewrite, holds_some: bool
+    ) -> RangeRewrite | None:
+        """Step 1. Returns the range to stage; None if it holds nothing, or has changed."""
+        with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError, CorruptError):
+            row = self._row(each.row)
+            committed = None if row is None else self._decode(row)
+            if row is None or committed is None or committed.rewrite:
+                return None
+            if tuple(self._manifest(committed.manifest).parts) != work.parts:
+                return None
+            if not holds_some:
+                self._no_longer.add(committed.manifest)
+                return None
+            self._intend(row, committed)
+            begun = self._row(each.row)
+            if begun is not None and (now := self._decode(begun)).rewrite:
+                return replace(work, staging=self._staging(now))
+        return None
+
+    def decided(
+        self, work: RangeRewrite, each: RangeToSettle, entries: dict[str, FileEntry]
+    ) -> list[FileReplace]:
+        """Step 2, with staged files. Returns the files to replace."""
+        with contextlib.suppress(NotFoundError, CorruptError):
+            row = self._row(each.row)
+            committed = None if row is None else self._decode(row)
+            if committed is not None and committed.rewrite not in ("", committed.manifest):
+                old = self._manifest(committed.manifest)
+                self._staged[committed.rewrite] = entries
+                new = self._decide_or_read(committed, old, each.wanted)
+                return [
+                    FileReplace(work.number, work.store, before, after)
+                    for before, after in _changed_files(old, new)
+                    if after.kind != "dead"
+                ]
+        return []
+
+    def replaced(self, file: FileEntry) -> None:
+        self._replaced.add(file)
+
     def _is_dropped(self) -> bool:
         """Returns whether the generation or the archive is deleted by now; finishes that."""
         try:
@@ -302,14 +423,10 @@ class EraseLane:
         return None
 
     def _holds_some(self, committed: Commit, wanted: Offsets) -> bool:
-        for manifest in self._manifest(committed.manifest).parts:
-            left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
-            if any(
-                self._without(manifest, file, left) is not None
-                for file in self._files_with(manifest, left)
-            ):
-                return True
-        return False
+        if committed.manifest in self._no_longer:
+            self._no_longer.discard(committed.manifest)
+            return False
+        return self._ranges.holds_some(self._manifest(committed.manifest).parts, wanted)
 
     def _has_moved(self, row: Row) -> bool:
         """Returns whether another erasure has written the row since: then the files differ too."""
@@ -329,19 +446,15 @@ class EraseLane:
         """Steps 2 to 4."""
         old = self._manifest(committed.manifest)
         new = self._decide_or_read(committed, old, wanted)
-        changed = [
-            (before, after)
-            for before, after in zip(_files(old), _files(new), strict=True)
-            if before.crc != after.crc or before.size != after.size
-        ]
-        if self._is_lost([each for each in changed if self._is_there(each[1])]):
+        changed = _changed_files(old, new)
+        if self._is_lost([each for each in changed if self._ranges.is_there(each[1])]):
             self._intend(row, committed)
             return
         for before, after in changed:
             try:
                 self._replace(before, after)
             except NotFoundError:
-                if self._is_there(after):
+                if self._ranges.is_there(after):
                     raise
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
         self._write(row, done, *self._count_row(changed))
@@ -378,16 +491,9 @@ class EraseLane:
 
     def _decide(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
         """Step 2. Returns the manifest that counts: ours, or that of a faster process."""
-        epoch = layout.manifest_epoch(committed.rewrite)
-        staging = layout.staging(self._pipeline, self._partition, epoch, self._context.ids.new())
-        uploads = Uploads(self._store, staging)
-        for part in old.parts:
-            left = np.setdiff1d(wanted, np.array(part.erased, np.int64))
-            for file in self._files_with(part, left):
-                lessened = self._without(part, file, left)
-                if lessened is not None:
-                    self._stage(uploads, list(part.files), file, lessened)
-        staged = {entry.target: entry for entry in uploads.close()}
+        staged = self._staged.pop(committed.rewrite, None)
+        if staged is None:
+            staged = self._ranges.stage(old.parts, wanted, self._staging(committed))
         parts = tuple(self._manifest_after(part, staged, wanted) for part in old.parts)
         new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
@@ -397,41 +503,22 @@ class EraseLane:
             return self._manifest(committed.rewrite)
         return new
 
+    def _staging(self, committed: Commit) -> str:
+        epoch = layout.manifest_epoch(committed.rewrite)
+        return layout.staging(self._pipeline, self._partition, epoch, self._context.ids.new())
+
     def _manifest_after(
         self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets
     ) -> Manifest:
         """Returns the manifest of a range with its staged files."""
         return _manifest_without(old, staged, wanted)
 
-    def _stage(
-        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: RewrittenFile
-    ) -> None:
-        def entry(before: FileEntry, events: int, erased: int) -> None:
-            data = lessened.data if before.kind != "sidecar" else lessened.sidecar or b""
-            uploads.add(
-                data,
-                lambda staged, size, crc: msgspec.structs.replace(
-                    before,
-                    staged=staged,
-                    size=size,
-                    crc=crc,
-                    events=events,
-                    erased=before.erased + erased,
-                    updated=before.updated + (lessened.updated if events else 0),
-                ),
-            )
-
-        entry(file, lessened.events, lessened.erased)
-        if lessened.sidecar is not None:
-            beside = self._rewriter.sidecar_name(file.target)
-            entry(next(each for each in files if each.target == beside), 0, 0)
-
     def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
         """Returns whether a staged copy that is still needed is gone, so all must begin again.
 
         Raises ``CorruptError`` if it cannot, because some files were replaced.
         """
-        gone = [(before, after) for before, after in changed if not self._exists(after.staged)]
+        gone = [each for each in changed if not self._ranges.exists(each[1].staged)]
         needed = [after for before, after in gone if self._holds(before)]
         if not needed:
             return False
@@ -445,26 +532,12 @@ class EraseLane:
         return True
 
     def _holds(self, entry: FileEntry) -> bool:
-        return _matches_entry(self._store.get(entry.target), entry)
+        return matches_entry(self._store.get(entry.target), entry)
 
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
-        """Step 3 for one file: idempotent, and settled by what the file holds."""
-        for _ in range(_ATTEMPTS):
-            info = self._store.head(after.target)
-            found = self._store.get(after.target)
-            if _matches_entry(found, after):
-                return
-            if not _matches_entry(found, before):
-                raise CorruptError(
-                    f"archive file `{after.target}`: is neither what its manifest says nor what an "
-                    "erasure has made of it: keep it, and run `tidelog archive verify`",
-                    file=after.target,
-                )
-            # Another erasure deletes a staged copy when it is done: then the next look at the file
-            # ends.
-            with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
-                self._store.replace(after.target, self._store.get(after.staged), info.etag)
-        raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
+        """Step 3 for one file."""
+        if after not in self._replaced:
+            replace_file(self._store, before, after)
 
     def _correct_tables(self, row: Row, committed: Commit, report: ArchiveErasure) -> bool:
         """Steps 5 to 7. Returns whether every table could be corrected."""
@@ -476,49 +549,6 @@ class EraseLane:
         self._write(row, msgspec.structs.replace(committed, rewrite=""))
         return True
 
-    def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
-        """Returns the files that may have some of the offsets between their ends."""
-        return [
-            file
-            for file in manifest.files
-            if file.kind in ("data", "dead")
-            and file.events
-            and np.searchsorted(offsets, file.first_offset)
-            < np.searchsorted(offsets, file.last_offset, side="right")
-            and self._is_there(file)
-        ]
-
-    def _without(
-        self, manifest: Manifest, file: FileEntry, offsets: Offsets
-    ) -> RewrittenFile | None:
-        """Returns a file without some offsets; None if it has none, or a replay deletes it."""
-        try:
-            return self._rewritten(manifest, file, offsets)
-        except (CorruptError, NotFoundError):
-            if self._is_there(file):
-                raise
-            return None
-
-    def _rewritten(
-        self, manifest: Manifest, file: FileEntry, offsets: Offsets
-    ) -> RewrittenFile | None:
-        """Returns a file as it must become; None if it is so already."""
-        return self._rewriter.without(manifest, file, offsets)
-
-    def _is_there(self, file: FileEntry) -> bool:
-        """Returns whether a file exists: a replay deletes files of dead letters, never data files.
-
-        That may happen at any step of an erasure, and then nothing is left to replace.
-        """
-        return file.kind != "dead" or self._exists(file.target)
-
-    def _exists(self, key: str) -> bool:
-        try:
-            self._store.head(key)
-        except NotFoundError:
-            return False
-        return True
-
     def _write(self, row: Row, committed: Commit, *more: Put) -> None:
         change = Put(row.row, encode_row(committed), expect=row.version)
         self._context.catalog.write(self._where, change, *more, write_id=self._context.ids.new())
@@ -528,6 +558,14 @@ class EraseLane:
 
     def _decode(self, row: Row) -> Commit:
         return decode_row(row.value, Commit, f"commit `{row.row}`")
+
+
+def _changed_files(old: Manifest, new: Manifest) -> list[tuple[FileEntry, FileEntry]]:
+    return [
+        (before, after)
+        for before, after in zip(_files(old), _files(new), strict=True)
+        if before.crc != after.crc or before.size != after.size
+    ]
 
 
 def _files(manifest: Manifest) -> list[FileEntry]:
@@ -547,10 +585,6 @@ def _manifest_without(old: Manifest, staged: Mapping[str, FileEntry], wanted: Of
         files=tuple(staged.get(entry.target, entry) for entry in old.files),
         erased=tuple(int(each) for each in np.union1d(gone, here)),
     )
-
-
-def _matches_entry(data: bytes, entry: FileEntry) -> bool:
-    return (len(data), crc32c.crc32c(data)) == (entry.size, entry.crc)
 
 
 def _may_hold(committed: Commit, wanted: Offsets) -> bool:

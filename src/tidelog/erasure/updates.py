@@ -28,8 +28,14 @@ from tidelog.archive.output import output_above, output_of
 from tidelog.archive.read import ArchiveFiles
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
-from tidelog.erasure.rewrite import ArchiveErasure, EraseLane, Offsets, is_under_way
-from tidelog.erasure.rewrite_file import RewrittenFile
+from tidelog.erasure.rewrite import (
+    ArchiveErasure,
+    EraseLane,
+    Offsets,
+    RangeToSettle,
+    is_under_way,
+    settle_ranges,
+)
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
 from tidelog.journal.lookup import Lookup
 from tidelog.model.archive import Archive
@@ -166,6 +172,7 @@ def _update_generation(
     store, own = files_at(context, archive), archive.pipeline(generation)
     numbers = partitions_of(context, own, topic)
     for pipeline in (own, replay_pipeline(own)):
+        todo: list[RangeToSettle] = []
         for partition in read_partitions(context, pipeline):
             here = values.get(numbers.get(partition, -1), {})
             wanted = np.array(sorted(here), np.int64)
@@ -174,25 +181,13 @@ def _update_generation(
                 lane.values, lane.output = here, output
                 # Before the rows are read, on purpose.
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
-                for row in lane.rows(wanted):
-                    lane.settle(row, wanted, report)
+                todo += [RangeToSettle(lane, row, wanted) for row in lane.rows(wanted)]
+        settle_ranges(context, todo, report)
     return report
 
 
 class _UpdateLane(EraseLane):
     """The committed ranges of one source partition, whose events get new values."""
-
-    values: Mapping[int, bytes | None]
-    output: set[str]
-
-    def _rewritten(
-        self, manifest: Manifest, file: FileEntry, offsets: Offsets
-    ) -> RewrittenFile | None:
-        if manifest.as_is:
-            self.output.add(file.target)
-            return None
-        wanted = {int(each): self.values[int(each)] for each in offsets}
-        return self._rewriter.with_values(manifest, file, wanted)
 
     def _manifest_after(
         self, old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets

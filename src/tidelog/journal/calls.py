@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from tidelog.context import Context
 from tidelog.coordination.actions import Action, read_actions
@@ -23,6 +24,7 @@ from tidelog.model.limits import PRESIGN_SECONDS_MAX
 from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
+from tidelog.tasks import TaskRunner
 
 __all__ = ["JournalCalls", "presign_s", "unknown_id"]
 
@@ -44,7 +46,7 @@ class JournalCalls(ABC):
         """Gives archived events the values that the topic has now."""
 
     @abstractmethod
-    def _after_turns(self, how: ScribeOptions) -> Callable[[Turn], Turn]:
+    def _after_turns(self, context: Context, how: ScribeOptions) -> Callable[[Turn], Turn]:
         """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
@@ -225,17 +227,23 @@ class JournalCalls(ABC):
         return compile_topic(self.context, self.topic(topic), wanted, self._pool, go_on, on_swap)
 
     def scribe(
-        self, how: ScribeOptions | None = None, stopped: Callable[[], bool] = lambda: False
+        self,
+        how: ScribeOptions | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        tasks: TaskRunner | None = None,
     ) -> Scribe:
         """Returns a scribe. Only one works at a time for a home.
 
-        It compiles all topics, applies deletes to archives, and sweeps the whole home.
+        It compiles all topics, applies deletes to archives, and sweeps the whole home. ``tasks``,
+        such as :meth:`Home.spark_tasks`, make journals and rewrite files.
 
         >>> home.scribe().tick().finished
         True
         """
         wanted = how or ScribeOptions()
-        return Scribe(self.context, wanted, self._pool, stopped, self._after_turns(wanted))
+        context = self.context if tasks is None else replace(self.context, tasks=tasks)
+        after = self._after_turns(context, wanted)
+        return Scribe(context, wanted, self._pool, stopped, after)
 
     def scribe_once(self, how: ScribeOptions | None = None) -> Turn | None:
         """Runs one turn of the scribe, for cron or a function; None if another one is working.

@@ -47,6 +47,7 @@ from tidelog.errors import (
 )
 from tidelog.journal.compile import CompileReport, compile_partition
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
@@ -350,6 +351,7 @@ class _TurnWork:
         self._compiled = CompileReport()
         self._swept: SweepReport | None = None
         self._topics: set[str] = set()
+        self._whole: set[str] = set()  # topics that tasks have compiled
         self._troubles: list[Trouble] = []
 
     def go_on(self) -> bool:
@@ -410,11 +412,24 @@ class _TurnWork:
             if not isinstance(error, NotFoundError):  # otherwise it was deleted in the meantime
                 self._troubles.append(Trouble(topic.name, error))
 
+        runner = self._context.tasks
+        if runner is not None:
+            if topic.incarnation not in self._whole:  # with all its partitions
+                self._whole.add(topic.incarnation)
+                with contained(f"topic `{topic.name}`", note):
+                    before = self._compiled
+                    self._compiled = before + compile_by_tasks(
+                        self._context, runner, [topic], policy, self.go_on, self._add
+                    )
+            return
         with contained(f"topic `{topic.name}`: partition {partition}", note):
             for done in compile_partition(
                 self._context, topic, partition, policy, self._pool, self.go_on
             ):
-                self._compiled += done
+                self._add(done)
+
+    def _add(self, done: CompileReport) -> None:
+        self._compiled += done
 
     def _places(self, start: TurnPosition) -> Iterator[tuple[Topic, TurnPosition]]:
         topics = [topic for topic in list_topics(self._context) if topic.state == "ready"]

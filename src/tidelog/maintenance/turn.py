@@ -37,6 +37,7 @@ from tidelog.errors import (
 )
 from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.scribe import ScribeOptions, Trouble, Turn
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
@@ -87,7 +88,11 @@ def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT
     end.
     """
     errors: list[TidelogError] = []
-    compiled = compile_topic(context, topic, CompilePolicy.everything())
+    policy = CompilePolicy.everything()
+    if context.tasks is None:
+        compiled = compile_topic(context, topic, policy)
+    else:
+        compiled = compile_by_tasks(context, context.tasks, [topic], policy)
     deleted = settled_offsets(context, topic)
     archives = erase_until_settled(context, topic, deleted, wait_ms, errors.append)
     for archive in {each.name: each for each, _ in reachable_archives_of(context, topic)}.values():

@@ -6,7 +6,7 @@ commits to it. Executors need only the store, so a home on SQLite works with rem
 
 ``source`` is the class that Spark loads, ``options`` parses its options, and ``columns`` maps
 events to Spark's types. ``filters``, ``plan`` and ``source`` read; ``write`` writes and commits.
-``workers`` runs the tasks of pipelines, ``compile`` and ``playback`` those of compiles and
+``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback`` those of
 playbacks. It must not know the command line.
 """
 

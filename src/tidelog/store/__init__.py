@@ -12,6 +12,7 @@ backend through the entry point group ``tidelog.stores``.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ __all__ = [
     "Store",
     "open_store",
     "open_store_here",
+    "shared_store",
 ]
 
 STORE_SCHEMES = ("file", "memory", "s3", "gs", "az")
@@ -80,3 +82,9 @@ def open_store_here(url: str, backoff: Backoff | None = None) -> Store:
     environ = os.environ  # noqa: TID251 - the one place where a worker reads it
     store = open_store(url, clock=clock, ids=RandomIds(), random=random, environ=environ)
     return RetryingStore(store, clock=clock, random=random, backoff=backoff or Backoff())
+
+
+@functools.lru_cache(maxsize=8)
+def shared_store(url: str) -> Store:
+    """Returns the same as ``open_store_here``, opened once for all tasks of this process."""
+    return open_store_here(url)

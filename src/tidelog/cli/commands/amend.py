@@ -23,6 +23,7 @@ from tidelog.cli.output import (
     utf8,
     write_out,
 )
+from tidelog.cli.pipeline_options import task_options, tasks_of
 from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.actions import Action
@@ -146,6 +147,7 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     help="Erase the bytes now, from archives too, then search all objects for what is left.",
 )
 @proof_option
+@task_options
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
@@ -170,6 +172,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
       tidelog delete orders --ids-file ids.txt --yes
       tidelog delete customers --key customer-7 --why "request 2026-118" --prove --yes
       tidelog delete customers --key customer-7 --proof request-118.json --yes
+      tidelog delete customers --key customer-7 --prove --yes --master 'local[*]'
     """
     key, file = given["key"], given["ids_file"]
     selectors = sum((bool(given["ids"]), key is not None, file is not None))
@@ -184,15 +187,22 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         shown = home.topic(topic).incarnation
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
-        how = EraseOptions(who=given["who"], incarnation=shown)
+        tasks = tasks_of(given)
+        how = EraseOptions(
+            who=given["who"],
+            incarnation=shown,
+            spark=tasks["spark"],
+            spark_conf=tasks["spark_conf"],
+        )
         deleted = (
             _delete_key(home, topic, key, given["why"], how)
             if key is not None
             else home.erase(topic, ids=ids, why=given["why"], prove=False, **how)
         )
         if given["prove"] or given["proof_file"]:
-            purged = home.purge(topic)
-            proof = search_with_bar(home, topic, ids, [] if key is None else [key.encode()])
+            purged = home.purge(topic, **tasks)
+            keys = [] if key is None else [key.encode()]
+            proof = search_with_bar(home, topic, ids, keys, tasks)
             proof.deleted = deleted
             home.record_proof(proof, why=given["why"], who=given["who"])
             show_proof(output, proof, purged)

@@ -41,6 +41,8 @@ from tidelog.cli.pipeline_options import (
     format_options,
     run_options,
     spark_of,
+    task_options,
+    tasks_of,
     worker_options,
 )
 from tidelog.cli.terminal import ask_first, yes_option
@@ -127,6 +129,7 @@ _NAMED = (
 @why_option
 @who_option
 @yes_option
+@task_options
 @json_option
 @click.pass_obj
 def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -157,6 +160,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
             key=None if key is None else key.encode(),
             why=given["why"],
             who=given["who"],
+            **tasks_of(given),
         )
         covered = archive.copies()
     missing = [each for each in ids if each not in done.ids]

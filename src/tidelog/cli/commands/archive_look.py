@@ -16,7 +16,7 @@ from tidelog.archive.read import FindResult, file_rows
 from tidelog.archive.verify import ArchiveVerifyReport
 from tidelog.cli.commands.archive_status import account_values, show_accounts
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
-from tidelog.cli.pipeline_options import DriverWatch
+from tidelog.cli.pipeline_options import DriverWatch, task_options, tasks_of
 from tidelog.codec.event_json import row_lines
 from tidelog.errors import InvalidError
 from tidelog.home import open_home
@@ -129,6 +129,7 @@ def cat(home_text: str | None, output: Output, /, name: str | None, **given: Any
 @click.option(
     "--deep", is_flag=True, help="Read every file and check its checksum, rows and offsets."
 )
+@task_options
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -140,6 +141,7 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     Examples:
       tidelog archive verify daily
       tidelog archive verify daily --deep --source --json
+      tidelog archive verify daily --deep --master 'local[*]'
     """
     with open_home(home_text) as home:
         archive = home.archives.get(name)
@@ -149,7 +151,13 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
             return archive.stored_bytes(given["generation"])
 
         with progress_bar(f"verify {name}", total) as advance:
-            found = archive.verify(progress=advance, **given)
+            found = archive.verify(
+                deep=given["deep"],
+                source=given["source"],
+                generation=given["generation"],
+                progress=advance,
+                **tasks_of(given),
+            )
     _show(output, found)
     if not found.is_clean:
         sys.exit(FAILED)
@@ -173,6 +181,7 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     help="With --replay, the time span of a folder: day, hour or minute.",
 )
 @click.option("--time-zone", metavar="Z", help="With --replay, the time zone of folder names.")
+@task_options
 @json_option
 @click.pass_obj
 def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -201,11 +210,15 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
                     time_zone=given["time_zone"],
                     stop=watch.stop,
                     on_cycle=watch.cycle,
+                    **tasks_of(given),
                 )
             output.record({"archive": name, **asdict(done)})
             return
-        if given["parser"] or given["granularity"] is not None or given["time_zone"] is not None:
-            raise InvalidError("archive dead: --parser, --granularity and --time-zone: --replay")
+        if any(given[name] for name in ("parser", "granularity", "time_zone", "master", "confs")):
+            raise InvalidError(
+                "archive dead: --parser, --granularity, --time-zone, --master and --conf are for "
+                "--replay: add it"
+            )
         batches = archive.dead_letters(reason=given["reason"], generation=given["generation"])
         if given["events"]:
             _print(batches, given["limit"])

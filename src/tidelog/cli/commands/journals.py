@@ -26,7 +26,13 @@ from tidelog.cli.output import (
     progress_bar,
     to_seconds,
 )
-from tidelog.cli.pipeline_options import check_metrics_file, spark_conf, write_metrics_file
+from tidelog.cli.pipeline_options import (
+    check_metrics_file,
+    spark_conf,
+    task_options,
+    tasks_of,
+    write_metrics_file,
+)
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home, open_home
@@ -154,10 +160,7 @@ def policy_of(given: dict[str, Any], otherwise: CompilePolicy) -> CompilePolicy:
 @click.argument("topic", required=False)
 @click.option("--all", "is_all", is_flag=True, help="Compile all topics.")
 @policy_options
-@click.option("--master", metavar="URL", help="The Spark master. [default: run in this process]")
-@click.option(
-    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting, NAME=VALUE. Repeatable."
-)
+@task_options
 @json_option
 @click.pass_obj
 def compile_(
@@ -182,7 +185,7 @@ def compile_(
         only = "only one of them" if is_all else "one of them"
         raise InvalidError(f"compile: a topic or --all: give {only}")
     policy = policy_of(given, CompilePolicy(min_events=1))
-    conf = spark_conf(given["confs"])
+    tasks = tasks_of(given)
     with open_home(home_text) as home, Interruption(follows=False) as interruption:
         topics = None if topic is None else [topic]
         count = sum(each.state == "ready" for each in home.topics()) if topic is None else 1
@@ -191,8 +194,7 @@ def compile_(
             report = home.compile_all(
                 topics,
                 policy,
-                spark=given["master"],
-                spark_conf=conf,
+                **tasks,
                 go_on=lambda: not interruption.is_set(),
                 on_swap=lambda swapped: advance(swapped.bytes_before),
             )
@@ -250,6 +252,7 @@ def compile_(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Keep Prometheus metrics in this file, for a textfile collector.",
 )
+@task_options
 @json_option
 @click.pass_obj
 def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
@@ -266,6 +269,7 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
       tidelog scribe
       tidelog scribe --every 1m --discard-older 10m --budget 30s --json
       tidelog scribe --once --amended --grace 0s
+      tidelog scribe --master spark://host:7077
     """
     grace_ms = None if given["no_sweep"] else duration_ms(given["grace"])
     how = ScribeOptions(
@@ -279,7 +283,9 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
     stop = threading.Event()
     with open_home(home_text) as home, Interruption(stop, follows=not once):
         context = _Log(home, output, given["metrics_file"])
-        worker = home.scribe(how, stop.is_set)
+        conf = spark_conf(given["confs"])
+        tasks = home.spark_tasks(given["master"], conf) if given["master"] else None
+        worker = home.scribe(how, stop.is_set, tasks)
         if not once:
             context.tell(
                 "started",

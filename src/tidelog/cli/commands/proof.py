@@ -21,6 +21,7 @@ from tidelog.cli.output import (
     to_seconds,
     utf8,
 )
+from tidelog.cli.pipeline_options import SparkFields
 from tidelog.erasure.proof import Proof
 from tidelog.errors import FailedError
 from tidelog.home import Home, open_home
@@ -90,14 +91,16 @@ def check(home_text: str | None, output: Output, /, file: str, **given: Any) -> 
     end_with(output, found)
 
 
-def search_with_bar(home: Home, topic: str, ids: Collection[str], keys: Collection[bytes]) -> Proof:
+def search_with_bar(
+    home: Home, topic: str, ids: Collection[str], keys: Collection[bytes], how: SparkFields
+) -> Proof:
     """Search all objects, with a progress bar."""
 
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
     with progress_bar(f"search {topic}", total) as advance:
-        return home.prove_erased(topic, ids=ids, keys=keys, progress=advance)
+        return home.prove_erased(topic, ids=ids, keys=keys, progress=advance, **how)
 
 
 def show_proof(output: Output, proof: Proof, purged: Erasure | None = None) -> None:

@@ -11,6 +11,7 @@ import click
 
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
+from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
 from tidelog.cli.terminal import past_of, past_options
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -169,6 +170,7 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     help="Search all objects for erased events with this key.",
 )
 @proof_option
+@task_options
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
@@ -187,13 +189,14 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
       tidelog verify orders --json
       tidelog verify orders --erased order-17
       tidelog verify orders --erased-key customer-7 --proof request-118.json
+      tidelog verify orders --master 'local[*]'
     """
     if given["erased"] or given["erased_key"] is not None:
         if topic is None:
             raise InvalidError("verify: --erased is of one topic: say which")
         keys = [] if given["erased_key"] is None else [given["erased_key"].encode()]
         with open_home(home_text) as home:
-            proof = search_with_bar(home, topic, given["erased"], keys)
+            proof = search_with_bar(home, topic, given["erased"], keys, tasks_of(given))
             if given["proof_file"] is not None:
                 home.record_proof(proof)
         show_proof(output, proof)
@@ -203,7 +206,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
         raise InvalidError("verify: --proof needs --erased or --erased-key")
     with open_home(home_text) as home:
         problems = home.inspect()
-        reports = [_verified(home, name) for name in _names(home, topic)]
+        how = tasks_of(given)
+        reports = [_verified(home, name, how) for name in _names(home, topic)]
     columns = ("topic", "partitions", "runs", "events", "bytes", "objects", "orphans", "errors")
     if output.as_json:
         records = [asdict(report) for report in reports]
@@ -223,12 +227,12 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
         sys.exit(FAILED)
 
 
-def _verified(home: Home, name: str) -> VerifyReport:
+def _verified(home: Home, name: str, how: SparkFields) -> VerifyReport:
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(name))
 
     with progress_bar(f"verify {name}", total) as advance:
-        return home.verify(name, advance)
+        return home.verify(name, advance, **how)
 
 
 def _names(home: Home, topic: str | None) -> list[str]:

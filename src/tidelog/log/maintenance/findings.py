@@ -8,6 +8,7 @@ from typing import Literal
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError
+from tidelog.model.partition_rows import Run
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, check_key
 
@@ -39,6 +40,7 @@ class VerifyTally:
     objects: dict[str, ObjectInfo]  # of the topic, as first listed
     progress: Callable[[int], None] | None
     named: set[str] = field(default_factory=set)  # objects
+    healthy: set[Run] = field(default_factory=set)  # that tasks have read
     uses: dict[int, set[str]] = field(default_factory=dict)  # objects each partition names or lists
     nexts: dict[int, int] = field(default_factory=dict)  # of each partition, when it was read
     starts: dict[int, int] = field(default_factory=dict)  # the same

@@ -43,6 +43,7 @@ from tidelog.log.maintenance.losses import (
     remedy_for_lost,
 )
 from tidelog.log.maintenance.unused import Uses, is_shared, read_unused
+from tidelog.log.maintenance.verify_bytes import read_ahead
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
 from tidelog.model import layout
@@ -98,6 +99,7 @@ def verify_topic(
     """
     listed = context.store.list(f"topics/{topic.incarnation}/")  # before the rows that name them
     tally = VerifyTally(context, topic, {info.key: info for info in listed}, progress)
+    read_ahead(tally)
     for partition in range(topic.partitions):
         PartitionCheck(tally, partition, pool).run()
     generation = _check_registry(tally)

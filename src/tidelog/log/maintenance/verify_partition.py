@@ -4,8 +4,6 @@
 name. :class:`SlotCheck` checks that each run and journal has its slot rows, and that there are no
 others. What looks like damage is read once more before it is reported: it may have been trimmed,
 compiled, amended or swept since the scan.
-
-Verifies the bytes that a run or a journal names. Reads only; runs in threads of a pool.
 """
 
 from __future__ import annotations
@@ -16,18 +14,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-import crc32c
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from tidelog.catalog.base import Row
-from tidelog.codec.event_batch import problem_of_text
-from tidelog.codec.journal_file import JournalFile
-from tidelog.codec.segment import IdIndex, decode_index, hash_ids, read_index, read_piece
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.maintenance.findings import VerifyTally
+from tidelog.log.maintenance.verify_bytes import problem_of_object
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
@@ -45,134 +35,6 @@ from tidelog.model.partition_rows import (
 from tidelog.model.times import journal_slots, slots_of
 
 __all__ = ["AmendmentCheck", "PartitionCheck", "SlotCheck"]
-
-_RESTORE = "keep the object, and restore it from a copy"
-
-
-def problem_of_object(tally: VerifyTally, run: Run) -> str | None:
-    """Returns the first problem of the object that a run names."""
-    what = f"object `{run.object}`"
-    if not tally.owns(run.object):
-        return f"{what}: is not of this topic"
-    try:
-        size = tally.size_of(run.object)
-        if not 0 <= run.byte_start < run.byte_end <= size:
-            return _wrong_size(what, size, run)
-        look = _problem_of_piece if run.journal is None else _problem_of_journal
-        return look(tally, run, what, size)
-    except NotFoundError:
-        return f"{what}: is missing: {_without_copy(tally.topic.name, run)}"
-    except CorruptError as exc:
-        return str(exc)
-    except pa.ArrowException as exc:
-        return f"{what}: does not decode ({exc}): {_RESTORE}"
-
-
-def _without_copy(topic: str, run: Run) -> str:
-    """Returns what to do about a missing object, also where no copy of it is left."""
-    return (
-        f"restore it from a copy; if there is none, `tidelog trim {topic} --offset P:{run.end}` "
-        "deletes these and all earlier events of partition P, and then `tidelog topic recover "
-        f"{topic} --include-trimmed` appends those that objects unknown to the catalog still hold"
-    )
-
-
-def _wrong_size(what: str, size: int, run: Run) -> str:
-    said = f"{run.byte_start} to {run.byte_end}"
-    return f"{what}: has {size} bytes, the row says {said}: {_RESTORE}"
-
-
-def _problem_of_piece(tally: VerifyTally, run: Run, what: str, size: int) -> str | None:
-    if run.ids_end and not run.byte_end <= run.ids_start < run.ids_end <= size:
-        return f"{what}: its id index cannot stand from {run.ids_start} to {run.ids_end}"
-    data = tally.context.store.get(run.object, run.byte_start, max(run.byte_end, run.ids_end))
-    piece = data[: run.byte_end - run.byte_start]
-    batches = list(read_piece(piece, run.crc, run.count, what))
-    index = None
-    if run.ids_end:
-        index = read_index(data[run.ids_start - run.byte_start :], what)
-    ids = pa.chunked_array([batch.column("id") for batch in batches], pa.string())
-    return (
-        _problem_of_times(batches, run)
-        or _problem_of_texts(batches, run, what)
-        or _problem_of_ids(index, [ids], what)
-    )
-
-
-def _problem_of_journal(tally: VerifyTally, run: Run, what: str, size: int) -> str | None:
-    if (run.byte_start, run.byte_end) != (0, size):
-        return _wrong_size(what, size, run)
-    data = tally.context.store.get(run.object)
-    found = crc32c.crc32c(data)
-    if found != run.crc:
-        return f"{what}: expected crc32c {run.crc:08x}, found {found:08x}: {_RESTORE}"
-    file = JournalFile(lambda start, end: data[start:end], run, what)
-    batches = [file.read(group) for group in file.groups]
-    at = run.base
-    for batch in batches:
-        offsets = batch.column("offset").to_numpy()
-        if not _rise(offsets, at, run.end):
-            return f"{what}: its offsets do not rise from {run.base} to {run.end}"
-        at = int(offsets[-1]) + 1
-    rows = sum(batch.num_rows for batch in batches)
-    if rows != run.events:
-        return f"{what}: holds {rows} events, its row says {run.events}: keep both"
-    index = None
-    if run.ids_end:
-        index = decode_index(data[run.ids_start : run.ids_end], what)
-    ids = [batch.column("id") for batch in batches]
-    return (
-        _problem_of_times(batches, run)
-        or _problem_of_texts(batches, run, what)
-        or _problem_of_ids(index, ids, what)
-    )
-
-
-def _rise(offsets: npt.NDArray[np.int64], start: int, end: int) -> bool:
-    """Returns whether there are offsets, all ascending, and within ``[start, end)``."""
-    if not len(offsets) or offsets[0] < start or offsets[-1] >= end:
-        return False
-    return bool((offsets[1:] > offsets[:-1]).all())
-
-
-def _problem_of_times(batches: Sequence[pa.RecordBatch], run: Run) -> str | None:
-    times = [pc.min_max(batch.column("timestamp").cast(pa.int64())) for batch in batches]
-    first_ms = min((each["min"].as_py() for each in times), default=0)
-    last_ms = max((each["max"].as_py() for each in times), default=0)
-    if (first_ms, last_ms) == (run.first_ms, run.last_ms):
-        return None
-    return (
-        f"object `{run.object}`: holds times {first_ms} to {last_ms}, "
-        f"the row says {run.first_ms} to {run.last_ms}"
-    )
-
-
-def _problem_of_texts(batches: Sequence[pa.RecordBatch], run: Run, what: str) -> str | None:
-    """Returns the first event whose text does not decode: no reader gets past it."""
-    at = run.base
-    for batch in batches:
-        for row in range(batch.num_rows) if problem_of_text(batch) else ():
-            problem = problem_of_text(batch.slice(row, 1))
-            if problem is not None:
-                has_offsets = "offset" in batch.schema.names
-                offset = batch.column("offset")[row].as_py() if has_offsets else at + row
-                return f"{what}: offset {offset}: {problem}"
-        at += batch.num_rows
-    return None
-
-
-def _problem_of_ids(
-    index: IdIndex | None, blocks: Sequence[pa.Array | pa.ChunkedArray], what: str
-) -> str | None:
-    """Returns a problem unless the index has exactly the ids of each block."""
-    halves = [np.sort((hash_ids(ids) >> np.uint64(32)).astype(np.uint32)) for ids in blocks]
-    found = () if index is None else index.blocks
-    if index is None:
-        halves = [each for each in halves if len(each)]
-    if len(found) == len(halves) and all(map(np.array_equal, found, halves)):
-        return None
-    return f"{what}: its id index is not that of its events: a lookup by id misses some"
-
 
 S = TypeVar("S", bound=Persisted)
 
@@ -302,9 +164,10 @@ class PartitionCheck:
             self._tally.journals += 1
             self._journaled = run.end
             self._applied = max(self._applied, run.journal.applied)
-        if self._pool is None:
+        if self._pool is None or run in self._tally.healthy:
             done: Future[str | None] = Future()
-            done.set_result(problem_of_object(self._tally, run))
+            is_known = run in self._tally.healthy
+            done.set_result(None if is_known else problem_of_object(self._tally, run))
         else:
             done = self._pool.submit(problem_of_object, self._tally, run)
         self._reading.append((run, done))
@@ -316,7 +179,7 @@ class PartitionCheck:
         problem = done.result()
         if problem and self.holds_now(run):
             self._error(self._run(run), problem)
-        if self._tally.progress is not None:
+        if self._tally.progress is not None and run not in self._tally.healthy:
             self._tally.progress(run.byte_end - run.byte_start)
 
     def _check_tile(self, run: Run) -> None:

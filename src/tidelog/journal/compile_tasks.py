@@ -1,33 +1,30 @@
-"""Compiles with Spark: many partitions at once, with one task per group of runs.
+"""Compiles with tasks: many partitions at once, with one task per group of runs.
 
-The driver owns the partitions' ``compile`` rows, plans, and swaps; ``journal.compile`` has the
+This process owns the partitions' ``compile`` rows, plans, and swaps; ``journal.compile`` has the
 steps. A task gets a group with its amendments, needs only the store, and returns the rows of the
 journals that it uploaded. A repeated task uploads under other names; a sweep deletes what no swap
-used.
+used. A group that no task could make is made here.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-from pyspark.sql import SparkSession
 
 from tidelog.clock import RandomIds
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
-from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError, unexpected
+from tidelog.errors import FencedError, NotFoundError, UnavailableError
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import Made, Work, make_journals
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
 from tidelog.pool import Pool
-from tidelog.spark.failures import job_error
-from tidelog.store import open_store_here
+from tidelog.store import shared_store
+from tidelog.tasks import TaskRunner
 
-__all__ = ["compile_by_spark"]
+__all__ = ["compile_by_tasks"]
 
 _TASKS_EACH = 4  # per core at once, so that none waits long for the slowest
 _PAGES_MAX = 16  # of amendments sent with a task; a group with more is compiled here
@@ -43,6 +40,7 @@ OnSwap = Callable[[CompileReport], None]
 class _CompileTask:
     """A group, with everything needed to make journals of it anywhere; pickles."""
 
+    number: int  # of the group
     store: str  # URL
     work: Work
     amendments: Amendments
@@ -52,7 +50,6 @@ class _CompileTask:
 class _Outcome:
     made: Made | None = None  # None: an object is missing
     lost: NotFoundError | None = None
-    error: TidelogError | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,9 @@ class _Ready:
     planned: PlannedGroup
 
 
-def compile_by_spark(
+def compile_by_tasks(
     context: Context,
-    session: SparkSession,
+    runner: TaskRunner,
     topics: Sequence[Topic],
     policy: CompilePolicy,
     go_on: GoOn = lambda: True,
@@ -83,10 +80,12 @@ def compile_by_spark(
     ]
     held = _take(context, waiting)
     total = CompileReport(partitions=len(waiting), busy=len(waiting) - len(held))
+    if not held:
+        return total
     living = list(held)
     try:
         with beating(context, lambda: _beat(living)):
-            for report in _rounds(context, session, living, go_on):
+            for report in _rounds(context, runner, living, go_on):
                 on_swap(report)
                 total += report
     finally:
@@ -123,10 +122,10 @@ def _beat(living: list[PartitionCompile]) -> None:
 
 
 def _rounds(
-    context: Context, session: SparkSession, living: list[PartitionCompile], go_on: GoOn
+    context: Context, runner: TaskRunner, living: list[PartitionCompile], go_on: GoOn
 ) -> Iterator[CompileReport]:
     """Plans, lets tasks make journals, and swaps, until nothing is left to do."""
-    at_once = int(session.sparkContext.defaultParallelism) * _TASKS_EACH
+    at_once = runner.parallelism * _TASKS_EACH
     for _ in range(_ROUNDS_MAX):
         ready: list[_Ready] = []
         for compiling in list(living):
@@ -146,7 +145,7 @@ def _rounds(
             if not go_on():
                 return
             part = [each for each in ready[first : first + at_once] if each.compiling not in failed]
-            for each, outcome in zip(part, _run(context, session, part), strict=True):
+            for each, outcome in zip(part, _run(context, runner, part), strict=True):
                 yield from _swap(each, outcome, living, failed)
     raise UnavailableError("compile: others keep changing the same rows: compile again")
 
@@ -156,8 +155,6 @@ def _swap(
 ) -> Iterator[CompileReport]:
     if each.compiling in failed:
         return
-    if outcome.error is not None:
-        raise outcome.error
     if outcome.lost is not None:
         each.compiling.check_lost(each.planned, outcome.lost)  # else rows have changed: plan again
     try:
@@ -174,26 +171,17 @@ def _swap(
         yield done
 
 
-def _run(context: Context, session: SparkSession, ready: Sequence[_Ready]) -> list[_Outcome]:
-    """Returns what tasks made of each group, in order."""
-    if not ready:
-        return []
-    tasks: dict[int, _CompileTask] = {}
-    here: dict[int, _Outcome] = {}
-    for number, each in enumerate(ready):
-        found = _amendments(each)
-        if found is None:
-            here[number] = _make_here(context, each)
-        else:
-            tasks[number] = _CompileTask(context.store.url, each.planned.work, found)
-    blobs = [pickle.dumps(task) for task in tasks.values()]
-    try:
-        parallel = session.sparkContext.parallelize(blobs, max(1, len(blobs)))
-        made = parallel.map(_run_pickled).collect()
-    except Exception as exc:
-        raise job_error(exc, "compile again", runs_user_code=False) from exc
-    done = {n: pickle.loads(blob) for n, blob in zip(tasks, made, strict=True)}  # noqa: S301
-    return [(here | done)[number] for number in range(len(ready))]
+def _run(context: Context, runner: TaskRunner, ready: Sequence[_Ready]) -> list[_Outcome]:
+    """Returns what was made of each group, in order."""
+    tasks = [
+        _CompileTask(number, context.store.url, each.planned.work, found)
+        for number, each in enumerate(ready)
+        if (found := _amendments(each)) is not None
+    ]
+    done = {
+        task.number: _Outcome(made) for task, made in runner.run("compile", _make, tasks, _size_of)
+    }
+    return [done.get(n) or _make_here(context, each) for n, each in enumerate(ready)]
 
 
 def _amendments(each: _Ready) -> Amendments | None:
@@ -215,18 +203,11 @@ def _make_here(context: Context, each: _Ready) -> _Outcome:
         return _Outcome(lost=exc)
 
 
-def _run_pickled(blob: bytes) -> bytes:
-    return pickle.dumps(_run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
+def _make(task: _CompileTask) -> Made:
+    with Pool(_READERS, "tidelog-compile") as pool:
+        store = shared_store(task.store)
+        return make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
 
 
-def _run_task(task: _CompileTask) -> _Outcome:
-    try:
-        store = open_store_here(task.store)
-        with Pool(_READERS, "tidelog-compile") as pool:
-            return _Outcome(
-                make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
-            )
-    except NotFoundError as exc:
-        return _Outcome(lost=exc)
-    except Exception as exc:  # noqa: BLE001 - one task must not stop the others
-        return _Outcome(error=unexpected("compile", exc))
+def _size_of(task: _CompileTask) -> int:
+    return sum(run.byte_end - run.byte_start for run in task.work.group.rows)

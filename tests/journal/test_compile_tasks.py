@@ -1,26 +1,34 @@
-"""Compile by Spark: many partitions at once, by the same steps, beside others that change them."""
+"""Compile by tasks: many partitions at once, by the same steps, beside others that change them."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
+from tests.support.archive_look import a_home
 from tests.support.heartbeats import beaten_between_takes
+from tests.support.inline_tasks import InlineTasks
 from tidelog import Event, Home
 from tidelog.context import LogSettings
 from tidelog.errors import UnavailableError
+from tidelog.journal import compile_tasks as by_tasks
 from tidelog.journal.compile import CompileReport, PartitionCompile
 from tidelog.journal.compile_policy import CompilePolicy
+from tidelog.journal.compile_tasks import compile_by_tasks
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.spark import compile as by_spark
-from tidelog.spark.compile import compile_by_spark
-
-pytestmark = pytest.mark.spark
 
 ALL = CompilePolicy.everything()
 FOUR = CompilePolicy(min_events=1, min_amendments=1, max_events=40)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        yield made
 
 
 def fill(home: Home, topic: str, partitions: int = 3, runs: int = 6) -> None:
@@ -37,7 +45,7 @@ def contents(home: Home, topic: str) -> list[list[Event]]:
     return [list(home.read(topic, state.partition, state.start)) for state in states]
 
 
-def test_partitions_of_several_topics_are_compiled(home: Home, local_spark: SparkSession) -> None:
+def test_partitions_of_several_topics_are_compiled(home: Home) -> None:
     fill(home, "a")
     fill(home, "b", 2)
     home.update("a", "1-2-3", b"new")
@@ -45,12 +53,12 @@ def test_partitions_of_several_topics_are_compiled(home: Home, local_spark: Spar
     before = contents(home, "a"), contents(home, "b")
     topics = [home.topic("a"), home.topic("b")]
     swaps: list[CompileReport] = []
-    report = compile_by_spark(home.context, local_spark, topics, FOUR, on_swap=swaps.append)
+    report = compile_by_tasks(home.context, InlineTasks(), topics, FOUR, on_swap=swaps.append)
     assert (report.partitions, report.busy, report.runs, report.events) == (5, 0, 30, 299)
     assert (report.journals, report.amendments) == (10, 2)
     assert len(swaps) == 10
     assert (contents(home, "a"), contents(home, "b")) == before
-    again = compile_by_spark(home.context, local_spark, topics, FOUR)
+    again = compile_by_tasks(home.context, InlineTasks(), topics, FOUR)
     assert again == CompileReport()
     home.sweep(0)
     assert (contents(home, "a"), contents(home, "b")) == before
@@ -58,13 +66,11 @@ def test_partitions_of_several_topics_are_compiled(home: Home, local_spark: Spar
     assert home.get("a", "1-2-3").value == b"new"
 
 
-def test_others_change_rows_while_tasks_run(
-    home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_change_rows_while_tasks_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each job: an append, an update, a trim and a sweep, before the driver swaps."""
     fill(home, "a")
     home.create_topic("other")
-    run, rounds = by_spark._run, 0
+    run, rounds = by_tasks._run, 0
 
     def disturbed(*args: object) -> object:
         nonlocal rounds
@@ -77,8 +83,8 @@ def test_others_change_rows_while_tasks_run(
             home.sweep(0)
         return done
 
-    monkeypatch.setattr(by_spark, "_run", disturbed)
-    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
+    monkeypatch.setattr(by_tasks, "_run", disturbed)
+    report = compile_by_tasks(home.context, InlineTasks(), [home.topic("a")], ALL)
     assert (report.partitions, report.busy) == (3, 0)
     assert rounds > 1, "what was swept was made again"
     found = contents(home, "a")
@@ -91,7 +97,7 @@ def test_others_change_rows_while_tasks_run(
 
 
 def test_a_partition_that_another_process_compiles_is_left_to_it(
-    home: Home, local_spark: SparkSession
+    home: Home,
 ) -> None:
     object.__setattr__(home.context, "settings", LogSettings(lease_ttl_ms=2_000))
     fill(home, "a")
@@ -107,7 +113,7 @@ def test_a_partition_that_another_process_compiles_is_left_to_it(
     thread.start()
     try:
         with beaten_between_takes():
-            report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
+            report = compile_by_tasks(home.context, InlineTasks(), [home.topic("a")], ALL)
     finally:
         ended.set()
         thread.join()
@@ -115,36 +121,47 @@ def test_a_partition_that_another_process_compiles_is_left_to_it(
 
 
 def test_a_group_with_very_many_amendments_is_made_by_the_driver(
-    home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(home, "a", 1)
-    monkeypatch.setattr(by_spark, "_PAGES_MAX", 1)
+    monkeypatch.setattr(by_tasks, "_PAGES_MAX", 1)
     monkeypatch.setattr("tidelog.log.run_reader._ROWS_MAX", 5)
     home.update_many("a", {f"0-1-{n}": b"new" for n in range(10)})
     before = contents(home, "a")
-    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
+    report = compile_by_tasks(home.context, InlineTasks(), [home.topic("a")], ALL)
     assert (report.amendments, report.journals) == (10, 1)
     assert contents(home, "a") == before
 
 
-def test_told_to_stop_it_stops_between_jobs(home: Home, local_spark: SparkSession) -> None:
+def test_told_to_stop_it_stops_between_jobs(home: Home) -> None:
     fill(home, "a")
-    report = compile_by_spark(home.context, local_spark, [home.topic("a")], ALL, lambda: False)
+    report = compile_by_tasks(home.context, InlineTasks(), [home.topic("a")], ALL, lambda: False)
     assert report == CompileReport(partitions=3)
     assert home.compile("a").journals == 3, "the rows were released"
 
 
-def test_a_job_that_fails_leaves_all_as_it_was(
-    home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_fails_leaves_all_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(home, "a", 1)
     before = contents(home, "a")
 
-    def broken(blob: bytes) -> bytes:
-        raise RuntimeError("no such executor")
+    class Broken(InlineTasks):
+        def run(self, *_: Any) -> Any:
+            raise UnavailableError("no such executor")
 
-    monkeypatch.setattr(by_spark, "_run_pickled", broken)
-    with pytest.raises(UnavailableError, match="Spark"):
-        compile_by_spark(home.context, local_spark, [home.topic("a")], ALL)
+    with pytest.raises(UnavailableError, match="executor"):
+        compile_by_tasks(home.context, Broken(), [home.topic("a")], ALL)
     assert contents(home, "a") == before
     assert home.compile("a").journals == 1
+
+
+@pytest.mark.parametrize("how", [{"twice": True}, {"lose": True}], ids=["twice", "lossy"])
+def test_tasks_that_run_twice_or_lose_results_change_nothing(
+    home: Home, how: dict[str, bool]
+) -> None:
+    fill(home, "a")
+    before = contents(home, "a")
+    report = compile_by_tasks(home.context, InlineTasks(**how), [home.topic("a")], FOUR)
+    assert (report.partitions, report.runs, report.journals) == (3, 18, 6)
+    home.sweep(0)
+    assert contents(home, "a") == before
+    assert home.verify("a").errors == 0

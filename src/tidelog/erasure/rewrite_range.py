@@ -1,0 +1,260 @@
+"""Rewrites the files of one range without some events, or with other values; also in tasks.
+
+It needs only the store of the files. ``rewrite`` decides with it, range after range. With a task
+runner, tasks do the heavy parts for many ranges at once:
+
+- find out which ranges hold some of the events: changes nothing
+- stage files, after the caller has put the intent: each attempt under its own names
+- replace files, after the caller has put the manifest: settled by the file's etag and content
+
+Everything that a task could not do is done by the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.connectors.archive.staging import Uploads
+from tidelog.erasure.rewrite_file import FileRewriter, RewrittenFile
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model.archive import ArchiveFormat
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.store import shared_store
+from tidelog.store.base import Store
+
+__all__ = [
+    "FileReplace",
+    "Offsets",
+    "RangeRewrite",
+    "RangeRewriter",
+    "Values",
+    "holds_here",
+    "matches_entry",
+    "replace_file",
+    "replace_here",
+    "stage_here",
+]
+
+_ATTEMPTS = 50  # at one file that changes
+
+Offsets = npt.NDArray[np.int64]
+Values = Mapping[int, bytes | None]
+"""Values by offset, for an update."""
+
+
+class RangeRewriter:
+    """Rewrites files of one generation: without events, or with other values of theirs."""
+
+    def __init__(
+        self,
+        store: Store,
+        making: ArchiveFormat,
+        values: Values | None = None,
+        output: set[str] | None = None,
+    ) -> None:
+        """``values`` replaces those of events; without it, the events are removed.
+
+        ``output`` gets the files that hold output as it is, which keeps its values.
+        """
+        self._store = store
+        self._rewriter = FileRewriter(store, making)
+        self._values = values
+        self._output = set() if output is None else output
+
+    def holds_some(self, parts: Sequence[Manifest], wanted: Offsets) -> bool:
+        """Returns whether a file of these ranges has to be rewritten."""
+        return any(
+            self._rewritten(part, file, left) is not None
+            for part, left in _left_in(parts, wanted)
+            for file in self._files_with(part, left)
+        )
+
+    def stage(
+        self, parts: Sequence[Manifest], wanted: Offsets, staging: str
+    ) -> dict[str, FileEntry]:
+        """Uploads the rewritten files; returns their entries by target."""
+        uploads = Uploads(self._store, staging)
+        for part, left in _left_in(parts, wanted):
+            for file in self._files_with(part, left):
+                lessened = self._rewritten(part, file, left)
+                if lessened is not None:
+                    self._stage(uploads, list(part.files), file, lessened)
+        return {entry.target: entry for entry in uploads.close()}
+
+    def is_there(self, file: FileEntry) -> bool:
+        """Returns whether a file exists: a replay deletes files of dead letters, never data files.
+
+        That may happen at any step of an erasure, and then nothing is left to replace.
+        """
+        return file.kind != "dead" or self.exists(file.target)
+
+    def exists(self, key: str) -> bool:
+        try:
+            self._store.head(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
+        """Returns the files that may have some of the offsets between their ends."""
+        return [
+            file
+            for file in manifest.files
+            if file.kind in ("data", "dead")
+            and file.events
+            and np.searchsorted(offsets, file.first_offset)
+            < np.searchsorted(offsets, file.last_offset, side="right")
+            and self.is_there(file)
+        ]
+
+    def _rewritten(
+        self, manifest: Manifest, file: FileEntry, offsets: Offsets
+    ) -> RewrittenFile | None:
+        """Returns a file as it must become; None if it is so already, or a replay deletes it."""
+        try:
+            if self._values is None:
+                return self._rewriter.without(manifest, file, offsets)
+            if manifest.as_is:
+                self._output.add(file.target)
+                return None
+            wanted = {int(each): self._values[int(each)] for each in offsets}
+            return self._rewriter.with_values(manifest, file, wanted)
+        except (CorruptError, NotFoundError):
+            if self.is_there(file):
+                raise
+            return None
+
+    def _stage(
+        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: RewrittenFile
+    ) -> None:
+        def entry(before: FileEntry, events: int, erased: int) -> None:
+            data = lessened.data if before.kind != "sidecar" else lessened.sidecar or b""
+            uploads.add(
+                data,
+                lambda staged, size, crc: msgspec.structs.replace(
+                    before,
+                    staged=staged,
+                    size=size,
+                    crc=crc,
+                    events=events,
+                    erased=before.erased + erased,
+                    updated=before.updated + (lessened.updated if events else 0),
+                ),
+            )
+
+        entry(file, lessened.events, lessened.erased)
+        if lessened.sidecar is not None:
+            beside = self._rewriter.sidecar_name(file.target)
+            entry(next(each for each in files if each.target == beside), 0, 0)
+
+
+def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manifest, Offsets]]:
+    """Yields ranges with the offsets that were not erased from them before."""
+    for part in parts:
+        yield part, np.setdiff1d(wanted, np.array(part.erased, np.int64))
+
+
+def replace_file(store: Store, before: FileEntry, after: FileEntry) -> None:
+    """Puts a staged file in its place: idempotent, and settled by what the file holds."""
+    for _ in range(_ATTEMPTS):
+        info = store.head(after.target)
+        found = store.get(after.target)
+        if matches_entry(found, after):
+            return
+        if not matches_entry(found, before):
+            raise CorruptError(
+                f"archive file `{after.target}`: is neither what its manifest says nor what an "
+                "erasure has made of it: keep it, and run `tidelog archive verify`",
+                file=after.target,
+            )
+        # Another erasure deletes a staged copy when it is done: then the next look at the file
+        # ends.
+        with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
+            store.replace(after.target, store.get(after.staged), info.etag)
+    raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
+
+
+def matches_entry(data: bytes, entry: FileEntry) -> bool:
+    """Returns whether these are the bytes of a file."""
+    return (len(data), crc32c.crc32c(data)) == (entry.size, entry.crc)
+
+
+@dataclass(frozen=True)
+class RangeRewrite:
+    """The files of a commit, to rewrite anywhere; pickles."""
+
+    number: int  # for the caller
+    store: str  # URL
+    making: ArchiveFormat
+    parts: tuple[Manifest, ...]
+    wanted: Offsets
+    values: Values | None
+    staging: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        where: tuple[str, ArchiveFormat],
+        parts: tuple[Manifest, ...],
+        wanted: Offsets,
+        values: Values | None,
+    ) -> RangeRewrite:
+        """Keeps only what its files may have of the wanted offsets, and of the values."""
+        files = [file for part in parts for file in part.files if file.kind in ("data", "dead")]
+        first = min((file.first_offset for file in files), default=0)
+        last = max((file.last_offset for file in files), default=-1)
+        here = wanted[(wanted >= first) & (wanted <= last)]
+        some = None if values is None else {int(each): values[int(each)] for each in here}
+        return cls(number, *where, parts, here, some)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for part in self.parts for file in part.files)
+
+
+@dataclass(frozen=True, slots=True)
+class FileReplace:
+    """A decided file, to put in its place from anywhere; pickles."""
+
+    number: int  # for the caller
+    store: str  # URL
+    before: FileEntry
+    after: FileEntry
+
+    @property
+    def size(self) -> int:
+        return self.before.size + self.after.size
+
+
+def holds_here(work: RangeRewrite) -> bool:
+    """Returns whether a file has to be rewritten."""
+    return _rewriter(work).holds_some(work.parts, work.wanted)
+
+
+def stage_here(work: RangeRewrite) -> dict[str, FileEntry]:
+    """Stages rewritten files; returns their entries by target."""
+    return _rewriter(work).stage(work.parts, work.wanted, work.staging)
+
+
+def replace_here(work: FileReplace) -> bool:
+    """Puts a staged file in its place."""
+    replace_file(shared_store(work.store), work.before, work.after)
+    return True
+
+
+def _rewriter(work: RangeRewrite) -> RangeRewriter:
+    return RangeRewriter(shared_store(work.store), work.making, work.values)
