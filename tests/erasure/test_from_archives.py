@@ -13,21 +13,25 @@ import pytest
 from tests.support.archive_look import a_home, an_archive, drive
 from tests.support.compiled_journals import Death
 from tidelog import Event, Home
+from tidelog.archive.archive import open_pipeline
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.catalog.base import Change
 from tidelog.connectors.sink import Lot
+from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.errors import InvalidError
-from tidelog.journal.audit import AuditedSource, id_mark, read_audit
+from tidelog.errors import InvalidError, UnavailableError, UnknownOutcomeError
+from tidelog.journal.audit import AuditedSource, Why, id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Begin
 from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.cycle import Cycle
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -272,3 +276,35 @@ def test_nothing_to_look_for_is_refused(home: Home) -> None:
     (archive, _) = archives(home)
     with pytest.raises(InvalidError, match="give ids, or one key"):
         erase_archived(home.context, archive, home.reason(**WHY))
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_delete_is_refused_while_a_range_with_trimmed_events_is_under_way(
+    home: Home, by: str
+) -> None:
+    archive = an_archive(home, "daily")
+    pipeline = open_pipeline(home.context, archive, LocalWorkers())
+    partition = SourcePartition("t", "0")
+    stalled = Cycle(home.context, pipeline, "stalled")
+    stalled.adopt(partition, Begin("0", "earliest"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cycle, "_publish", _die)
+        with pytest.raises(Crash):
+            stalled.run({partition: "3"}, pipeline.source.bounds([partition]))
+    home.trim("t", ToOffsets({0: 3}), past_readers=True)
+
+    def delete() -> int:
+        amender = home.amender("t", Why("ada", "asked for"))
+        if by == "id":
+            return delete_events(home.context, amender, ["id-0"]).archived
+        return delete_key(home.context, amender, b"ada").archived
+
+    refused = (UnavailableError, UnknownOutcomeError)  # the topic's own part may be done
+    with pytest.raises(refused, match="t/0 from 0 to 3 is being archived"):
+        delete()
+    drive(home, archive)
+    assert delete() == {"id": 1, "key": 2}[by]
+
+
+def _die(*_: Any) -> int:
+    raise Crash

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sim import cuts_planted, drivers_planted
+from tests.sim import ahead_planted, cuts_planted, drivers_planted
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import (
@@ -50,12 +50,12 @@ from tidelog.maintenance import pipeline_sweep as sweep
 from tidelog.maintenance import turn as erasure
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import Totals
-from tidelog.pipeline import cycle
+from tidelog.pipeline import cycle, failures
 from tidelog.pipeline import date_folders as counting
 from tidelog.pipeline.base import CompletedReader
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.failures import PipelineFailures
+from tidelog.pipeline.source_partitions import Beginnings
 from tidelog.spark import write as commit
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
@@ -119,7 +119,7 @@ def _published_before_decided(patch: Patch) -> None:
     """Files are published before the intent names their manifest."""
     record = Cycle._record
 
-    def first(self: Cycle, track: Any, produced: Any) -> Any:
+    def first(self: Cycle, track: Any, produced: Any, find_next: Any) -> Any:
         intent = track.intent
         manifest = cycle.Manifest(
             self._pipeline.id,
@@ -132,7 +132,7 @@ def _published_before_decided(patch: Patch) -> None:
             files=produced.staged.files,
         )
         self._pipeline.sink.publish(manifest)
-        return record(self, track, produced)
+        return record(self, track, produced, find_next)
 
     patch.setattr(Cycle, "_record", first)
 
@@ -141,8 +141,8 @@ def _staged_files_go_too_early(patch: Patch) -> None:
     """What was staged is deleted once the manifest is recorded, before it is published."""
     record = Cycle._record
 
-    def early(self: Cycle, track: Any, produced: Any) -> Any:
-        manifest = record(self, track, produced)
+    def early(self: Cycle, track: Any, produced: Any, find_next: Any) -> Any:
+        manifest = record(self, track, produced, find_next)
         self._pipeline.sink.discard(manifest)
         return manifest
 
@@ -153,12 +153,12 @@ def _commit_before_publish(patch: Patch) -> None:
     """The range is committed first, and published after that."""
     publish, finish = Cycle._publish, Cycle._finish
 
-    def late(self: Cycle, track: Any, manifest: Any, report: Any) -> None:
+    def late(self: Cycle, track: Any, manifest: Any, report: Any, has_next: bool = False) -> None:
         patch.setattr(Cycle, "_publish", lambda *_: 0)
         discard = self._pipeline.sink.discard
         try:
             self._pipeline.sink.discard = lambda _: None  # type: ignore[method-assign]
-            finish(self, track, manifest, report)
+            finish(self, track, manifest, report, has_next)
         finally:
             patch.setattr(Cycle, "_publish", publish)
         publish(self, track, manifest)
@@ -191,12 +191,12 @@ def _failures_are_not_guarded(patch: Patch) -> None:
 
 def _gaps_are_not_recorded(patch: Patch) -> None:
     """A loss that was accepted leaves no gap in the head."""
-    patch.setattr(cycle, "gaps_after", lambda head, _: head.gaps)
+    patch.setattr(failures, "gaps_after", lambda head, _: head.gaps)
 
 
 def _deleted_offsets_are_not_counted(patch: Patch) -> None:
     """A manifest does not say how many offsets of its range held no event any more."""
-    patch.setattr(Cycle, "_missing", lambda *_: MissingOffsets())
+    patch.setattr(cycle, "missing_from", lambda *_: MissingOffsets())
 
 
 def _totals_forget_the_dead(patch: Patch) -> None:
@@ -223,28 +223,28 @@ def topics_find(context: Any, name: str) -> Any:
 
 def _later_partitions_are_skipped(patch: Patch) -> None:
     """With ``--start latest`` a partition that appears later begins at the end that it has."""
-    begin = Driver._begin
+    begin = Beginnings.find
 
-    def at_end(self: Driver, partition: Any, held: Bounds) -> Any:
+    def at_end(self: Beginnings, partition: Any, held: Bounds) -> Any:
         found, note = begin(self, partition, held)
-        if self._how.start != "latest" or found.reason == "latest":
+        if self.start != "latest" or found.reason == "latest":
             return found, note
         return msgspec.structs.replace(found, position=held.end, reason="latest"), note
 
-    patch.setattr(Driver, "_begin", at_end)
+    patch.setattr(Beginnings, "find", at_end)
 
 
 def _latest_is_what_the_driver_sees(patch: Patch) -> None:
     """``latest`` means the end at the first run, and not at the archive's creation."""
-    begin = Driver._begin
+    begin = Beginnings.find
 
-    def now(self: Driver, partition: Any, held: Bounds) -> Any:
+    def now(self: Beginnings, partition: Any, held: Bounds) -> Any:
         found, note = begin(self, partition, held)
         if found.reason != "latest":
             return found, note
         return msgspec.structs.replace(found, position=held.end), note
 
-    patch.setattr(Driver, "_begin", now)
+    patch.setattr(Beginnings, "find", now)
 
 
 # Generations.
@@ -566,4 +566,8 @@ BUGS: Mapping[str, Bug] = {
     "a cut that failed is passed over": Bug(
         "P4a", cuts_planted.failed_cut_is_passed_over, CutsWorld
     ),
+    "what is read ahead begins at the limit": Bug(
+        "P4a", ahead_planted.begins_at_the_limit, CutsWorld
+    ),
+    "a sweep removes what is read ahead": Bug("P4", ahead_planted.sweeps_pass_it_over),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
@@ -149,3 +150,28 @@ def test_transform_that_fails_on_one_source_partition_stops_that_one_alone(
     assert "a record that is not expected" in str(error)
     found = Counter(row["partition"] for row in events_of(filled, archive))
     assert found == {number: len(list(filled.read("t", number))) for number in (0, 2)}
+
+
+@pytest.fixture
+def unmeasured(local_spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with the settings for batches that Tidelog's own sessions have."""
+    names = [f"spark.sql.execution.arrow.max{each}PerBatch" for each in ("Records", "Bytes")]
+    before = {name: local_spark.conf.get(name) for name in names}
+    for name, value in zip(names, ("20000", str(2**31 - 1)), strict=True):
+        local_spark.conf.set(name, value)
+    yield local_spark
+    for name, value in before.items():
+        local_spark.conf.set(name, value)
+
+
+def test_batches_of_large_values_are_bounded_by_bytes(home: Home, unmeasured: SparkSession) -> None:
+    home.create_topic("t", 2)
+    home.append("t", [Event(b"small")] * 100, partition=0)
+    for _ in range(7):
+        home.append("t", [Event(bytes(100_000))] * 100, partition=1)
+    archive = an_archive(home, "tests.support.spark_hooks:in_small_batches")
+    assert drive(home, archive, unmeasured) == 800
+    found = Counter(row["partition"] for row in events_of(home, archive))
+    assert found == {0: 100, 1: 700}
+    measured = unmeasured.conf.get("spark.sql.execution.arrow.maxBytesPerBatch")
+    assert measured == "32000000", "later jobs measure from the start"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pyarrow as pa
 from pyspark.sql import DataFrame, functions
 
 
@@ -113,3 +116,15 @@ def fails_in_python(events: DataFrame) -> DataFrame:
 
 def unknown_column(events: DataFrame) -> DataFrame:
     return events.where("no_such_column = 1")
+
+
+def in_small_batches(events: DataFrame) -> DataFrame:
+    """Fails if Spark collects much more in a batch than fits into memory with large values."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.nbytes > 40_000_000:
+                raise ValueError(f"a batch of {batch.nbytes} bytes")
+            yield batch
+
+    return events.mapInArrow(check, events.schema)

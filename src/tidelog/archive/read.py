@@ -387,8 +387,8 @@ class _FileSearch:
         says = f"not archived yet (committed up to {head.position})"
         if row is not None and by_offset:
             intent = decode_row(row.value, Intent, f"intent of `{self.partition}`")
-            if self.offset < int(intent.limit):
-                says += f"; {intent.start} to {intent.limit} is under way"
+            if self.offset < int(intent.reach):
+                says += f"; {intent.start} to {intent.reach} is under way"
         return self._nowhere("waiting", says)
 
     def _in_files(self, manifest: Manifest) -> FindResult | None:

@@ -449,7 +449,7 @@ class _VerifyLook:
             self._named.add(file.target)
 
     def _note_intent(self, partition: str, intent: Intent, is_replay: bool) -> None:
-        what = f"{intent.start} to {intent.limit} is under way, or its driver died"
+        what = f"{intent.start} to {intent.reach} is under way, or its driver died"
         name = self._archive.name
         command = f"archive dead {name} --replay" if is_replay else f"archive run {name}"
         do = f"nothing: the next `tidelog {command}` finishes it"

@@ -3,7 +3,7 @@
 For an existing topic there are four steps. The scribe finishes them after a crash:
 
 1. search the files of its archives for the ids or the key, below the
-   topic's start                                                      → crash: nothing
+   topic's start; not while a range with trimmed events is under way  → crash: nothing
 2. put an audit record with the places, as ``begun``: now it is decided → crash: resume at 3
 3. put ids and key into the ledger, and raise ``erasures`` in the heads → crash: resume at 3
 4. mark the record as ``done``                                        → crash: nothing is missing
@@ -55,6 +55,7 @@ from tidelog.erasure.rewrite import ArchiveErasure, erase_aside, erase_from_arch
 from tidelog.erasure.search import (
     FoundEvent,
     Place,
+    check_trimmed,
     matcher_of,
     search_aside,
     search_generation,
@@ -205,6 +206,7 @@ def erase_trimmed(
             continue  # all of it is deleted
         own = partitions_of(context, archive.pipeline(generation), topic)
         starts = {name: read_head(context, topic, p)[0].start for name, p in own.items()}
+        check_trimmed(context, archive, generation, starts)
         some = search_generation(context, archive, generation, starts, (sought, unseen))
         found |= {
             (Line(line.partition, topic.incarnation), offset): each

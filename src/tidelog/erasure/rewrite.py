@@ -232,7 +232,7 @@ def erase_aside(
 def is_under_way(context: Context, pipeline: str, partition: str, wanted: Offsets) -> bool:
     """Returns whether a range with some of the offsets is being done now."""
     intent = read_intent(context, pipeline, partition)
-    return intent is not None and _between(intent.start, intent.limit, wanted)
+    return intent is not None and _between(intent.start, intent.reach, wanted)
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,25 @@ from tidelog.archive.deletions import Deletions
 from tidelog.archive.derived_archives import UNKNOWN_LINE, Line, line_of
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.context import Context
-from tidelog.coordination.pipeline_rows import counting_files
+from tidelog.coordination.pipeline_rows import counting_files, read_intent
 from tidelog.erasure.matcher import EventMatcher, own_column, time_ms_of
 from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.erasure.search_ahead import clean_files
-from tidelog.errors import CorruptError, InvalidError
+from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
-from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
 from tidelog.pipeline.endpoints import store_at
 
-__all__ = ["FoundEvent", "Place", "matcher_of", "search_aside", "search_generation"]
+__all__ = [
+    "FoundEvent",
+    "Place",
+    "check_trimmed",
+    "matcher_of",
+    "search_aside",
+    "search_generation",
+]
 
 _SEARCHES = 20  # of a source partition whose files change in between
 
@@ -47,6 +54,29 @@ def matcher_of(ids: Collection[str], key: bytes | None) -> EventMatcher:
         check_utf8("id", each)  # dead letters have ids that no topic accepts, such as an empty one
     keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
     return EventMatcher(Deletions(by_id={each: {} for each in ids}, by_key=keys))
+
+
+def check_trimmed(
+    context: Context, archive: Archive, generation: int, starts: Mapping[str, int]
+) -> None:
+    """Raises ``UnavailableError`` if a range under way may hold what the topic has trimmed.
+
+    No file of it can be searched yet. Only a trim past the archive makes such a range. What a chain
+    or another generation is reading is in the files that it reads.
+    """
+    if generation != archive.generation or not archive.source.startswith("topic:"):
+        return
+    for partition, start in starts.items():
+        intent = read_intent(context, archive.pipeline(generation), partition)
+        if intent is None:
+            continue
+        first = intent.lost[-1].end if intent.lost else intent.start
+        if (offsets_between(first, str(start)) or 0) > 0:
+            raise UnavailableError(
+                f"archive `{archive.name}`: {partition} from {first} to {intent.reach} is being "
+                f"archived, and the topic has trimmed it up to {start}: try again after that, or "
+                f"run `tidelog archive run {archive.name}` if no driver runs"
+            )
 
 
 def search_generation(

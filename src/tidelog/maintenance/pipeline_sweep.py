@@ -8,12 +8,13 @@
 
 Only an attempt at an intent stages and records. Its output is named when it decides that intent, in
 a write that expects the head and the intent unchanged. So an epoch of a source partition has an
-unfinished range only if the partition's head has that epoch, an owner and an undecided intent. A
-frozen head has no unfinished range. Nor has one that its driver has released: the sweep reads the
-head before the intent, so what the driver decided is named. So what is not named when the rows are
-read will never be. What is young, or belongs to a driver that may be alive, stays for a later
-sweep. After a crash anywhere, the next sweep has less to do. An epoch above that of its head comes
-from before a restore of the catalog: what was staged under it stays until the head has reached it.
+unfinished range only if the partition's head has that epoch, an owner and an undecided intent, or
+one with a range that is read ahead (``pipeline.ahead``). A frozen head has no unfinished range. Nor
+has one that its driver has released: the sweep reads the head before the intent, so what the driver
+decided is named. So what is not named when the rows are read will never be. What is young, or
+belongs to a driver that may be alive, stays for a later sweep. After a crash anywhere, the next
+sweep has less to do. An epoch above that of its head comes from before a restore of the catalog:
+what was staged under it stays until the head has reached it.
 
 What a topic's sink stages again without erased events is next to its original, and is named with
 it.
@@ -548,8 +549,9 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
         where = layout.pipeline_partition(pipeline, partition)
         row = context.catalog.get(where, "intent")
         if row is not None:
-            key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
-            if not key and head is not None and not head.frozen and head.owner:
+            intent = decode_row(row.value, Intent, f"intent of `{partition}`")
+            key, is_read = intent.manifest, not intent.manifest or intent.ahead is not None
+            if is_read and head is not None and not head.frozen and head.owner:
                 named.under_way.add((folder, head.epoch))
             if key:
                 manifest = read_manifest(context.store.get(key), key)

@@ -250,6 +250,12 @@ class Intent(Persisted, frozen=True):
     began_ms: int = 0  # when it was put
     incarnation: str = ""  # of the source partition that it was planned for; no other is read
     cuts: tuple[str, ...] = ()  # positions where it is divided, one task for each part
+    ahead: Intent | None = None  # of a decided one: the range after it, which is being read
+
+    @property
+    def reach(self) -> str:
+        """Returns how far events may have been read: its limit, or that of the range after it."""
+        return self.limit if self.ahead is None else self.ahead.limit
 
 
 class FileEntry(Persisted, frozen=True):

@@ -224,7 +224,10 @@ ROWS = (
         "pipeline/<name>/<source partition> · head",
         "position, ordinal, epoch of its driver, incarnation of the source; begin, gaps, totals",
     ),
-    Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
+    Kind(
+        "pipeline/<name>/<source partition> · intent",
+        "a range under way; then its manifest, and the range that is read ahead",
+    ),
     Kind(
         "pipeline/<name>/<source partition> · commit/<ordinal>/<start>",
         "a range that is done, or merged ones",

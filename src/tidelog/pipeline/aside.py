@@ -41,7 +41,7 @@ refuses to replace it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidelog.catalog.base import ABSENT, Put, Row
@@ -83,6 +83,18 @@ class SettingAside(NamedTuple):
     pipeline: str
     partition: str
     sink: AsideSink
+
+    def run(
+        self, keys: Iterable[str], head: Progress, decide: Callable[[Sequence[Put]], None]
+    ) -> list[Aside]:
+        """Sets lost ranges aside, after ``decide`` has put their rows. Returns which."""
+        known = committed_manifests(self.context, self.pipeline, self.partition)
+        found = self.look(keys, known, head)
+        for rows in decisions(found):
+            decide(rows)
+        for each in found:
+            self.move(each)
+        return [each.record for each in found]
 
     def look(self, keys: Iterable[str], known: set[str], head: Progress) -> list[ForgottenRange]:
         """Step 1: returns ranges to decide, and decided ranges that are not finished."""

@@ -36,8 +36,16 @@ from tidelog.connectors.source import (
     Source,
     SourcePartition,
     SourceRange,
+    missing_in,
 )
-from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError, unexpected
+from tidelog.errors import (
+    FencedError,
+    InternalError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    unexpected,
+)
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.pool import Pool
@@ -59,11 +67,14 @@ __all__ = [
     "TaskOutput",
     "Track",
     "Workers",
+    "adoption_error",
     "closed_error",
     "commit_of",
     "frozen",
     "head_error",
+    "is_idle",
     "manifest_of",
+    "missing_from",
     "run_task",
     "taken_error",
     "taken_head",
@@ -244,10 +255,22 @@ class CycleReport:
     decided: set[SourcePartition] = field(default_factory=set)
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog lost
     taken: set[SourcePartition] = field(default_factory=set)  # by another driver
+    earlier: int = 0  # events of ranges before those in ``committed``
 
     @property
     def events(self) -> int:
-        return sum(manifest.read for manifest in self.committed.values())
+        return self.earlier + sum(manifest.read for manifest in self.committed.values())
+
+    def add(self, later: CycleReport) -> None:
+        """Adds what the same cycle did after that."""
+        again = self.committed.keys() & later.committed.keys()
+        self.earlier += later.earlier + sum(self.committed[each].read for each in again)
+        self.committed.update(later.committed)
+        self.errors.update(later.errors)
+        self.aside += later.aside
+        self.withdrawn |= later.withdrawn
+        self.decided |= later.decided
+        self.taken |= later.taken
 
 
 @dataclass
@@ -330,6 +353,26 @@ def manifest_of(
         copied=len(carried.files) if carried else 0,
         incarnation=intent.incarnation,
     )
+
+
+def missing_from(
+    source: Source, track: Track, intent: Intent, produced: TaskOutput
+) -> MissingOffsets:
+    """Returns why a range has fewer events than offsets."""
+    start = intent.lost[-1].end if intent.lost else intent.start
+    reached = SourceRange(track.partition, start, produced.end, incarnation=intent.incarnation)
+    missing = missing_in(source, reached, produced.read)
+    if min(missing.absent, missing.deleted) < 0:
+        raise InternalError(
+            f"source partition `{track.partition.text}`: {produced.read} events came from "
+            f"[{start}, {produced.end}), which are more than it has offsets"
+        )
+    return missing
+
+
+def is_idle(intent: Intent, produced: TaskOutput) -> bool:
+    """Returns whether a range was empty and ended where it began: the source knows no ends."""
+    return not intent.lost and produced.end == intent.start and not produced.read
 
 
 def commit_of(intent: Intent, manifest: Manifest, now_ms: int) -> Commit:
@@ -456,6 +499,15 @@ def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> 
     other = f" (epoch {head.epoch})" if head is not None else ""
     return TakenError(
         f"source partition `{partition}` of pipeline `{pipeline}`: another driver has it{other}",
+        partition=partition,
+    )
+
+
+def adoption_error(pipeline: str, partition: str) -> UnavailableError:
+    """Returns the error of a source partition that could not be taken, for reasons that pass."""
+    return UnavailableError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: could not be adopted, replies "
+        "stay lost or others keep changing its head: try again",
         partition=partition,
     )
 

@@ -10,10 +10,12 @@ a whole, such as how many dead letters it may have, is decided about what all cu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tidelog.connectors.sink import CopyingSink, JudgingSink, Sink, Written
+from tidelog.clock import Ids
+from tidelog.connectors.sink import AsideSink, CopyingSink, JudgingSink, Sink, Written
 from tidelog.connectors.source import (
     DividingReader,
     DividingSource,
@@ -30,11 +32,20 @@ from tidelog.errors import (
     UnavailableError,
     unexpected,
 )
-from tidelog.model.pipeline import FileEntry
-from tidelog.pipeline.base import CarriedReader, Pipeline, Task, TaskOutcome, TaskOutput
+from tidelog.model import layout
+from tidelog.model.pipeline import FileEntry, Intent, Manifest
+from tidelog.pipeline.base import CarriedReader, Pipeline, Task, TaskOutcome, TaskOutput, Track
 from tidelog.pipeline.policy import check_plan
 
-__all__ = ["RangeResult", "choose_cuts", "divide_reader", "join_cuts", "run_ranges"]
+__all__ = [
+    "RangeResult",
+    "choose_cuts",
+    "discard_staged",
+    "divide_reader",
+    "join_cuts",
+    "plan_tasks",
+    "run_ranges",
+]
 
 _KINDS = ("data", "dead")  # of files with events
 
@@ -64,6 +75,30 @@ def divide_reader(source: Source, reader: RangeReader, cuts: Sequence[str]) -> l
     return parts
 
 
+def plan_tasks(
+    pipeline: Pipeline, track: Track, intent: Intent, ordinal: int, ids: Ids
+) -> list[Task]:
+    """Returns a task for each cut of a range, which stages in a folder of its own.
+
+    ``ordinal`` is that of its first event. Raises ``NotFoundError`` if the range is not there.
+    """
+    start = intent.lost[-1].end if intent.lost else intent.start
+    wanted = SourceRange(track.partition, start, intent.limit, ordinal, intent.incarnation)
+    track.reader = reader = pipeline.source.reader(wanted)
+    sink = pipeline.sink
+    if track.head.names and isinstance(sink, AsideSink):
+        sink = sink.named(track.head.names)
+    transform = "" if track.carried and track.carried.as_is else pipeline.transform
+    erased = pipeline.erased(track.partition.text)  # since the intent; later ones wait
+    parts = divide_reader(pipeline.source, reader, intent.cuts)
+    where = (pipeline.id, track.partition.text, track.head.epoch)
+    task = Task(reader, sink, "", transform, erased=erased, title=pipeline.heading)
+    return [
+        replace(task, reader=part, staging=layout.staging(*where, ids.new()), cut=number)
+        for number, part in enumerate(parts)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class RangeResult:
     """What the tasks of one range produced together."""
@@ -71,6 +106,11 @@ class RangeResult:
     produced: TaskOutput | None = None  # up to the first cut that ended early or failed
     error: TidelogError | None = None  # of that cut
     unused: tuple[FileEntry, ...] = ()  # staged by cuts after it
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Returns what was staged and counts."""
+        return self.produced.staged.files if self.produced is not None else ()
 
 
 def join_cuts(tasks: Sequence[Task], outcomes: Sequence[TaskOutcome]) -> RangeResult:
@@ -102,6 +142,17 @@ def _joined(counted: Sequence[TaskOutput]) -> TaskOutput:
     )
     note = b"".join(each.note for each in counted)
     return TaskOutput(counted[-1].end, sum(each.read for each in counted), staged, note)
+
+
+def discard_staged(
+    pipeline: Pipeline, partition: SourcePartition, files: tuple[FileEntry, ...]
+) -> None:
+    """Deletes what tasks staged that no manifest lists; after a crash a sweep does."""
+    if files:
+        with contextlib.suppress(TidelogError):
+            pipeline.sink.discard(
+                Manifest(pipeline.id, partition.text, "", "", 0, 0, 0, files=files)
+            )
 
 
 def _judged(sink: Sink, partition: SourcePartition, result: RangeResult) -> RangeResult:

@@ -24,10 +24,13 @@ Each source partition goes through these steps. Every write expects its ``head``
    ``intent`` ends before it, and that range is done; what
    is after a cut that failed or ended early is discarded) → crash: the next driver does the range
 5. record: put a manifest object, and its key into the
-   ``intent``: now the content is decided                  → crash: the next driver does step 6
-6. publish: copy each staged file to its final name        → crash: the next driver copies the rest
+   ``intent``: now the content is decided; where more
+   waits, with the range that is read next (``ahead``)     → crash: the next driver does step 6
+6. publish: copy each staged file to its final name; what
+   is read ahead is staged meanwhile                       → crash: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
-   end, no ``intent``; then delete the staged files        → crash: staged files without a name
+   end, no ``intent``, or that of what is read ahead; then
+   delete the staged files                                 → crash: staged files without a name
 8. release, between ranges or at the end of a run: put
    the ``head`` without an owner                            → free: any driver takes it
 
@@ -46,8 +49,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -55,11 +57,9 @@ from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.connectors.sink import AsideSink
 from tidelog.connectors.source import (
     Bounds,
-    MissingOffsets,
     SourcePartition,
     SourceRange,
     TrackingSource,
-    missing_in,
 )
 from tidelog.context import Context
 from tidelog.coordination.ownership import put_held
@@ -68,7 +68,6 @@ from tidelog.errors import (
     ConflictError,
     CorruptError,
     FencedError,
-    InternalError,
     InvalidError,
     NotFoundError,
     TidelogError,
@@ -82,7 +81,6 @@ from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
-    FileEntry,
     Intent,
     ListedPartition,
     Manifest,
@@ -90,7 +88,8 @@ from tidelog.model.pipeline import (
     read_manifest,
 )
 from tidelog.pipeline import base
-from tidelog.pipeline.aside import SettingAside, committed_manifests, decisions, late_manifests
+from tidelog.pipeline.ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
+from tidelog.pipeline.aside import SettingAside, late_manifests
 from tidelog.pipeline.base import (
     CycleReport,
     Pipeline,
@@ -98,19 +97,22 @@ from tidelog.pipeline.base import (
     Task,
     TaskOutput,
     Track,
+    adoption_error,
     closed_error,
     commit_of,
     head_error,
+    is_idle,
     manifest_of,
+    missing_from,
     taken_error,
     taken_head,
 )
-from tidelog.pipeline.cuts import choose_cuts, divide_reader, run_ranges
+from tidelog.pipeline.cuts import choose_cuts, discard_staged, plan_tasks
 from tidelog.pipeline.failures import (
     LostError,
     check_gaps,
+    committed_head,
     ended_head,
-    gaps_after,
     lost_before,
     remade_bounds,
     vanished_head,
@@ -123,6 +125,14 @@ __all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
 ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in total, per source partition
 
 _NAMES_CHARS = 16  # of an id: enough to be unique
+
+
+class _Ahead(NamedTuple):
+    """A decided range, and the tasks that read ahead of it."""
+
+    track: Track
+    manifest: Manifest
+    tasks: list[Task]
 
 
 class Cycle:
@@ -192,11 +202,7 @@ class Cycle:
                 self._stale.discard(partition)
                 return row is None
             self._context.clock.sleep(delay_s)
-        raise UnavailableError(
-            f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: could not "
-            "be adopted, replies stay lost or others keep changing its head: try again",
-            partition=partition.text,
-        )
+        raise adoption_error(self._pipeline.name, partition.text)
 
     def adopted(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
@@ -255,12 +261,15 @@ class Cycle:
         limits: Mapping[SourcePartition, str],
         bounds: Mapping[SourcePartition, Bounds],
         parts: Mapping[SourcePartition, int] | None = None,
+        find_next: FindNext = read_no_more,
+        on_round: Callable[[CycleReport], None] = lambda _: None,
     ) -> CycleReport:
         """Steps 2 to 7 for all adopted partitions with an intent or a limit to read to.
 
-        ``parts`` says into about how many tasks to cut a range; 1 by default.
+        ``parts`` says into about how many tasks to cut a range; 1 by default. ``on_round`` gets
+        what was done, a range of each partition at most, while the next ones are read.
         """
-        report = CycleReport()
+        whole, report = CycleReport(), CycleReport()
         tasks: list[Task] = []
         for track in list(self._tracks.values()):
             if track.partition in self._stale or track.head.ended:
@@ -279,27 +288,56 @@ class Cycle:
                     self._finish(track, self._manifest(track.intent.manifest), report)
                 elif track.intent is not None:
                     tasks += self._tasks(track, track.intent, report)
-        while tasks:
-            tasks = self._do(tasks, report)
-        return report
+        with RangeRounds(self._pipeline, self.drivers) as reading:
+            results: Results | None = reading.run(tasks)
+            while results is not None:
+                self._round(reading, results, report, find_next)
+                on_round(report)
+                whole.add(report)
+                report, results = CycleReport(), reading.next_results()
+        return whole
 
-    # The steps.
+    def _round(
+        self, reading: RangeRounds, results: Results, report: CycleReport, find_next: FindNext
+    ) -> None:
+        """Steps 4 to 7 of ranges that were read. Starts reading ahead."""
+        ahead: list[_Ahead] = []
+        while tasks := self._do(results, report, find_next, ahead):
+            results = reading.run(tasks)
+        reading.start([task for each in ahead for task in each.tasks])
+        for each in ahead:
+            with self._contain_errors(each.track, report):
+                self._finish(each.track, each.manifest, report, has_next=True)
 
-    def _do(self, tasks: Sequence[Task], report: CycleReport) -> list[Task]:
-        """Steps 4 to 7. Returns tasks for the part before records that the sink refused."""
+    def _do(
+        self, results: Results, report: CycleReport, find_next: FindNext, ahead: list[_Ahead]
+    ) -> list[Task]:
+        """Steps 4 to 7; step 5 for a range after which another one is read ahead.
+
+        Returns tasks for the part before records that the sink refused.
+        """
         shorter: list[Task] = []
-        for partition, result in run_ranges(self._pipeline, tasks, self.drivers):
+        for partition, result in results:
             track = self._tracks.get(partition)
             if track is None:  # another driver has it
+                continue
+            if track.intent is None or track.intent.manifest:  # the range before it failed
+                discard_staged(self._pipeline, partition, (*result.files, *result.unused))
                 continue
             with self._contain_errors(track, report):
                 if result.produced is None and result.error is not None:
                     shorter += self._before(track, result.error, report)
-                elif result.produced is not None and self._is_idle(track, result.produced):
+                elif result.produced is not None and is_idle(track.intent, result.produced):
                     self._withdraw(track)
                 elif result.produced is not None:
-                    self._finish(track, self._record(track, result.produced), report)
-                self._discard(track, result.unused)
+                    is_last = result.error is not None or partition in report.errors
+                    after = read_no_more if is_last else find_next
+                    manifest = self._record(track, result.produced, after)
+                    if tasks := self._tasks_ahead(track, manifest):
+                        ahead.append(_Ahead(track, manifest, tasks))
+                    else:
+                        self._finish(track, manifest, report)
+                discard_staged(self._pipeline, partition, result.unused)
                 if result.error is not None:
                     self._fail(track, result.error, report)
         return shorter
@@ -315,13 +353,7 @@ class Cycle:
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
-            known = committed_manifests(self._context, self._pipeline.id, partition)
-            found = work.look(track.late, known, track.head)
-            for rows in decisions(found):
-                self._decide(track, rows)
-            for each in found:
-                work.move(each)
-            report.aside += [each.record for each in found]
+            report.aside += work.run(track.late, track.head, lambda rows: self._decide(track, rows))
         track.late, epoch = (), track.head.epoch
         track.head = msgspec.structs.replace(track.head, looked=epoch)  # at the next write
         self._looked.add(track.partition)
@@ -394,29 +426,21 @@ class Cycle:
         self._read_intent(track)
 
     def _tasks(self, track: Track, intent: Intent, report: CycleReport) -> list[Task]:
-        """Step 4, as a task for each cut, which stages in a folder of its own."""
-        head, start = track.head, intent.lost[-1].end if intent.lost else intent.start
-        wanted = SourceRange(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
+        """Step 4, as a task for each cut."""
         try:
-            reader = self._pipeline.source.reader(wanted)
+            return plan_tasks(self._pipeline, track, intent, track.head.ordinal, self._context.ids)
         except NotFoundError:
             self._withdraw(track)
             report.withdrawn.add(track.partition)
             raise
-        sink = self._pipeline.sink
-        if head.names and isinstance(sink, AsideSink):
-            sink = sink.named(head.names)
-        track.reader = reader
-        transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
-        erased = self._pipeline.erased(track.partition.text)  # since the intent; later ones wait
-        parts = divide_reader(self._pipeline.source, reader, intent.cuts)
-        where = (self._pipeline.id, track.partition.text, head.epoch)
-        new_id = self._context.ids.new
-        task = Task(reader, sink, "", transform, erased=erased, title=self._pipeline.heading)
-        return [
-            replace(task, reader=part, staging=layout.staging(*where, new_id()), cut=number)
-            for number, part in enumerate(parts)
-        ]
+
+    def _tasks_ahead(self, track: Track, manifest: Manifest) -> list[Task]:
+        """Step 4 of what is read ahead; nothing if it fails: the plan after a commit shows why."""
+        ahead = track.intent.ahead if track.intent is not None else None
+        ordinal, ids = manifest.ordinal + manifest.read, self._context.ids
+        with contextlib.suppress(TidelogError):
+            return plan_tasks(self._pipeline, track, ahead, ordinal, ids) if ahead else []
+        return []
 
     def _before(self, track: Track, error: TidelogError, report: CycleReport) -> list[Task]:
         """In step 4: ends a range before a record that the sink refused, if anything is there.
@@ -447,19 +471,6 @@ class Cycle:
             check_plan(self._pipeline.source, track.reader)
         raise error
 
-    def _discard(self, track: Track, unused: tuple[FileEntry, ...]) -> None:
-        """Deletes what cuts staged that no manifest lists; after a crash a sweep does."""
-        if unused:
-            where = (self._pipeline.id, track.partition.text)
-            with contextlib.suppress(TidelogError):
-                self._pipeline.sink.discard(Manifest(*where, "", "", 0, 0, 0, files=unused))
-
-    def _is_idle(self, track: Track, produced: TaskOutput) -> bool:
-        """Returns whether a range was empty and ended where it began: the source knows no ends."""
-        intent = track.intent
-        same = intent is not None and not intent.lost and produced.end == intent.start
-        return same and not produced.read
-
     def _withdraw(self, track: Track) -> None:
         """Deletes an intent: nothing was decided, so the next one may differ."""
         # The head gets a new version: no repeated packet of step 3 brings the intent back.
@@ -468,17 +479,22 @@ class Cycle:
         track.head_version = self._write(track, head, gone)
         track.intent, track.intent_version = None, ""
 
-    def _record(self, track: Track, produced: TaskOutput) -> Manifest:
+    def _record(
+        self, track: Track, produced: TaskOutput, find_next: FindNext = read_no_more
+    ) -> Manifest:
         """Step 5."""
-        intent = track.intent
+        intent, source = track.intent, self._pipeline.source
         if intent is None:
             raise taken_error(self._pipeline.name, track.partition.text)
-        missing = self._missing(track, intent, produced)
+        missing = missing_from(source, track, intent, produced)
+        check_gaps(track.partition, track.head, missing.gaps)
         manifest = manifest_of(self._pipeline.id, track, intent, produced, missing)
         name = self._context.ids.new()
         key = layout.manifest(self._pipeline.id, track.head.epoch, track.partition.text, name)
         put_same(self._context.store, key, seal_json(manifest))
-        decided = msgspec.structs.replace(intent, manifest=key)
+        wanted, now_ms = find_next(track.partition, manifest.end), self._context.clock.now_ms()
+        ahead = intend_next(source, intent, manifest, wanted, now_ms) if wanted else None
+        decided = msgspec.structs.replace(intent, manifest=key, ahead=ahead)
         self._write(
             track,
             Put("intent", encode_row(decided), expect=track.intent_version),
@@ -487,21 +503,10 @@ class Cycle:
         self._read_intent(track)
         return manifest
 
-    def _missing(self, track: Track, intent: Intent, produced: TaskOutput) -> MissingOffsets:
-        """In step 5: returns why the range has fewer events than offsets."""
-        start = intent.lost[-1].end if intent.lost else intent.start
-        reached = SourceRange(track.partition, start, produced.end, incarnation=intent.incarnation)
-        missing = missing_in(self._pipeline.source, reached, produced.read)
-        if min(missing.absent, missing.deleted) < 0:
-            raise InternalError(
-                f"source partition `{track.partition.text}`: {produced.read} events came from "
-                f"[{start}, {produced.end}), which are more than it has offsets"
-            )
-        check_gaps(track.partition, track.head, missing.gaps)
-        return missing
-
-    def _finish(self, track: Track, manifest: Manifest, report: CycleReport) -> None:
-        """Steps 6 and 7."""
+    def _finish(
+        self, track: Track, manifest: Manifest, report: CycleReport, has_next: bool = False
+    ) -> None:
+        """Steps 6 and 7. Without ``has_next``, no task reads ahead, and no next range begins."""
         partition, events = manifest.partition, manifest.read
         with self._context.spans.span("tidelog.publish", partition=partition, events=events):
             left_out = self._publish(track, manifest)
@@ -510,22 +515,17 @@ class Cycle:
         if intent is None:
             raise taken_error(self._pipeline.name, track.partition.text)
         done = commit_of(intent, manifest, self._context.clock.now_ms())
-        head = msgspec.structs.replace(
-            track.head,
-            position=manifest.end,
-            ordinal=manifest.ordinal + manifest.read,
-            totals=track.head.totals.plus(manifest, done.committed_ms),
-            gaps=gaps_after(track.head, manifest.lost),
-            note=manifest.note if isinstance(self._pipeline.source, TrackingSource) else b"",
-        )
+        note = manifest.note if isinstance(self._pipeline.source, TrackingSource) else b""
+        head = committed_head(track.head, manifest, done, note)
+        then, version = intent.ahead if has_next else None, track.intent_version
         write_id = self._write(
             track,
             Put(layout.commit_row(manifest.ordinal, manifest.start), encode_row(done)),
             Put("head", encode_row(head), expect=track.head_version),
-            Delete("intent", expect=track.intent_version),
+            Put("intent", encode_row(then), version) if then else Delete("intent", version),
         )
         track.head, track.head_version = head, write_id
-        track.intent, track.intent_version = None, ""
+        track.intent, track.intent_version = then, write_id if then else ""
         report.committed[track.partition] = manifest
         self._pipeline.sink.discard(manifest)
 
@@ -542,8 +542,6 @@ class Cycle:
             if row is None or row.version != track.head_version:
                 raise taken_error(self._pipeline.name, track.partition.text) from exc
             raise
-
-    # Internals.
 
     def _write(self, track: Track, *changes: Change) -> str:
         """Writes conditionally. Raises ``FencedError`` if another driver has the partition."""

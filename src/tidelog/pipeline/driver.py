@@ -37,7 +37,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
-from tidelog.coordination.pipeline_rows import read_intent, read_listed, read_partitions
+from tidelog.coordination.pipeline_rows import read_intent, read_partitions
 from tidelog.errors import (
     FencedError,
     InvalidError,
@@ -47,15 +47,16 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.model.pipeline import Begin, ListedPartition, Progress
+from tidelog.model.pipeline import Begin, Progress
+from tidelog.pipeline.ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline, TakenError
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.policy import Due, FilePolicy, parts_of
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
+    Beginnings,
     SeenEnds,
-    look_at_source,
     track,
     vanished_error,
 )
@@ -64,6 +65,7 @@ __all__ = ["Driver", "DriverOptions", "new_stop"]
 
 _FOLLOW_S = 1.0  # between looks at the source while following
 _LOOK_S = 0.2  # the same, in a run that drains and waits for something
+_AHEAD_S = 15.0  # how long one cycle reads ahead; then its driver looks at the source again
 _ATTEMPTS = 5  # per partition with passing errors, in a run that drains
 
 
@@ -103,6 +105,7 @@ class _Plan(NamedTuple):
     waiting: Mapping[SourcePartition, int]  # how many events wait
     limits: Mapping[SourcePartition, str]  # how far to read those that are due
     parts: Mapping[SourcePartition, int]  # in how many parts, with one task each
+    everything: bool = False  # all that waits is due
 
 
 class Driver:
@@ -127,7 +130,8 @@ class Driver:
         self._away: set[SourcePartition] = set()  # not in the source, and nothing in progress
         self._full: set[SourcePartition] = set()  # more may wait there, but it cannot be counted
         self._flushed = flush_version(context, pipeline.id)  # ignore requests up to here
-        self._listed: dict[str, ListedPartition] | None = None  # partitions, once known
+        self._beginnings = Beginnings(context, pipeline, how.start or pipeline.start)
+        self._ahead_until_s = 0.0
 
     def run(self) -> int:
         """Runs until the source is drained, or until stopped.
@@ -240,18 +244,55 @@ class Driver:
         errors: Mapping[SourcePartition, TidelogError],
     ) -> CycleReport:
         """Runs the cycle's steps for adopted partitions, and records the outcome."""
-        events_max = self._due.events_max()
+        self._full -= plan.limits.keys()
+        events_max, more = self._due.events_max(), dict(errors)
+
+        def on_round(report: CycleReport) -> None:
+            self._note_round(report, bounds, events_max, more)
+            more.clear()
+
+        find_next = self._next_ranges(plan, bounds)
         with self._span(len(plan.limits)):
-            report = cycle.run(plan.limits, bounds, plan.parts)
+            return cycle.run(plan.limits, bounds, plan.parts, find_next, on_round)
+
+    def _next_ranges(self, plan: _Plan, bounds: Mapping[SourcePartition, Bounds]) -> FindNext:
+        """Returns what finds ranges to read ahead, until this driver has other things to do."""
+        source, now_s = self._pipeline.source, self._context.clock.monotonic_s
+        self._ahead_until_s = now_s() + _AHEAD_S
+
+        def find_next(partition: SourcePartition, start: str) -> NextRange | None:
+            held = bounds.get(partition)
+            if held is None or self._how.stop.is_set() or now_s() > self._ahead_until_s:
+                return None
+            waiting = source.count(start, held.end) or 0
+            if waiting < (1 if plan.everything else self._due.events_max()):
+                return None
+            with contextlib.suppress(UnavailableError):
+                if self._find_members():
+                    self._ahead_until_s = now_s()
+            most = waiting // self._due.cut_events_min(self._how.follow)
+            parts = max(1, min(plan.parts.get(partition, 1), most))
+            return NextRange(self._limit(partition, start, held, parts), parts)
+
+        return read_no_more if isinstance(source, TrackingSource) else find_next
+
+    def _note_round(
+        self,
+        report: CycleReport,
+        bounds: Mapping[SourcePartition, Bounds],
+        events_max: int,
+        errors: Mapping[SourcePartition, TidelogError],
+    ) -> None:
+        """Learns from what was done, and reports it with other errors."""
         for partition in report.errors.keys() - bounds.keys():
             if isinstance(report.errors[partition], NotFoundError):
                 del report.errors[partition]  # it was deleted with its range: nothing waits for it
         report.errors.update(errors)
-        self._full -= plan.limits.keys()
         for partition, manifest in report.committed.items():
             size = sum(file.size for file in manifest.files)
             self._due.done(partition, manifest.read, size)
-            if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
+            held, count = bounds.get(partition), self._pipeline.source.count
+            if held and manifest.read >= events_max and count(manifest.end, held.end) is None:
                 self._full.add(partition)
         for partition in report.taken:
             self._failures.released(partition)
@@ -259,7 +300,6 @@ class Driver:
         if not _is_fenced(report):  # else the pipeline was removed, and this driver ends
             self._failures.add(report.errors.items())
         self._how.on_cycle(report)
-        return report
 
     def _resume(
         self,
@@ -307,8 +347,7 @@ class Driver:
 
         Raises if all of them fail, because that is an error of the source.
         """
-        if self._members.look():  # what a driver left behind may be new to this one
-            self._before, self._away = None, set()
+        self._find_members()
         cycle.drivers = len(self._members.living)
         self._track(cycle)
         partitions = self._pipeline.source.partitions()
@@ -323,6 +362,13 @@ class Driver:
         if errors and not found:
             raise next(iter(errors.values()))
         return found
+
+    def _find_members(self) -> bool:
+        """Returns whether drivers came or left; what one left behind may be new to this one."""
+        has_changed = self._members.look()
+        if has_changed:
+            self._before, self._away = None, set()
+        return has_changed
 
     def _keep_seen(self, cycle: Cycle, is_last: bool = False) -> None:
         """Stores ends of the source that may vanish before they are read."""
@@ -393,8 +439,9 @@ class Driver:
         for partition in due:
             with _contain_errors(partition, bounds, errors):
                 held = bounds[partition]
-                limits[partition] = self._limit(cycle, partition, held, parts[partition])
-        return _Plan(waiting, limits, parts)
+                at = cycle.position(partition)
+                limits[partition] = self._limit(partition, at, held, parts[partition])
+        return _Plan(waiting, limits, parts, everything)
 
     def _parts(self, due: Mapping[SourcePartition, int]) -> dict[SourcePartition, int]:
         """Returns in how many parts to read each source partition with this many events."""
@@ -406,10 +453,9 @@ class Driver:
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Returns the trace span of a cycle that has work."""
-        if not partitions:
-            return contextlib.nullcontext()
-        name = self._pipeline.name
-        return self._context.spans.span("tidelog.pipeline", pipeline=name, partitions=partitions)
+        name, span = self._pipeline.name, self._context.spans.span
+        work = span("tidelog.pipeline", pipeline=name, partitions=partitions)
+        return work if partitions else contextlib.nullcontext()
 
     def _adopt(
         self,
@@ -424,7 +470,7 @@ class Driver:
         for partition in new:
             with _contain_errors(partition, bounds, errors):
                 held = bounds[partition]
-                begin, note = self._begin(partition, held)
+                begin, note = self._beginnings.find(partition, held)
                 cycle.adopt(partition, begin, held.incarnation, note)
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
@@ -436,33 +482,6 @@ class Driver:
                 with _contain_errors(partition, bounds, errors):
                     cycle.renew(partition, note)
 
-    def _begin(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
-        """Returns where a partition without a head begins, and what identifies it for its source.
-
-        That is its own first event, unless the same partition existed when the pipeline was
-        created: only then does ``latest`` mean the end it had.
-        """
-        now_ms = self._context.clock.now_ms()
-        seen = self._partitions_at_creation().get(partition.text)
-        was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
-        start = self._how.start or self._pipeline.start
-        if start == "latest" and seen is not None and was_there:
-            position = self._pipeline.source.cut(seen.end, seen.end, 0)
-            return Begin(position, "latest", now_ms), seen.note
-        # Everything there is still to be read.
-        note = b"" if held.begins == "earliest" else held.note
-        return Begin(held.first, held.begins, now_ms), note
-
-    def _partitions_at_creation(self) -> dict[str, ListedPartition]:
-        """Returns the partitions that existed at the pipeline's creation, or at this first look."""
-        if self._listed is None:
-            found = read_listed(self._context, self._pipeline.id)
-            if not found and self._pipeline.lists:
-                look_at_source(self._context, self._pipeline.id, self._pipeline.source)
-                found = read_listed(self._context, self._pipeline.id)
-            self._listed = found
-        return self._listed
-
     def _count_waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """Returns about how many events wait; at least 1 if any do, or if an end went back."""
         position = cycle.position(partition)
@@ -470,21 +489,14 @@ class Driver:
             return 0
         return max(1, self._pipeline.source.count(position, bounds.end) or 1)
 
-    def _is_uncounted(
-        self, position: str, bounds: Mapping[SourcePartition, Bounds], partition: SourcePartition
-    ) -> bool:
-        """Returns whether the source cannot count the events after a position."""
-        held = bounds.get(partition)
-        return held is not None and self._pipeline.source.count(position, held.end) is None
-
     def _flush_wanted(self) -> bool:
         """Returns whether a flush was requested since the last look."""
         before, self._flushed = self._flushed, flush_version(self._context, self._pipeline.id)
         return before != self._flushed
 
-    def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds, parts: int) -> str:
-        """Returns where the next range ends: at the policy's size for each part, or at the end."""
-        source, start = self._pipeline.source, cycle.position(partition)
+    def _limit(self, partition: SourcePartition, start: str, bounds: Bounds, parts: int) -> str:
+        """Returns where a range ends: at the policy's size for each part, or at the end."""
+        source = self._pipeline.source
         if source.before(start, bounds.first):
             start = bounds.first
         if not source.before(start, bounds.end):

@@ -38,8 +38,10 @@ from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
     Begin,
+    Commit,
     DriverFailure,
     Gap,
+    Manifest,
     Progress,
     joined_gaps,
     offsets_between,
@@ -52,6 +54,7 @@ __all__ = [
     "RemadeError",
     "check_gaps",
     "close_failures",
+    "committed_head",
     "ended_head",
     "gaps_after",
     "lost_before",
@@ -339,6 +342,18 @@ def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
     gaps = (*_without_vanished(head.gaps), Gap(head.position, end, "vanished"))
     return msgspec.structs.replace(head, totals=totals, gaps=gaps)
+
+
+def committed_head(head: Progress, manifest: Manifest, done: Commit, note: bytes) -> Progress:
+    """Returns the head after a range; ``note`` identifies the partition for its source."""
+    return msgspec.structs.replace(
+        head,
+        position=manifest.end,
+        ordinal=manifest.ordinal + manifest.read,
+        totals=head.totals.plus(manifest, done.committed_ms),
+        gaps=gaps_after(head, manifest.lost),
+        note=note,
+    )
 
 
 def gaps_after(head: Progress, more: tuple[Gap, ...]) -> tuple[Gap, ...]:

@@ -274,7 +274,7 @@ def _check_readers(
         intent = read_intent(context, reader, move.partition)
         if head is None or head.closed or head.ended:
             continue
-        reached = head.position if intent is None else intent.limit
+        reached = head.position if intent is None else intent.reach
         if before(move.to, reached):
             raise InvalidError(
                 f"archive `{pipeline.name}`: {move.partition}: {who} has read it up to {reached}, "

@@ -50,13 +50,14 @@ from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import Gap, ListedPartition, Progress, SeenEnd
+from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.failures import LostError, vanished_end
 
 __all__ = [
+    "Beginnings",
     "Lineage",
     "SeenEnds",
     "copy_seen",
@@ -229,6 +230,42 @@ def vanished_error(
         "they are lost",
         end=str(end),
     )
+
+
+@dataclass
+class Beginnings:
+    """Where partitions without a head begin."""
+
+    context: Context
+    pipeline: Pipeline
+    start: str  # earliest or latest
+    _listed: dict[str, ListedPartition] | None = None  # partitions, once known
+
+    def find(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
+        """Returns where a partition begins, and what identifies it for its source.
+
+        That is its own first event, unless the same partition existed when the pipeline was
+        created: only then does ``latest`` mean the end it had.
+        """
+        now_ms = self.context.clock.now_ms()
+        seen = self._at_creation().get(partition.text)
+        was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
+        if self.start == "latest" and seen is not None and was_there:
+            position = self.pipeline.source.cut(seen.end, seen.end, 0)
+            return Begin(position, "latest", now_ms), seen.note
+        # Everything there is still to be read.
+        note = b"" if held.begins == "earliest" else held.note
+        return Begin(held.first, held.begins, now_ms), note
+
+    def _at_creation(self) -> dict[str, ListedPartition]:
+        """Returns the partitions that existed at the pipeline's creation, or at this first look."""
+        if self._listed is None:
+            found = read_listed(self.context, self.pipeline.id)
+            if not found and self.pipeline.lists:
+                look_at_source(self.context, self.pipeline.id, self.pipeline.source)
+                found = read_listed(self.context, self.pipeline.id)
+            self._listed = found
+        return self._listed
 
 
 class Lineage:

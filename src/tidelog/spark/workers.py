@@ -21,6 +21,10 @@ else is detected, so that an archive's ranges stay what they say they are:
    partitions, caches or truncates its input has none
 4. all offsets that were written must be among those that were read
 
+Spark collects rows for the writing half, by number: to measure each row takes longer than to write
+it. So the reading half counts the bytes of large rows, in whole columns. If a batch might not fit
+into memory, the ranges with such rows are read again with batches that Spark measures.
+
 Sessions of Spark: opens them, and replaces one whose Java process ended.
 
 A session lives in a Java process of its own. If that ends (out of memory, killed), or if its
@@ -39,6 +43,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -46,6 +51,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import compute
 from pyspark import SparkContext, TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession, functions
 
@@ -71,6 +77,10 @@ __all__ = ["SparkWorkers", "open_spark"]
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _REPLACING = threading.Lock()
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NOT_MEASURED = str(2**31 - 1)  # as Spark has it
+_BATCH_BYTES_MAX = 32_000_000  # per core; Spark's buffers take a few times as much
 
 
 def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -96,9 +106,8 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",  # of reads of the format `tidelog`
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        # A limit in bytes makes Spark measure each row, which takes longer than writing it.
-        "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+        _BATCH_ROWS: "20000",
+        _BATCH_BYTES: _NOT_MEASURED,
     }
     if master.startswith("local"):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -181,10 +190,16 @@ def _send_with_tasks(module: ModuleType) -> None:
 
 
 def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
-    """Runs all tasks in one Spark job. Raises ``InvalidError`` if a transform breaks the rules."""
+    """Runs all tasks in one Spark job. Raises ``InvalidError`` if a transform breaks the rules.
+
+    Those with large rows are run again in a second one, and every later job measures its batches.
+    """
+    is_measured = session.conf.get(_BATCH_BYTES) != _NOT_MEASURED
+    rows_max = int(session.conf.get(_BATCH_ROWS) or 0)
+    small = None if is_measured else _BATCH_BYTES_MAX // rows_max if rows_max > 0 else 0
     blobs = [pickle.dumps(task) for task in tasks]
     ranges = session.range(0, len(blobs), 1, len(blobs))
-    events = ranges.mapInArrow(functools.partial(_read, blobs), _SHOWN)
+    events = ranges.mapInArrow(functools.partial(_read, blobs, small), _SHOWN)
     result = _apply(name, events)
     found = _collect(result.mapInArrow(functools.partial(_write, blobs), _OUTCOMES))
     for each in found:
@@ -192,6 +207,11 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
             raise each
     if len(found) != len(tasks):
         raise InvalidError(f"transform `{name}`: has made fewer Spark partitions: {_STAYS}")
+    large = [tasks[each.number] for each in found if isinstance(each, _LargeRows)]
+    if large:
+        session.conf.set(_BATCH_BYTES, str(_BATCH_BYTES_MAX))
+        again = transformed(session, name, large)
+        found = [each for each in found if not isinstance(each, _LargeRows)] + again
     return found
 
 
@@ -229,8 +249,20 @@ class _Note(NamedTuple):
     left_out: int  # events skipped because they were erased
 
 
-def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs the reading half of a Spark task."""
+class _LargeRows(NamedTuple):
+    """A reading half ended early: batches with its rows must be measured."""
+
+    number: int  # of the task
+
+
+def _read(
+    blobs: Sequence[bytes], small: int | None, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs the reading half of a Spark task.
+
+    Spark's batches fit into memory if no row has more than ``small`` bytes. Larger ones may have as
+    many bytes in total as a batch; any number, if ``small`` is None.
+    """
     wanted = arrow_schema(_SHOWN)
     for batch in numbers:
         for number in batch.column(0).to_pylist():
@@ -238,13 +270,19 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
             note = _note_path(task)
             end, offsets, left_out = task.range.start, [np.empty(0, np.int64)], 0
             marks: list[bytes] = []
+            large = 0
             try:
                 for chunk in task.chunks():
                     check_rows(chunk.batch)
                     rows = task.erased.left(chunk.batch)
                     left_out += chunk.batch.num_rows - rows.num_rows
                     if rows.num_rows:
-                        yield rows.cast(wanted)
+                        sizes = _row_bytes(rows)
+                        large += int(sizes[sizes > small].sum()) if small is not None else 0
+                        if large > _BATCH_BYTES_MAX:
+                            note.write_bytes(pickle.dumps(_LargeRows(number)))
+                            return
+                        yield from (part.cast(wanted) for part in _bounded(rows, sizes))
                         offsets.append(rows.column("offset").to_numpy())
                     end = chunk.position
                     marks.append(chunk.note)
@@ -254,6 +292,25 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
                 return
             given = _Note(end, np.concatenate(offsets), b"".join(marks), left_out)
             note.write_bytes(pickle.dumps(given))
+
+
+def _row_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Returns about how many bytes each row has; headers count evenly."""
+    headers = rows.column("headers").nbytes // max(1, rows.num_rows)
+    lengths = [compute.binary_length(rows.column(name)) for name in ("key", "value")]
+    sizes: npt.NDArray[np.int64] = sum(
+        (each.fill_null(0).to_numpy().astype(np.int64) for each in lengths),
+        start=np.full(rows.num_rows, headers, np.int64),
+    )
+    return sizes
+
+
+def _bounded(rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Yields rows in batches of bounded size; most often as they are."""
+    numbers = np.cumsum(sizes) // _BATCH_BYTES_MAX
+    borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), rows.num_rows]
+    for first, end in pairwise(borders):
+        yield rows.slice(first, end - first)
 
 
 def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -266,13 +323,17 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
         return
     task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
     try:
-        outcome = TaskOutcome(task.range.partition, _written(task, batches), cut=task.cut)
+        produced = _written(task, batches)
     except TidelogError as exc:
-        outcome = TaskOutcome(task.range.partition, error=exc, cut=task.cut)
-    yield _outcome(outcome)
+        yield _outcome(TaskOutcome(task.range.partition, error=exc, cut=task.cut))
+        return
+    if isinstance(produced, _LargeRows):
+        yield _outcome(produced)
+    else:
+        yield _outcome(TaskOutcome(task.range.partition, produced, cut=task.cut))
 
 
-def _outcome(found: TaskOutcome | TidelogError) -> pa.RecordBatch:
+def _outcome(found: TaskOutcome | TidelogError | _LargeRows) -> pa.RecordBatch:
     """Returns the row of an outcome, with what was read and staged for Spark's UI."""
     produced = found.produced if isinstance(found, TaskOutcome) else None
     size = sum(file.size for file in produced.staged.files) if produced else 0
@@ -282,7 +343,7 @@ def _outcome(found: TaskOutcome | TidelogError) -> pa.RecordBatch:
     return pa.record_batch(columns, ["outcome", "events", "bytes"])
 
 
-def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
+def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput | _LargeRows:
     writer = task.sink.writer(task.range.partition.text, task.staging)
     written = [np.empty(0, np.int64)]
     last = -1
@@ -298,6 +359,8 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
         writer.write(rows)
     staged: Written = writer.close()
     note = _read_note(task)
+    if isinstance(note, _LargeRows):
+        return note
     strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
     if len(strange):
         raise _rule_error(task, f"offset {int(strange[0])} is not one that was read")
@@ -325,7 +388,7 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
     return rows
 
 
-def _read_note(task: Task) -> _Note:
+def _read_note(task: Task) -> _Note | _LargeRows:
     """Reads and deletes the note of this task's reading half."""
     path = _note_path(task)
     try:
@@ -335,7 +398,7 @@ def _read_note(task: Task) -> _Note:
         raise _rule_error(task, "it was not read to its end by the task that wrote it") from None
     if isinstance(found, TidelogError):
         raise found
-    note: _Note = found
+    note: _Note | _LargeRows = found
     return note
 
 
