@@ -208,6 +208,7 @@ class SqliteCatalog:
                 try:
                     with _translated(self._path), self._connections.use() as connection:
                         _write_once(connection, partition, changes, write_id)
+                    self._connections.check_commit()
                     if self._freeing and self._reserve.is_disk_full(_GROW_BYTES):
                         self._empty_log()  # while the file can still grow
                     return

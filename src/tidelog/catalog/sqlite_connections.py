@@ -13,6 +13,13 @@ open while a process forks:
 A fork that bypassed Python (a C library that calls ``fork`` itself), or one from a signal handler
 in the middle of a statement, cannot be prepared. The child keeps what it inherited, untouched and
 never closed, and refuses the file with one clear error before anything is written.
+
+The same happens without a fork when other code of the process opens the file and closes it, to copy
+it for example: the kernel then drops every lock that the process has on the file. The next process
+that closes the catalog deletes the log, and this one would go on writing to a deleted file. So each
+use of a connection first compares the log in the folder with the one that SQLite has open, and a
+commit also compares it afterwards. If they differ, the connections are never used or closed again,
+since that would overwrite what others have committed, and this process refuses the file.
 """
 
 from __future__ import annotations
@@ -26,13 +33,24 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, UnknownOutcomeError
 
 __all__ = ["Connections", "Opener"]
 
 Opener = Callable[[str], sqlite3.Connection]
 
 _CLOSE_S = 30.0  # how long a fork waits for one statement; SQLite waits 10 s for a busy file
+_FORKED = (
+    "was open when this process was forked, and SQLite cannot open it safely here: close the home "
+    "before the fork, or start the process with multiprocessing's `spawn`"
+)
+_CUT_OFF = (
+    "other code of this process has opened and closed the file, or it was replaced, and SQLite "
+    "lost its locks or its log: start the process again, and copy catalogs in another process"
+)
+
+_Log = tuple[int, int]
+"""Which file a log is: device and inode."""
 
 
 class _ThreadConnection:
@@ -40,6 +58,8 @@ class _ThreadConnection:
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path.resolve()
+        self.log_path = f"{self.path}-wal"
+        self.log = _log_at(self.log_path)  # None: of a file that never changes
         self.connection = connection
         self.lock = threading.RLock()  # taken for each statement
         self.busy = 0  # statements of the thread that has the lock; 2 in a signal handler
@@ -53,20 +73,35 @@ class _ThreadConnection:
         if self.lock.acquire(timeout=_CLOSE_S):
             try:
                 if not self.busy and not self.closed:
-                    self.connection.close()
-                    self.closed = True
+                    self._end()
             finally:
                 self.lock.release()
 
     def abandon(self) -> None:
-        """Never closes it, not even when the interpreter ends: that would harm the parent."""
+        """Never closes it, not even when the interpreter ends: that would harm others."""
         self.closed = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
 
     def __del__(self) -> None:
         with _process.closing:  # no fork happens while SQLite closes a file
             if not self.closed:
-                self.connection.close()
+                self._end()
+
+    def is_cut_off(self) -> bool:
+        """Returns whether SQLite's log is not the one in the folder any more."""
+        return (
+            self.log is not None
+            and _log_at(self.log_path) != self.log
+            and _is_deleted(self.log_path)
+        )
+
+    def _end(self) -> None:
+        if self.is_cut_off():  # closing would move the deleted log into the file
+            _process.cut_off(self.path)
+            self.abandon()
+        else:
+            self.connection.close()
+            self.closed = True
 
 
 class _Process:
@@ -78,7 +113,7 @@ class _Process:
         self.closing = threading.RLock()  # held while a dropped one is closed, and during a fork
         self.opened: weakref.WeakSet[_ThreadConnection] = weakref.WeakSet()
         self.under_way: list[Path] = []  # files that are being opened
-        self.refused: set[Path] = set()  # files that were open when this process was forked
+        self.refused: dict[Path, str] = {}  # files that cannot be opened here, and why
 
     def before_fork(self) -> None:
         self.opening.acquire()
@@ -95,11 +130,18 @@ class _Process:
         self.opening, self.closing = threading.RLock(), threading.RLock()
         for held in list(self.opened):
             if not held.closed:
-                self.refused.add(held.path)
+                self.refused[held.path] = _FORKED
                 held.abandon()
-        self.refused.update(self.under_way)
+        self.refused |= dict.fromkeys(self.under_way, _FORKED)
         self.under_way = []
         self.opened = weakref.WeakSet()
+
+    def cut_off(self, path: Path) -> None:
+        """Never uses the connections to a file again: its log was deleted or replaced."""
+        self.refused[path] = _CUT_OFF
+        for held in list(self.opened):
+            if held.path == path and not held.closed:
+                held.abandon()
 
     def check(self) -> None:
         """Notices a fork that ran no hooks."""
@@ -135,12 +177,25 @@ class Connections:
             with held.lock:
                 if held.closed:
                     continue  # a fork was faster
+                if held.is_cut_off():
+                    _process.cut_off(held.path)
+                    continue  # to be refused
                 held.busy += 1
                 try:
                     yield held.connection
                 finally:
                     held.busy -= 1
                 return
+
+    def check_commit(self) -> None:
+        """Raises ``UnknownOutcomeError`` if what this thread committed may be in no log."""
+        held: _ThreadConnection | None = getattr(self._local, "held", None)
+        if held is None:
+            return
+        if not held.closed and held.is_cut_off():
+            _process.cut_off(held.path)
+        if held.path in _process.refused:  # perhaps by another thread
+            raise UnknownOutcomeError(f"catalog `{self._path}`: {_process.refused[held.path]}")
 
     @contextlib.contextmanager
     def once(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -173,17 +228,34 @@ class Connections:
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[None]:
         real = self._path.resolve()
-        if any(_same_file(real, path) for path in _process.refused):
-            raise InvalidError(
-                f"catalog `{self._path}`: was open when this process was forked, and SQLite cannot "
-                "open it safely here: close the home before the fork, or start the process with "
-                "multiprocessing's `spawn`"
-            )
+        for path, why in _process.refused.items():
+            if _same_file(real, path):
+                raise InvalidError(f"catalog `{self._path}`: {why}")
         _process.under_way.append(real)
         try:
             yield
         finally:
             _process.under_way.remove(real)
+
+
+def _log_at(path: str) -> _Log | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_deleted(path: str) -> bool:
+    """Returns whether this process has a deleted file of this name open; True if unknown."""
+    folder = "/proc/self/fd"
+    if not os.path.isdir(folder):
+        return True
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{folder}/{name}") == f"{path} (deleted)":
+                return True
+    return False
 
 
 def _same_file(one: Path, other: Path) -> bool:
