@@ -38,12 +38,16 @@ from tidelog.archive.archive import FormatOptions as FormatOptions
 from tidelog.archive.dead_letters import ReplayResult as ReplayResult
 from tidelog.archive.finalize import FinalizeResult as FinalizeResult
 from tidelog.archive.finalize import FolderNotice as FolderNotice
+from tidelog.archive.history import ArchivedRange as ArchivedRange
+from tidelog.archive.history import ArchiveHistory as ArchiveHistory
+from tidelog.archive.history import HistoryBar as HistoryBar
 from tidelog.archive.read import FindResult as FindResult
 from tidelog.archive.read import file_rows as read_file  # noqa: F401
 from tidelog.archive.redo import RedoPlan as RedoPlan
 from tidelog.archive.status import ArchiveStatus as ArchiveStatus
 from tidelog.archive.status import Limits as Limits
 from tidelog.archive.status import PartitionStatus as PartitionStatus
+from tidelog.archive.table_files import TableStatus as TableStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_rows import Problem as Problem

@@ -144,7 +144,7 @@ def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) ->
     lines = bad.out.decode().splitlines()
     assert len(lines) == 2
     assert "no driver is running" in lines[0]
-    assert "2 events wait, at most 1 may" in lines[1]
+    assert "2 events wait (limit 1)" in lines[1]
     relaxed = tidelog("archive", "status", "daily", "--check", "--no-driver")
     assert relaxed.code == 0
     (told,) = tidelog("archive", "status", "daily", "--check", "--json").rows()

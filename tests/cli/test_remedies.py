@@ -197,13 +197,13 @@ CASES = {
     "no driver is running": Case(not_driven, "no driver is running", "archive run daily --follow"),
     "many wait": Case(
         not_driven,
-        "10 events wait, at most 5 may",
+        "10 events wait (limit 5)",
         "archive run daily",
         ("--max-lag", "5", "--no-driver"),
     ),
     "one waits for long": Case(
         not_driven,
-        "an event waits for",
+        "the oldest event waits for",
         "archive run daily",
         ("--max-lag-seconds", "0", "--no-driver"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,16 +14,19 @@ from tidelog.api.pipelines import with_tasks
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.derived_archives import copies_of
+from tidelog.archive.history import ArchiveHistory, read_history
 from tidelog.archive.metrics import metrics_text
 from tidelog.archive.read import FindResult, ReadRequest, archived_rows, find_event
 from tidelog.archive.restore import restore_limit
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
+from tidelog.archive.table_files import TableStatus
 from tidelog.archive.tables import (
     RegisterResult,
     change_tables,
     forget_table,
     register_table,
     repair_tables,
+    table_status,
 )
 from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
 from tidelog.connectors.by_url import open_source
@@ -213,6 +217,17 @@ class ArchiveView:
         following = None if is_whole or not entries else entries[-1].place
         return FolderPage(prefix, tuple(entries), following)
 
+    def history(self, generation: int | None = None, *, bars: int = 60) -> ArchiveHistory:
+        """Return when ranges were committed and how many events they had, in bars of equal width.
+
+        Reads rows of the newest ranges only; ``is_whole`` says whether these are all.
+
+        >>> history = home.archives.get("daily").history()
+        >>> [bar.events for bar in history.bars if bar.events]
+        [3]
+        """
+        return read_history(self._context, self.reload(), generation, bars)
+
     def restore_limit(self, generation: int | None = None) -> str:
         """Return what a restore cannot bring back; empty where it brings back everything.
 
@@ -369,6 +384,19 @@ class ArchiveTables:
         []
         """
         forget_table(self._context, self._archive.reload(), table)
+
+    def status(self) -> builtins.list[TableStatus]:
+        """Return how far each table is, and how many files wait to be added to it.
+
+        A table that cannot be read has its ``error``. Changes nothing.
+
+        >>> tables = home.archives.get("daily").tables
+        >>> _ = tables.register("delta")
+        >>> [(each.table, each.files, each.is_behind) for each in tables.status()]
+        [('delta', 0, False)]
+        """
+        found = self._archive.reload()
+        return [table_status(self._context, found, each) for each in found.tables]
 
     def list(self) -> list[str]:
         """Return the names of all tables that erasures and promotes correct.

@@ -502,14 +502,14 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         )
     if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
         yield (
-            f"{each.lag} events wait, at most {limits.max_lag} may: run `tidelog archive run "
+            f"{each.lag} events wait (limit {limits.max_lag}): run `tidelog archive run "
             f"{archive.name}`, with more workers or drivers if one runs"
         )
     given_ms = limits.max_lag_ms
     lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
     if (each.lag_s or 0) > lag_max_s:
         yield (
-            f"an event waits for {each.lag_s:.0f} s, at most {lag_max_s:.0f} s may one: "
+            f"the oldest event waits for {each.lag_s:.0f} s (limit {lag_max_s:.0f} s): "
             f"run `tidelog archive run {archive.name}`; if a driver runs, look at its output, and "
             "add workers or drivers"
         )
@@ -521,7 +521,7 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         )
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
         yield (
-            f"{each.dead} dead letters, at most {limits.max_dead} may be: look at them with "
+            f"{each.dead} dead letters (limit {limits.max_dead}): look at them with "
             f"`tidelog archive dead {archive.name}`, and try them again with `tidelog archive dead "
             f"{archive.name} --replay`, with --parser for another parser; `--max-dead {each.dead}` "
             "accepts them"

@@ -114,6 +114,19 @@ class RegisterResult:
     events: int
 
 
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """How far a table is."""
+
+    table: str
+    where: str
+    is_kept: bool  # drivers bring it up to date after each cycle
+    files: int  # that wait to be added
+    events: int
+    is_behind: bool  # it is empty, or lists files of another generation
+    error: str = ""  # why it could not be read
+
+
 class Through(msgspec.Struct, frozen=True):
     """How far a table is, from its property."""
 

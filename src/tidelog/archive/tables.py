@@ -45,7 +45,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from tidelog.archive.table_files import RegisterResult, Table, TableAddition, TableFile, TablePlan
+from tidelog.archive.table_files import (
+    RegisterResult,
+    Table,
+    TableAddition,
+    TableFile,
+    TablePlan,
+    TableStatus,
+)
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.context import Context
@@ -209,6 +216,27 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
         files += len(lot.files)
         events += sum(file.entry.events for file in lot.files)
     raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+
+
+def table_status(context: Context, archive: Archive, name: str) -> TableStatus:
+    """Returns how many files wait to be added to a table, up to some hundreds. Changes nothing."""
+    is_kept = name in archive.kept
+    try:
+        table = open_table(context, archive, name)
+        lanes = dict(_lanes(context, archive))
+        through = table.through([*lanes])
+        files = events = 0
+        for lane, (pipeline, partition) in lanes.items():
+            first = 0 if through is None else through.get(lane, 0)
+            for manifest in read_manifests(context, pipeline, partition, first):
+                data = [file for file in manifest.files if file.kind == "data" and file.events]
+                files += len(data)
+                events += sum(file.events for file in data)
+                if files >= _FILES_AT_ONCE:
+                    break
+        return TableStatus(name, table.where, is_kept, files, events, through is None)
+    except TidelogError as exc:
+        return TableStatus(name, "", is_kept, 0, 0, True, exc.message)
 
 
 def correct_entries(

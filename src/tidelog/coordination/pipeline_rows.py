@@ -70,6 +70,7 @@ __all__ = [
     "is_outside",
     "list_partitions",
     "manifest_of_range",
+    "newest_commits",
     "read_archive",
     "read_commit_rows",
     "read_commits",
@@ -252,6 +253,20 @@ def read_commits(
             if not is_known and first >= ordinal:
                 yield committed
         after = row.committed.end
+
+
+def newest_commits(context: Context, pipeline: str, partition: str, most: int) -> list[Commit]:
+    """Returns up to ``most`` committed ranges, the newest first; for display only.
+
+    A row that is merged meanwhile may show a range twice, or not at all.
+    """
+    where = layout.pipeline_partition(pipeline, partition)
+    found: dict[tuple[int, str], Commit] = {}
+    for row in context.catalog.scan(where, "commit/", "commit0", limit=most, reverse=True):
+        for ordinal, committed in CommitRow.of(row).ranges():
+            found.setdefault((ordinal, committed.start), committed)
+    newest = sorted(found, reverse=True)[:most]
+    return [found[each] for each in newest]
 
 
 def read_commits_to(

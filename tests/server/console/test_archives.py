@@ -72,7 +72,7 @@ def test_archives_and_pumps_are_listed(served: Served, browser: Browser) -> None
     assert "topic:t" in page
     page = browser.get("/console/archives/daily")
     assert "t/0 25 25 0" in text_of(page)  # partition, position, end, lag
-    assert "5 dead letters, at most 0 may be" in text_of(page)
+    assert "5 dead letters (limit 0)" in text_of(page)
     served.home.append("t", [Event(b"{}")])
     eventually(lambda: browser.get("/console/archives/daily"), "t/0 25 26 1")
     page = browser.get("/console/pumps/copying")

@@ -74,6 +74,7 @@ OF_CONSOLE: dict[str, str] = {  # beside read for all topics, which every sessio
     "files": "read",
     "dead": "read",
     "replay": "admin",
+    "act": "admin",
     "pump": "read",
     "sql": "read",
     "query": "read",

@@ -21,7 +21,8 @@ from tidelog.coordination.keepers import Keeper, Keepers
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
-from tidelog.public import CycleReport, PumpStatus
+from tidelog.public import CycleReport, PumpStatus, TableStatus
+from tidelog.server.console.format import bar_chart
 from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 from tidelog.server.http.errors import shape
@@ -40,6 +41,7 @@ class ArchiveSeen:
     archive: Archive
     status: ArchiveStatus | None
     troubles: tuple[str, ...]
+    tables: tuple[TableStatus, ...] | None = None  # None: not looked at yet
 
     @property
     def dead(self) -> int:
@@ -133,17 +135,21 @@ class Pipelines:
 
 
 def see_archive(archive: ArchiveHandle, waiting: WaitingTimes | None = None) -> ArchiveSeen:
-    """How an archive does now."""
+    """How an archive does now; its tables only for a caller that may wait for them."""
     try:
         status = archive.status(waiting=waiting)
     except TidelogError as exc:
         return ArchiveSeen(archive.info, None, (f"archive `{archive.name}`: {exc}",))
-    return ArchiveSeen(archive.info, status, tuple(troubles(status, Limits())))
+    tables = None
+    if waiting is not None or not archive.info.tables:
+        tables = tuple(archive.tables.status()) if archive.info.tables else ()
+    return ArchiveSeen(archive.info, status, tuple(troubles(status, Limits())), tables)
 
 
 _LETTERS_MAX = 50  # dead letters on one page
 _LETTERS_READ_MAX = 20_000  # whose reasons are counted
 _READ_S = 0.3
+_BARS = 60  # of a history
 PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset")
 
 
@@ -163,7 +169,18 @@ class ArchivePages:
     def archive(self, visit: Visit) -> Answer:
         """``GET /console/archives/{name}``"""
         archive = self._home.archives.get(visit.path["name"])
-        return Shown("archive.html", {"archive": archive.reload(), "seen": self._seen(archive)})
+        info = archive.reload()
+        history = archive.history(bars=_BARS)
+        values = {
+            "archive": info,
+            "seen": self._seen(archive),
+            "history": history,
+            "chart": bar_chart([(bar.start_ms, bar.events) for bar in history.bars]),
+            "generations": [(number, info.state_of(number)) for number in sorted(info.makings)],
+            "building": info.building,
+            "parsers": PARSERS,
+        }
+        return Shown("archive.html", values)
 
     def pump(self, visit: Visit) -> Answer:
         """``GET /console/pumps/{name}``"""

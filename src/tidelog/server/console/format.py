@@ -12,6 +12,7 @@ import itertools
 import re
 import unicodedata
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -25,10 +26,12 @@ from tidelog.model.event import to_iso
 __all__ = [
     "PREVIEW_MAX",
     "SHOWN_MAX",
+    "BarChart",
     "Bytes",
     "Chart",
     "Series",
     "ago",
+    "bar_chart",
     "clock_time",
     "duration",
     "json_markup",
@@ -341,6 +344,41 @@ def line_chart(series: Series, width: int = 600, height: int = 120) -> Chart:
     first, last = clock_time(times[0]), clock_time(times[-1])
     says = f"from {first} to {last}: now {_word(values[-1])}, at most {_word(max(values))}"
     return Chart(line, area, width, height, _word(max(values)), first, last, says)
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars over time, for a view box of a given size."""
+
+    bars: tuple[tuple[float, float, float, float, str], ...]  # x, y, width, height, in words
+    width: int
+    height: int
+    highest: str
+    first: str
+    last: str
+    says: str
+
+
+def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int = 120) -> BarChart:
+    """The chart of counts by the time at which each bar begins, from 0 to the highest."""
+    most = max((count for _, count in counts), default=0)
+    if not most:
+        return BarChart((), width, height, "", "", "", "nothing yet")
+    each = width / len(counts)
+    bars = tuple(
+        (
+            round(at * each + each * 0.08, 2),
+            round(height - high, 2),
+            round(each * 0.84, 2),
+            round(high, 2),
+            f"{count:,} from {to_iso(time_ms)}",
+        )
+        for at, (time_ms, count) in enumerate(counts)
+        if (high := max(2.0, count * (height - 4) / most) if count else 0.0)
+    )
+    first, last = (to_iso(counts[at][0])[:16].replace("T", " ") for at in (0, -1))
+    says = f"from {first} to {last}: at most {most:,}"
+    return BarChart(bars, width, height, short(most), first, last, says)
 
 
 def _word(value: float) -> str:

@@ -34,6 +34,7 @@ from tidelog.server.api.openapi import description
 from tidelog.server.api.sql import SqlRunner
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
+from tidelog.server.console.actions import ActionPages
 from tidelog.server.console.archives import ArchivePages, Pipelines
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.forms import FormPages
@@ -160,6 +161,7 @@ PLACES = (
     Route("files", "GET", f"{_ARCHIVE}/files", "read"),
     Route("dead", "GET", f"{_ARCHIVE}/dead", "read"),
     Route("replay", "POST", f"{_ARCHIVE}/replay", "admin"),
+    Route("act", "POST", f"{_ARCHIVE}/act", "admin"),
     Route("pump", "GET", "/console/pumps/{name}", "read"),
     Route("sql", "GET", "/console/sql", "read"),
     Route("query", "POST", "/console/sql", "read"),
@@ -230,10 +232,12 @@ class Console:
         journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home)
         jobs = JobPages(home, self._jobs)
+        actions = ActionPages(home, self._pipelines, self._jobs)
         sql = SqlPages(home, runner)
         forms = FormPages(home, self._sampler, events)
         self._handlers: dict[str, Handler] = {}
-        for pages in (topics, events, consumers, archives, journals, tokens, sql, forms, jobs):
+        shown = (topics, events, consumers, archives, actions, journals, tokens, sql, forms, jobs)
+        for pages in shown:
             for place in PLACES:
                 if hasattr(pages, place.name):
                     self._handlers[place.name] = getattr(pages, place.name)

@@ -37,7 +37,7 @@ showLocalTimes(document);
 const LIVE_MS = 3000;
 const live = [...document.querySelectorAll("[data-live]")].map((part) => part.id);
 const keepUp = async () => {
-  const held = live.some((id) => document.getElementById(id)?.contains(document.activeElement) && document.activeElement.matches("input, select, button"));
+  const held = live.some((id) => document.getElementById(id)?.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button, summary"));
   const chosen = String(getSelection() || "");
   if (!document.hidden && !held && !chosen) {
     try {
@@ -48,7 +48,7 @@ const keepUp = async () => {
         for (const id of live) {
           const now = document.getElementById(id);
           const then = fresh.getElementById(id);
-          if (now && then) {
+          if (now && then && !now.querySelector("details[open]")) {
             const focused = now.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
             showLocalTimes(then);
             now.replaceChildren(...then.childNodes);

@@ -1,0 +1,321 @@
+"""What a person can do to an archive: run it now, backfill, promote, roll back, finalize, register.
+
+Each action shows first what it would do, and with ``sure`` starts a job. All of them can be killed
+and started again. A page must not make the server run code of others, or reach out to other hosts:
+so parsers are those of Tidelog, and a new table is a Delta table beside the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidelog.api.archives import ArchiveHandle
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.model.archive import Archive
+from tidelog.model.event import to_iso
+from tidelog.model.times import duration_ms
+from tidelog.public import BackfillOptions, CycleReport
+from tidelog.server.console.archives import PARSERS, Pipelines
+from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
+from tidelog.server.console.session import Answer, Redirect, Shown, Visit
+
+__all__ = ["ActionPages"]
+
+_FORMATS = ("parquet", "orc", "avro", "jsonlines")
+_GRANULARITIES = ("day", "hour", "minute")
+_FLUSH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an action would do, before it is done."""
+
+    title: str
+    says: tuple[str, ...]  # each a sentence
+    button: str
+    what: str  # the job, in words
+    args: Mapping[str, str]  # of the job, and of the form that starts it
+    is_grave: bool = False  # readers of the archive see it
+
+
+class ActionPages:
+    """Shows what actions would do, and starts them."""
+
+    def __init__(self, home: Home, pipelines: Pipelines, jobs: JobRunner) -> None:
+        self._home = home
+        self._pipelines = pipelines
+        self._jobs = jobs
+        self._actions: dict[str, Callable[[ArchiveHandle, Visit], Preview]] = {
+            "run": self._plan_run,
+            "backfill": self._plan_backfill,
+            "promote": self._plan_promote,
+            "rollback": self._plan_rollback,
+            "finalize": self._plan_finalize,
+            "register": self._plan_register,
+        }
+        for kind, work in (
+            ("run", _run),
+            ("backfill", _backfill),
+            ("promote", _promote),
+            ("rollback", _rollback),
+            ("finalize", _finalize),
+            ("register", _register),
+        ):
+            jobs.register(kind, self._resume(work))
+
+    def act(self, visit: Visit) -> Answer:
+        """``POST /console/archives/{name}/act``: first what would be done; ``sure`` starts it"""
+        archive = self._home.archives.get(visit.path["name"])
+        archive.reload()
+        action = visit.text("do")
+        if action not in self._actions:
+            raise InvalidError(f"action `{action[:40]}`: give one of {', '.join(self._actions)}")
+        preview = self._actions[action](archive, visit)
+        if not visit.form.get("sure"):
+            values = {"archive": archive.info, "preview": preview, "do": action}
+            return Shown("act.html", values)
+        args = {
+            "archive": archive.name,
+            "incarnation": archive.info.incarnation,
+            **preview.args,
+        }
+        self._jobs.start(action, preview.what, args, visit.session.who)
+        return Redirect("/console/jobs")
+
+    def _resume(
+        self, work: Callable[[ArchiveHandle, Mapping[str, str], Job], str]
+    ) -> Callable[[Mapping[str, str], str], Work]:
+        def resume(args: Mapping[str, str], who: str) -> Work:
+            archive = self._home.archives.get(args["archive"])
+            check_incarnation(f"archive `{archive.name}`", args, archive.info.incarnation)
+
+            def run(job: Job) -> str:
+                try:
+                    return work(archive, args, job)
+                finally:
+                    self._pipelines.wake()
+
+            return run
+
+        return resume
+
+    # What each would do.
+
+    def _plan_run(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        status = archive.status()
+        lag = "an unknown number of" if status.lag is None else f"{status.lag:,}"
+        says = [f"{lag} events wait in the source.".capitalize()]
+        if status.drivers:
+            says.append("The driver that follows the archive writes them now, in smaller files.")
+        else:
+            says.append("No driver follows the archive: this server archives what waits, once.")
+        says.append("Files that are smaller than usual cost readers a little more.")
+        title = f"Archive what waits for {archive.name} now?"
+        return Preview(title, tuple(says), "Run it now", f"run of {archive.name}", {})
+
+    def _plan_backfill(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        args = {name: visit.text(name) for name in ("parser", "granularity", "format")}
+        args["start"] = "earliest" if visit.form.get("start") else ""
+        _check_backfill(info, args)
+        made = info.making()
+        building = info.building
+        changed = [
+            f"{name} {value} instead of {before}"
+            for name, value, before in (
+                ("parser", args["parser"], made.parser or "none"),
+                ("granularity", args["granularity"], made.layout.get("granularity", "day")),
+                ("format", args["format"], made.format),
+            )
+            if value and value != before
+        ]
+        events = sum(each.events for each in archive.status().partitions)
+        number = building or info.newest + 1
+        says = [
+            (
+                f"Generation {number} is built beside generation {info.generation}, which readers "
+                "keep seeing."
+            ),
+            (
+                f"About {events:,} events are read again from the source, or from the live files "
+                "where the source no longer has them."
+            ),
+            f"It has {' and '.join(changed)}." if changed else "It is written as the live one is.",
+            "When it is complete, promote it.",
+        ]
+        if building:
+            says.insert(0, f"Generation {building} is being built already: this resumes it.")
+        what = f"backfill of {archive.name}"
+        title = f"Build a new generation of {archive.name}?"
+        return Preview(title, tuple(says), "Begin the backfill", what, args)
+
+    def _plan_promote(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        if info.building is None:
+            raise InvalidError(f"archive `{info.name}`: no generation is being built: backfill one")
+        built = archive.status(info.building)
+        live = archive.status()
+        says = (
+            (
+                f"Readers see generation {info.building} from then on: "
+                f"{sum(each.events for each in built.partitions):,} events, where generation "
+                f"{info.generation} has {sum(each.events for each in live.partitions):,}."
+            ),
+            (
+                "It is brought up to the live one first. If it lacks events that the live one has, "
+                "nothing changes."
+            ),
+            *_tables_follow(info),
+            f"Generation {info.generation} is kept, so that you can roll back.",
+        )
+        title = f"Make generation {info.building} of {archive.name} the live one?"
+        what = f"promote of generation {info.building} of {archive.name}"
+        return Preview(title, says, "Promote it", what, {}, is_grave=True)
+
+    def _plan_rollback(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        number = visit.number("generation", 0)
+        if number not in info.makings or info.state_of(number) != "kept":
+            raise InvalidError(f"archive `{info.name}`: generation {number} is not kept")
+        says = (
+            (
+                f"Readers see generation {number} again, instead of {info.generation}. It gets all "
+                "events that came in since first."
+            ),
+            *_tables_follow(info),
+            f"Generation {info.generation} is kept.",
+        )
+        title = f"Roll {archive.name} back to generation {number}?"
+        what = f"rollback of {archive.name} to generation {number}"
+        args = {"generation": str(number)}
+        return Preview(title, says, "Roll back", what, args, is_grave=True)
+
+    def _plan_finalize(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        delay = visit.text("delay") or "1h"
+        duration_ms(delay)
+        found = archive.finalize(delay, dry_run=True)
+        if found.watermark_ms is None:
+            says = ["No date folder is complete yet: nothing would be marked."]
+        else:
+            says = [f"All events before {to_iso(found.watermark_ms)} are in."]
+            count = len(found.notices)
+            folders = "1 date folder gets" if count == 1 else f"{count:,} date folders get"
+            says.append(f"{folders} a _SUCCESS file.")
+            says += [f"{each.folder}: {each.events:,} events." for each in found.notices[:10]]
+        says.append("An event that comes later reopens its folder.")
+        title = f"Mark complete date folders of {archive.name}?"
+        return Preview(
+            title, tuple(says), "Mark them", f"finalize of {archive.name}", {"delay": delay}
+        )
+
+    def _plan_register(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        table = visit.text("table") or "delta"
+        if table != "delta" and table not in info.tables:
+            raise InvalidError(
+                f"table `{table[:80]}`: from here it may be delta, or a table that is registered: "
+                "use `tidelog archive register` for another one"
+            )
+        keep = "1" if visit.form.get("keep") else ""
+        known = {each.table: each for each in archive.tables.status()}.get(table)
+        if known is None:
+            says = [f"Creates table {table} of the files of generation {info.generation}."]
+        else:
+            says = [f"{known.files:,} files with {known.events:,} events are added to {table}."]
+        says.append("Files stay where they are: the table lists them.")
+        if keep:
+            says.append("Drivers bring it up to date after each cycle from then on.")
+        title = f"{'Create' if known is None else 'Bring up to date'} table {table}?"
+        what = f"registration of {table} of {archive.name}"
+        return Preview(title, tuple(says), "Register it", what, {"table": table, "keep": keep})
+
+
+def _tables_follow(info: Archive) -> tuple[str, ...]:
+    if not info.tables:
+        return ()
+    return (f"Its tables follow: {', '.join(info.tables)}.",)
+
+
+def _check_backfill(info: Archive, args: Mapping[str, str]) -> None:
+    if args["parser"].partition(":")[0] not in ("", *PARSERS):
+        raise InvalidError(
+            f"parser `{args['parser'][:80]}`: from here it may be {', '.join(PARSERS)}: use "
+            "`tidelog archive backfill` for one of your own"
+        )
+    for name, known in (("granularity", _GRANULARITIES), ("format", _FORMATS)):
+        if args[name] and args[name] not in known:
+            raise InvalidError(f"{name} `{args[name][:40]}`: give one of {', '.join(known)}")
+    if info.making().transform:
+        raise InvalidError(
+            f"archive `{info.name}`: has a transform, which needs Spark: use `tidelog archive "
+            "backfill --master`"
+        )
+
+
+def _counting(job: Job, total: int | None) -> Callable[[CycleReport], None]:
+    done = 0
+
+    def on_cycle(report: CycleReport) -> None:
+        nonlocal done
+        done += report.events
+        known = "" if not total else f" of about {max(total, done):,}"
+        job.tell(f"{done:,}{known} events archived", 100 * done / total if total else None)
+
+    return on_cycle
+
+
+def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    status = archive.status()
+    if status.drivers:
+        job.tell("asked the driver that follows it to write what waits")
+        left = archive.flush(_FLUSH_S)
+        if left:
+            return f"still waiting for {len(left)} partitions: {', '.join(left[:5])}"
+        return "the driver has written everything that waited"
+    done = archive.run(stop=job.stop, on_cycle=_counting(job, status.lag))
+    return f"{done.events:,} events archived in {done.files:,} files, {done.dead:,} dead letters"
+
+
+def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    status = archive.status()
+    total = sum(each.events for each in status.partitions) + (status.lag or 0)
+    building = archive.info.building
+    if building is not None:
+        total -= sum(each.events for each in archive.status(building).partitions)
+    how = BackfillOptions(stop=job.stop, on_cycle=_counting(job, max(0, total)))
+    how["parser"] = args["parser"] or None
+    how["granularity"] = args["granularity"] or None
+    how["format"] = args["format"] or None
+    start: Any = args["start"] or None
+    done = archive.backfill(start=start, **how)
+    return (
+        f"generation {done.generation} has {done.events:,} more events in {done.files:,} files: "
+        "promote it when it is complete"
+    )
+
+
+def _promote(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    job.tell("bringing it up to the live one")
+    return f"generation {archive.promote().generation} is the live one"
+
+
+def _rollback(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    job.tell("bringing it up to the live one")
+    return f"generation {archive.rollback(int(args['generation'])).generation} is the live one"
+
+
+def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    done = archive.finalize(args["delay"])
+    if done.watermark_ms is None:
+        return "no date folder is complete yet"
+    return f"{len(done.notices):,} date folders marked, final up to {to_iso(done.watermark_ms)}"
+
+
+def _register(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    done = archive.tables.register(args["table"], keep=bool(args["keep"]))
+    return "; ".join(
+        f"{each.table}: {each.files:,} files with {each.events:,} events added" for each in done
+    )

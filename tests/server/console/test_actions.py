@@ -1,0 +1,114 @@
+"""What a person does to an archive from its page, each action after a look at what it would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.console.test_pages import eventually
+from tests.support.serving import Served
+from tests.support.visits import Browser, forms_of, text_of
+from tidelog import Event, Home
+from tidelog.server.console import archives
+
+ACT = "/console/archives/daily/act"
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_BUSY_S", 0.2)
+    monkeypatch.setattr(archives, "_IDLE_S", 0.2)
+
+
+def fill_home(home: Home) -> None:
+    made = home.archives.create("daily", source="topic:t", parser="iso8601:at", dead_share=1.0)
+    home.append("t", [Event(b'{"at": "2026-11-%02dT10:00:00Z"}' % day) for day in range(1, 11)])
+    made.run()
+
+
+def do(browser: Browser, action: str, **fields: str) -> str:
+    """Shows what an action would do, starts it, and returns what the page said."""
+    page = browser.get("/console/archives/daily")
+    forms = [form for form in forms_of(page) if form.fields.get("do") == action]
+    asked = browser.post(ACT, {**forms[0].fields, **fields})
+    assert asked.status_code == 200, text_of(asked.text)
+    begun = browser.send(asked.text, ACT)
+    assert begun.headers["location"] == "/console/jobs"
+    return text_of(asked.text)
+
+
+def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
+    served: Served, browser: Browser
+) -> None:
+    archive = served.home.archives.get("daily")
+    served.home.append("t", [Event(b'{"at": "2026-11-11T10:00:00Z"}')])
+    assert "1 events wait in the source" in do(browser, "run")
+    eventually(lambda: browser.get("/console/jobs"), "1 events archived in 1 files")
+    said = do(browser, "backfill", granularity="hour")
+    assert "Generation 2 is built beside generation 1" in said
+    assert "granularity hour instead of day" in said
+    eventually(lambda: browser.get("/console/jobs"), "generation 2 has 11 more events")
+    assert archive.reload().generation == 1
+    said = do(browser, "promote")
+    assert "11 events, where generation 1 has 11" in said
+    eventually(lambda: browser.get("/console/jobs"), "generation 2 is the live one")
+    page = browser.get("/console/archives/daily")
+    assert "1 kept parquet" in text_of(page)
+    assert "2 live parquet, parser iso8601:at , by hour" in text_of(page)
+    assert "Roll daily back to generation 1?" in do(browser, "rollback")
+    eventually(lambda: browser.get("/console/jobs"), "generation 1 is the live one")
+    assert archive.reload().generation == 1
+
+
+def test_folders_are_marked_and_a_table_is_kept_up_to_date(
+    served: Served, browser: Browser
+) -> None:
+    archive = served.home.archives.get("daily")
+    said = do(browser, "finalize", delay="0s")
+    assert "date folders get a _SUCCESS file" in said
+    assert archive.reload().watermark_ms is None, "not yet"
+    eventually(lambda: browser.get("/console/jobs"), "date folders marked, final up to")
+    assert archive.reload().watermark_ms is not None
+    assert "Creates table delta" in do(browser, "register")
+    eventually(lambda: browser.get("/console/jobs"), "delta: 10 files with 10 events added")
+    page = eventually(lambda: browser.get("/console/archives/daily"), "delta yes up to date")
+    assert archive.reload().kept == ("delta",)
+    asked = browser.post(ACT, {**forms_of(page)[0].fields, "do": "register", "table": "delta"})
+    assert "0 files with 0 events are added" in text_of(asked.text)
+
+
+def test_the_history_shows_when_events_were_archived(served: Served, browser: Browser) -> None:
+    page = browser.get("/console/archives/daily")
+    assert 'aria-label="Events archived from' in page
+    assert 'class="bar"' in page
+    history = served.home.archives.get("daily").history(bars=5)
+    assert sum(bar.events for bar in history.bars) == 10
+    assert len(history.bars) <= 5
+    assert [(each.partition, each.start, each.end) for each in history.ranges] == [
+        ("t/0", "0", "10")
+    ]
+    assert history.is_whole
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("", {}),
+        ("delete", {}),
+        ("promote", {}),  # nothing is built
+        ("rollback", {"generation": "1"}),  # is live
+        ("rollback", {"generation": "9"}),
+        ("finalize", {"delay": "soon"}),
+        ("register", {"table": "iceberg:http://elsewhere#a.b"}),
+        ("register", {"table": "glue:a.b"}),
+        ("backfill", {"parser": "os:system"}),
+        ("backfill", {"format": "exe"}),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_it_begins(
+    served: Served, browser: Browser, action: str, fields: dict[str, str]
+) -> None:
+    page = browser.get("/console/archives/daily")
+    form = next(form for form in forms_of(page) if form.action == ACT)
+    sent = {**form.fields, "do": action, **fields, "sure": "1"}
+    assert browser.post(ACT, sent).status_code == 400
+    assert served.home.jobs.list() == []
