@@ -59,6 +59,7 @@ def test_the_public_names_are_these() -> None:
         "FolderNotice",
         "FolderPage",
         "FormatOptions",
+        "Forwarder",
         "Grant",
         "HandlerOptions",
         "HandlerSettings",
@@ -137,6 +138,7 @@ def test_the_public_names_are_these() -> None:
         "create_home",
         "diagnose",
         "open",
+        "open_forwarder",
         "read_file",
         "read_journal",
     ]

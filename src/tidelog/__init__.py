@@ -86,6 +86,7 @@ __all__ = [
     "FolderNotice",
     "FolderPage",
     "FormatOptions",
+    "Forwarder",
     "Grant",
     "HandlerOptions",
     "HandlerSettings",
@@ -164,6 +165,7 @@ __all__ = [
     "create_home",
     "diagnose",
     "open",
+    "open_forwarder",
     "read_file",
     "read_journal",
 ]

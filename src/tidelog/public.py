@@ -51,6 +51,8 @@ from tidelog.archive.table_files import TableStatus as TableStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
 from tidelog.archive.verify_rows import Problem as Problem
+from tidelog.connectors.forward import Forwarder as Forwarder
+from tidelog.connectors.forward import open_forwarder as open_forwarder
 from tidelog.coordination.jobs import JobRecord as JobRecord
 from tidelog.coordination.keepers import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens

@@ -260,6 +260,7 @@ class SinkContext:
     random: random.Random = field(default_factory=system_random)
     backoff: Backoff = field(default_factory=Backoff)
     context: Context | None = None  # of the home that ``topic:`` refers to
+    is_brief: bool = False  # a caller waits for each put: raise soon if the target is away
 
     @classmethod
     def of(cls, context: Context, environ: Mapping[str, str], id: str) -> SinkContext:

@@ -34,6 +34,7 @@ from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.by_id import WHO, ByIdHandlers
+from tidelog.server.api.forward import Forwards
 from tidelog.server.api.ingest import Ingest, OpenTopics
 from tidelog.server.api.openapi import description
 from tidelog.server.api.pixel import Pixels
@@ -164,7 +165,10 @@ class FrontDoor:
         self._complaints = Complaints(self._clock)
         self._usage = ClientUsage(home.context, options.audit_reads)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
-        self._pixels = Pixels(options, self.gate, self._topics, self._ingest, self.metrics)
+        self._forwards = Forwards(home, options, self._ingest)
+        self._pixels = Pixels(
+            options, self.gate, self._topics, self._ingest, self._forwards, self.metrics
+        )
         self._sql = SqlRunner(home)
         self._health = Health(home)
         # Made once: anybody may ask for it, as often as they like.
@@ -215,6 +219,7 @@ class FrontDoor:
             pass  # its parts are imported with the first one, which takes longer than a tail may
         await self.gate.refresh()
         await self._threads.run(self._check_guard)
+        await self._threads.run(self._forwards.connect)
         self._console.start(tails)
         self._ticking = asyncio.create_task(self._tick())
 
@@ -244,8 +249,9 @@ class FrontDoor:
                 await self._ticking
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._console.stop)
-        for error in await loop.run_in_executor(None, self._topics.close):
-            self._complaints.hear(error)
+        for close in (self._topics.close, self._forwards.close):
+            for error in await loop.run_in_executor(None, close):
+                self._complaints.hear(error)
         with contained("usage", self._complaints.hear):
             await loop.run_in_executor(None, self._usage.store, *self._take_usage())
         await loop.run_in_executor(None, self._threads.close)
@@ -361,11 +367,15 @@ class FrontDoor:
                 bytes_max = self._options.body_bytes_max
                 body = await self._threads.run(inflate, headers, body, bytes_max)
                 place.charge(len(body))
-            by = "" if admission.token is None else admission.token.id
-            positions = await self._ingest.append(topic, headers, body, place.charge, by)
-            self.metrics.events_in += len(positions)
+            if self._forwards.get(topic) is not None:
+                count = await self._forwards.append(topic, headers, body, place.charge)
+                answered = self._forwards.answer(topic, count)
+            else:
+                by = "" if admission.token is None else admission.token.id
+                positions = await self._ingest.append(topic, headers, body, place.charge, by)
+                count, answered = len(positions), await self._ingest.answer(topic, positions)
+            self.metrics.events_in += count
             self.metrics.bytes_in += len(body)
-            answered = await self._ingest.answer(topic, positions)
         await answer(send, 201, [_JSON_TYPE], answered)
         return 201
 
@@ -434,7 +444,8 @@ class FrontDoor:
 
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.context.settings.buffer_bytes
-        return [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
+        topics = [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
+        return [*topics, *self._forwards.waiting()]
 
 
 def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:

@@ -24,6 +24,7 @@ class ServeOptions:
     port: int = 8480  # 0: one that is free
     topic_default: str | None = None  # of a pixel that names none
     public_pixels: tuple[str, ...] = ()  # topics whose pixel needs no token
+    forward: tuple[str, ...] = ()  # NAME=URL: events of this name go to Kafka or Kinesis
     keep_headers: tuple[str, ...] = ()  # of pixels, besides those that are kept always
     keep_request: bool = False  # pixels keep their method and path
     rate: float | None = None  # requests a second of one client; 0: no limit; None: the default
@@ -60,6 +61,23 @@ class ServeOptions:
         for name in (self.topic_default, *self.public_pixels):
             if name is not None:
                 check_topic_name(name)
+
+        for name in self.forwards:
+            check_topic_name(name)
+
+    @property
+    def forwards(self) -> dict[str, str]:
+        """URLs of targets by the names that are used like topics. Raises ``InvalidError``."""
+        found: dict[str, str] = {}
+        for text in self.forward:
+            name, equals, url = text.partition("=")
+            if not equals or name in found:
+                raise InvalidError(
+                    f"serve: forward `{text}`: give NAME=URL, each name once, such as "
+                    "clicks=kinesis://clicks?region=eu-west-1"
+                )
+            found[name] = url
+        return found
 
     @property
     def may_be_open(self) -> bool:

@@ -50,6 +50,13 @@ _SWITCH_S = 0.0005  # in which a flush gets its turn beside requests; Python's o
     help="Accept pixels for this topic without a token. Repeatable.",
 )
 @click.option(
+    "--forward",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Send events of this name to kafka://host:9092/TOPIC or kinesis://STREAM instead of a "
+    "topic. Repeatable.",
+)
+@click.option(
     "--keep-header",
     "keep_headers",
     multiple=True,
@@ -110,6 +117,7 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
       tidelog serve
       tidelog serve --port 9000 --topic-default clicks
       tidelog serve --host 0.0.0.0 --rate 100 --public-pixel clicks
+      tidelog serve --forward 'clicks=kinesis://clicks?region=eu-west-1'
     """
     try:
         from tidelog.server.http.telemetry import open_telemetry

@@ -37,7 +37,7 @@ _PORT = 8480
 _DEMO_MS = 8_000  # of sample traffic, if there is no terminal
 _PASSED = ("socket", "topic_default", "rate", "body_max", "access_log", "tls_cert", "tls_key")
 _FLAGS = ("behind_proxy", "audit_reads", "keep_request")
-_REPEATED = ("public_pixel", "keep_header")
+_REPEATED = ("public_pixel", "keep_header", "forward")
 _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 _STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stopped": "dim"}
 _ERROR_MAX = 100  # characters of an error in the table; its line stands above it whole
@@ -66,6 +66,7 @@ _ERROR_MAX = 100  # characters of an error in the table; its line stands above i
 @click.option("--behind-proxy", is_flag=True, help="See `tidelog serve --help`.")
 @click.option("--rate", type=float, metavar="N", help="See `tidelog serve --help`.")
 @click.option("--public-pixel", multiple=True, metavar="T", help="See `tidelog serve --help`.")
+@click.option("--forward", multiple=True, metavar="NAME=URL", help="See `tidelog serve --help`.")
 @click.option("--keep-header", multiple=True, metavar="NAME", help="See `tidelog serve --help`.")
 @click.option("--keep-request", is_flag=True, help="See `tidelog serve --help`.")
 @click.option("--body-max", type=int, metavar="BYTES", help="See `tidelog serve --help`.")

@@ -70,6 +70,7 @@ from tidelog.store.base import Store
 __all__ = ["KafkaPlaybackSink", "KafkaSettings", "KafkaSink", "open_kafka", "open_kafka_playback"]
 
 _TIMEOUT_S = 15.0  # without any response; then the brokers count as unreachable
+_BRIEF_S = 5.0  # the same, while a caller waits
 _NO_NUMBER = b"none"  # content of the object if there is no number
 _NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka's default retention is longer
 
@@ -265,12 +266,14 @@ def open_kafka_playback(address: Address, setting: SinkContext) -> KafkaPlayback
     Raises ``NotFoundError`` if the topic does not exist.
     """
     keep_partition = keeps_partition(address)
-    open_kafka(address, environ=setting.environ, store="")  # checks the topic and the properties
+    timeout_s = _BRIEF_S if setting.is_brief else _TIMEOUT_S
+    # Checks the topic and the properties.
+    open_kafka(address, environ=setting.environ, store="", timeout_s=timeout_s)
     place = parse_place(address, setting.environ, "sink", OURS)
     properties = {name: text for name, text in place.properties.items() if name != "partition"}
     place = replace(place, properties=properties)
     name = f"tidelog-playback-{setting.id}"
-    return KafkaPlaybackSink(Transactions(place, name, _TIMEOUT_S, setting.clock), keep_partition)
+    return KafkaPlaybackSink(Transactions(place, name, timeout_s, setting.clock), keep_partition)
 
 
 class KafkaPlaybackSink:

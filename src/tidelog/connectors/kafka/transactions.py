@@ -261,12 +261,14 @@ class Transactions:
             self._abort()
         if error.code() in _TOO_LARGE:
             return InvalidError(
-                f"{what}: an event is larger than it takes ({reason}): raise its max.message.bytes"
+                f"{what}: an event is larger than it takes ({reason}): raise its max.message.bytes",
+                refused="size",
             )
         if error.code() == KafkaError.INVALID_TIMESTAMP:
             return InvalidError(
                 f"{what}: does not accept the time of an event ({reason}): raise its "
-                "message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+                "message.timestamp.before.max.ms or message.timestamp.after.max.ms",
+                refused="time",
             )
         if error.code() in _REFUSED:
             return InvalidError(

@@ -154,8 +154,10 @@ class Kinesis:
         clock: Clock | None = None,
         source: random.Random | None = None,
         connect: Callable[[KinesisPlace], Any] | None = None,
+        backoff: Backoff = _BACKOFF,
     ) -> None:
         self._place = place
+        self._backoff = backoff
         self._clock = clock or SystemClock()
         self._random = source or system_random()
         self._client = (connect or _connect)(place)
@@ -196,7 +198,7 @@ class Kinesis:
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         """Sends a call. Retries passing errors, then raises ``UnavailableError``."""
-        delays: Iterator[float | None] = iter(_BACKOFF.delays_s(self._random))
+        delays: Iterator[float | None] = iter(self._backoff.delays_s(self._random))
         while True:
             try:
                 answer: dict[str, Any] = getattr(self._client, name)(**arguments)

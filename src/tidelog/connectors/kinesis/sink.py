@@ -64,6 +64,7 @@ _REQUEST_BYTES = 5 << 20  # of its records with their keys; a larger record goes
 _KEY_MAX = 256  # characters
 _HASH_END = 1 << 128
 _BACKOFF = Backoff(attempts=12, base_ms=100, max_ms=5_000)  # attempts without any progress
+_BRIEF = Backoff(attempts=3, base_ms=100, max_ms=500)  # the same, while a caller waits
 
 
 class _Record(NamedTuple):
@@ -84,11 +85,17 @@ class _Record(NamedTuple):
         return entry
 
 
-def open_writer(url: str, *, environ: Mapping[str, str]) -> KinesisWriter:
-    """Opens a writer to ``kinesis://STREAM?region=…``. Raises ``NotFoundError``."""
+def open_writer(
+    url: str, *, environ: Mapping[str, str], backoff: Backoff | None = None
+) -> KinesisWriter:
+    """Opens a writer to ``kinesis://STREAM?region=…``. Raises ``NotFoundError``.
+
+    ``backoff`` says how long to try calls, and puts that Kinesis refuses.
+    """
     place = parse_place(parse_address(url), environ, "sink")
-    kinesis = Kinesis(place)
-    return KinesisWriter(kinesis, place.stream, kinesis.describe()[0].record_bytes_max)
+    kinesis = Kinesis(place) if backoff is None else Kinesis(place, backoff=backoff)
+    info = kinesis.describe()[0]
+    return KinesisWriter(kinesis, place.stream, info.record_bytes_max, backoff=backoff or _BACKOFF)
 
 
 class KinesisWriter:
@@ -102,8 +109,10 @@ class KinesisWriter:
         *,
         clock: Clock | None = None,
         source: random.Random | None = None,
+        backoff: Backoff = _BACKOFF,
     ) -> None:
         self._kinesis = kinesis
+        self._backoff = backoff
         self._stream = stream
         self._record_bytes_max = record_bytes_max
         self._clock = clock or SystemClock()
@@ -118,14 +127,14 @@ class KinesisWriter:
         """
         check_record_sizes(events, self._record_bytes_max, self._stream)
         waiting = deque(_records(events))
-        delays = _BACKOFF.delays_s(self._random)
+        delays = self._backoff.delays_s(self._random)
         total, left, room = len(waiting), len(waiting), _RECORDS_MAX
         while waiting:
             request = _request(waiting, room)
             again, code = self._send(request)
             waiting.extendleft(reversed(again))
             if len(waiting) < left:
-                left, delays = len(waiting), _BACKOFF.delays_s(self._random)
+                left, delays = len(waiting), self._backoff.delays_s(self._random)
             if not again:
                 room = min(_RECORDS_MAX, 2 * room)
                 continue
@@ -167,7 +176,8 @@ def check_record_sizes(events: pa.RecordBatch | pa.Table, bytes_max: int, stream
             raise InvalidError(
                 f"kinesis stream `{stream}`: an event with key `{record.key[:80]}` has "
                 f"{record.size} bytes, at most {bytes_max} are allowed in a record: leave it out, "
-                "or raise the stream's maximum record size"
+                "or raise the stream's maximum record size",
+                refused="size",
             )
 
 
@@ -323,7 +333,8 @@ _: type[TargetSink] = KinesisSink
 
 def open_kinesis_playback(address: Address, setting: SinkContext) -> KinesisPlaybackSink:
     """Opens the sink at ``kinesis://STREAM?region=…``. Raises ``NotFoundError``."""
-    return KinesisPlaybackSink(open_writer(address.text, environ=setting.environ))
+    backoff = _BRIEF if setting.is_brief else None
+    return KinesisPlaybackSink(open_writer(address.text, environ=setting.environ, backoff=backoff))
 
 
 class KinesisPlaybackSink:

@@ -39,7 +39,7 @@ from tidelog.server.http.errors import BusyError, MediaTypeError, TooLargeError
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import EVENT_BYTES
 
-__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "OpenTopics"]
+__all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "IF_ABSENT", "Headers", "Ingest", "OpenTopics"]
 
 
 class OpenTopic:
@@ -239,6 +239,23 @@ class Ingest:
             if len(events) > _FEW_EVENTS:
                 self._free(events)
 
+    async def events_of(
+        self, headers: Headers, body: bytes, charge: Callable[[int], None]
+    ) -> list[Event]:
+        """The events of a body, each within its limits; ``charge`` as in :meth:`append`."""
+
+        def parse() -> list[Event]:
+            events = self._events(headers, body)
+            for event in events:
+                self.check(event)
+            return events
+
+        if len(body) <= _SMALL_BYTES and (count := _events_at_most(headers, body)) <= _FEW_EVENTS:
+            return parse()
+        count = await self._threads.run(_events_at_most, headers, body)
+        charge(len(body) + EVENT_BYTES * count)
+        return await self._run(count, parse)
+
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
         """The body that says where events are."""
         if len(positions) <= _FEW_EVENTS:
@@ -313,7 +330,7 @@ class Ingest:
 
     def _check_room(self, opened: OpenTopic, events: list[Event]) -> int:
         """Check each event, and that all fit; their size. ``BusyError``."""
-        size = sum(map(self._size, events))
+        size = sum(map(self.check, events))
         if opened.producer.room < size + _OVERHEAD_BYTES * len(events):
             raise BusyError(
                 f"topic `{opened.topic.name}`: more events are on their way than the server "
@@ -329,7 +346,7 @@ class Ingest:
 
         def append(topic: Topic) -> Positions:
             for event in events:
-                self._size(event)
+                self.check(event)
             return append_once(self._home.context, topic, key, events)
 
         try:
@@ -341,7 +358,7 @@ class Ingest:
 
     def _append_absent(self, topic: str, events: list[Event]) -> Sequence[Position]:
         for event in events:
-            self._size(event)
+            self.check(event)
         return self._home.append(topic, events, if_absent=True)
 
     def _events(self, headers: Headers, body: bytes) -> list[Event]:
@@ -378,7 +395,7 @@ class Ingest:
             )
         return [_numbered(number, line) for number, line in enumerate(lines)]
 
-    def _size(self, event: Event) -> int:
+    def check(self, event: Event) -> int:
         """How many bytes an event has. ``InvalidError``, ``TooLargeError``."""
         size = check_event(event, sys.maxsize)
         if size > self._event_bytes_max:

@@ -324,7 +324,8 @@ def _append(options: ServeOptions) -> Json:
         "type": "object",
         "properties": {
             "topic": TOPIC,
-            "positions": {"type": "array", "items": position, "minItems": 1},
+            "positions": {"type": "array", "items": position},
+            "forwarded": {"type": "integer", "description": "Events that went to another system"},
         },
         "required": ["topic", "positions"],
     }

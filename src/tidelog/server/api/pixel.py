@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
+from tidelog.connectors.forward import Forwarder
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.model.event import Event
 from tidelog.model.topic import check_topic_name
+from tidelog.server.api.forward import Forwards
 from tidelog.server.api.ingest import Ingest, OpenTopics
 from tidelog.server.api.pixel_event import (
     GIF,
@@ -44,12 +47,14 @@ class Pixels:
         gate: Gate,
         topics: OpenTopics,
         ingest: Ingest,
+        forwards: Forwards,
         metrics: Metrics,
     ) -> None:
         self._options = options
         self._gate = gate
         self._topics = topics
         self._ingest = ingest
+        self._forwards = forwards
         self._metrics = metrics
         more = (name for name in options.keep_headers if name not in HEADERS_KEPT)
         self._kept = KeptRequest(
@@ -69,16 +74,27 @@ class Pixels:
         if self._options.keep_request:
             kept = kept._replace(method=scope["method"], path=scope["path"])
         event = event_of_query(params, headers, address, kept)
-        opened = self._topics.get(topic) or await self._topics.open(topic)
         answered = list(HEADERS)
-        if durable:
-            (position,) = await self._ingest.send(opened, [event])
-            answered.append((b"tidelog-position", str(position).encode()))
+        forwarder = self._forwards.get(topic)
+        if forwarder is not None:
+            await self._forward(forwarder, event, durable)
         else:
-            self._ingest.enter(opened, event)
+            opened = self._topics.get(topic) or await self._topics.open(topic)
+            if durable:
+                (position,) = await self._ingest.send(opened, [event])
+                answered.append((b"tidelog-position", str(position).encode()))
+            else:
+                self._ingest.enter(opened, event)
         self._metrics.events_in += 1
         await answer(send, 200, answered, GIF)
         return 200
+
+    async def _forward(self, forwarder: Forwarder, event: Event, durable: bool) -> None:
+        self._ingest.check(event)
+        if durable:
+            await self._forwards.send(forwarder, [event])
+        else:
+            forwarder.send_soon([event])
 
     async def _admit(
         self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: Params

@@ -135,6 +135,10 @@ _TOLD = {  # what clients are told where the message is about the inside of the 
     504: "it is unknown whether this was stored: read back, or repeat it with an Idempotency-Key",
     500: "something is wrong on the server: its operator finds the reason on its standard error",
 }
+_OF_FORWARD = {
+    503: "the target of this name is out of reach, or too slow: nothing was sent: try again",
+    504: "it is unknown whether the target of this name has these events: send them again",
+}
 _PARTIAL = (
     "a part of the events is stored: those that have a position; the indexes of those that may be "
     "stored are in `unknown`; send only the others again"
@@ -167,6 +171,8 @@ def shape(error: TidelogError) -> dict[str, Any]:
     if status >= 500 and not isinstance(error, HttpError):
         kept = {name: error.context[name] for name in _KEPT if name in error.context}
         told = _PARTIAL if isinstance(error, PartialAppendError) else _TOLD[status]
+        if "forward" in error.context:
+            told = _OF_FORWARD[status]
         shown["error"] |= {"message": told, "context": kept}
     return shown
 

@@ -25,6 +25,7 @@ __all__ = [
     "CONNECTIONS_LEAST",
     "CONNECTIONS_MAX",
     "FILES_KEPT",
+    "FORWARD_S",
     "HEADERS_MAX",
     "HEAD_BYTES_MAX",
     "HEAD_S",
@@ -70,6 +71,7 @@ FILES_KEPT = 96  # open files that are not connections: the store, the catalog, 
 RATE = 1_000.0  # requests a second of one token, or of an address without one, unless given
 
 # Of a request.
+FORWARD_S = 10.0  # in which the target of a forward acknowledges events
 ANSWER_S = 60.0  # in which an append is durable, or said to have an unknown outcome
 PARAMETERS_MAX = 200  # of a query
 PAGE_EVENTS_MAX = 10_000  # in one page

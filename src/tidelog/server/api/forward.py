@@ -1,0 +1,85 @@
+"""``serve --forward NAME=URL``: events of this name go to Kafka or Kinesis, not into a topic.
+
+Requests, tokens and limits are those of topics. A success response means that the target has
+acknowledged the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tidelog.connectors.forward import Forwarder, open_forwarder
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, contained
+from tidelog.home import Home
+from tidelog.model.event import Event
+from tidelog.server.api.ingest import IDEMPOTENCY_KEY, IF_ABSENT, Headers, Ingest
+from tidelog.server.http import limits
+from tidelog.server.http.errors import encode
+from tidelog.server.options import ServeOptions
+
+__all__ = ["Forwards"]
+
+_OF_TOPICS = (IDEMPOTENCY_KEY, IF_ABSENT)
+
+
+class Forwards:
+    """The names whose events go elsewhere."""
+
+    def __init__(self, home: Home, options: ServeOptions, ingest: Ingest) -> None:
+        self._home = home
+        self._ingest = ingest
+        self._open = {
+            name: open_forwarder(url, environ=home.context.environ)
+            for name, url in options.forwards.items()
+        }
+
+    def connect(self) -> None:
+        """Reach all targets. Raises where one does not exist, or a topic has its name."""
+        for name, forwarder in self._open.items():
+            try:
+                self._home.topic(name)
+            except NotFoundError:
+                forwarder.connect()
+            else:
+                raise InvalidError(f"serve: forward `{name}`: a topic has this name: give another")
+
+    def get(self, name: str) -> Forwarder | None:
+        """The forwarder of a name; None for topics."""
+        return self._open.get(name)
+
+    def waiting(self) -> list[tuple[str, int]]:
+        """The bytes that are on their way, by name."""
+        return [(name, each.waiting_bytes) for name, each in self._open.items()]
+
+    async def append(
+        self, name: str, headers: Headers, body: bytes, charge: Callable[[int], None]
+    ) -> int:
+        """Forward the events of a body; how many."""
+        for each in _OF_TOPICS:
+            if each.lower().encode() in headers:
+                raise InvalidError(
+                    f"header {each}: is for topics, and `{name}` is forwarded: leave it out"
+                )
+        events = await self._ingest.events_of(headers, body, charge)
+        return await self.send(self._open[name], events)
+
+    async def send(self, forwarder: Forwarder, events: Sequence[Event]) -> int:
+        """Return when the target has acknowledged events."""
+        call = forwarder.send_soon(events)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(call), limits.FORWARD_S)
+        except TimeoutError:
+            raise forwarder.late_error(call, limits.FORWARD_S) from None
+
+    def answer(self, name: str, events: int) -> bytes:
+        """The body of a success."""
+        return encode({"topic": name, "positions": [], "forwarded": events})
+
+    def close(self) -> list[TidelogError]:
+        """Send what waits, and close; the errors of those that could not."""
+        errors: list[TidelogError] = []
+        for each in self._open.values():
+            with contained(f"forward to `{each.url}`", errors.append):
+                each.close(limits.FORWARD_S)
+        return errors
