@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.homes import a_catalog
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import ABSENT, Put
-from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 
 
 @pytest.fixture
@@ -53,6 +54,56 @@ def test_a_locked_file_is_unavailable_after_the_time_out(
     other.close()
     catalog.write("p", Put("a", b"1"), write_id="w1")
     catalog.close()
+
+
+_OTHER_PROCESS = """
+import sys
+from tests.support.homes import a_catalog
+from tidelog.catalog.base import Put
+catalog = a_catalog(sys.argv[1])
+for name in sys.argv[2:]:
+    catalog.write("p", Put(name, b""), write_id=name)
+print(*(row.row for row in catalog.scan("p")))
+catalog.close()
+"""
+
+
+def _in_another_process(url: str, *names: str) -> list[str]:
+    """Writes rows, and returns the names of all."""
+    command = [sys.executable, "-c", _OTHER_PROCESS, url, *names]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_process_that_lost_its_locks_is_refused_and_undoes_nothing(
+    url: str, tmp_path: Path
+) -> None:
+    catalog = a_catalog(url)
+    catalog.write("p", Put("a", b""), write_id="a")
+    (tmp_path / "catalog.sqlite").read_bytes()  # closing the file drops this process's locks
+    assert _in_another_process(url, "b") == ["a", "b"]
+    for _ in range(2):
+        with pytest.raises(InvalidError, match="lost its locks"):
+            catalog.write("p", Put("c", b""), write_id="c")
+        with pytest.raises(InvalidError, match="lost its locks"):
+            catalog.get("p", "b")
+    catalog.close()
+    with pytest.raises(InvalidError, match="lost its locks"):
+        a_catalog(url)
+    assert _in_another_process(url, "d") == ["a", "b", "d"]
+
+
+def test_commit_into_a_deleted_log_is_not_acknowledged(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, write = a_catalog(url), sqlite_module._write_once
+
+    def then_delete(*given: Any) -> None:
+        write(*given)
+        (tmp_path / "catalog.sqlite-wal").unlink()
+
+    monkeypatch.setattr(sqlite_module, "_write_once", then_delete)
+    with pytest.raises(UnknownOutcomeError, match="lost its locks"):
+        catalog.write("p", Put("a", b""), write_id="a")
 
 
 def test_full_disk_is_named_and_nothing_is_written(url: str) -> None:
