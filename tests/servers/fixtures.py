@@ -75,8 +75,13 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
         "spark.driver.extraJavaOptions": " ".join(LEAN),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",  # any that is free
         "spark.ui.showConsoleProgress": "false",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": folder.as_uri(),
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
         "spark.log.level": "OFF",  # tests see what is raised
         # A task's environment is that of the process that started Spark's Java.
         **{f"spark.executorEnv.{name}": value for name, value in moto.KEYS.items()},
@@ -86,6 +91,7 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)  # else workers take the first `python3`
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # where the UI listens
         session = builder.getOrCreate()
         register(session)
         yield session

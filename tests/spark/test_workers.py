@@ -33,22 +33,6 @@ def drive(home: Home, session: SparkSession, **settings: str) -> int:
 
 
 @pytest.mark.spark
-def test_ui_shows_the_pipeline_its_ranges_and_what_tasks_did(
-    home: Home, local_spark: SparkSession
-) -> None:
-    home.create_topic("t", 2)
-    fill(home, 1_000)
-    assert drive(home, local_spark) == 1_000
-    executions: Any = local_spark._jsparkSession.sharedState().statusStore().executionsList()
-    found = [executions.apply(number) for number in range(executions.size())]
-    ours = [each for each in found if each.description().startswith("archive a, generation 1: ")]
-    assert ours[-1].description().count(" 0 to ") == 2
-    assert "t/0 0 to" in ours[-1].description()
-    assert "tidelog, [sum(events" in ours[-1].physicalPlanDescription()  # observed metrics
-    assert local_spark.sparkContext.getLocalProperty("spark.job.description") is None
-
-
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("transform", "said"),
     [

@@ -5,8 +5,10 @@ Spark. It returns what was staged, or the error of that range. If an executor di
 task again; each writer stages under its own names, so attempts never collide. Where there are many
 more tasks than cores, several share a Spark partition.
 
-Spark's UI shows the pipeline and the ranges of a job, and the events and bytes of its tasks. The
-job's group is ``tidelog-<pipeline>``; cancelled, its ranges are done again later.
+Spark's UI and event log show the pipeline and the ranges of a job, and with a transform how many
+events came in and went out. Listeners get the events and bytes of each job as observed metrics with
+the name ``tidelog``. The job's group is ``tidelog-<pipeline>``; cancelled, its ranges are done
+again later.
 
 Runs a user's transform between a range and its files: a function of DataFrames.
 
@@ -334,7 +336,7 @@ def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _outcome(found: TaskOutcome | TidelogError | _LargeRows) -> pa.RecordBatch:
-    """Returns the row of an outcome, with what was read and staged for Spark's UI."""
+    """Returns the row of an outcome, with how much was read and staged, for listeners."""
     produced = found.produced if isinstance(found, TaskOutcome) else None
     size = sum(file.size for file in produced.staged.files) if produced else 0
     counts = [produced.read if produced else 0, size]
@@ -532,7 +534,7 @@ def _run_lots(
 
 
 def _collect(rows: DataFrame) -> list[Any]:
-    """Returns what tasks made. Spark's UI shows the sums of their events and bytes."""
+    """Returns what tasks made. Listeners of queries observe the sums of their events and bytes."""
     sums = [functions.sum(name).alias(name) for name in ("events", "bytes")]
     found = rows.observe("tidelog", *sums).collect()
     return [pickle.loads(row["outcome"]) for row in found]  # noqa: S301 - our own bytes
