@@ -162,7 +162,7 @@ def _detached(context: Context) -> Iterator[str]:
         archive = decode_archive(context, row)
         if is_outside(context, archive):
             yield (
-                f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`: to "
+                f"archive `{archive.name}`: read-only, in `{archive.place}`: to "
                 f"continue here, run `tidelog archive create NAME --source {archive.source} --kind "
                 f"{archive.kind} --to URL` with a name and a folder of its own"
             )

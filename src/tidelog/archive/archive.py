@@ -59,7 +59,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.model import layout
-from tidelog.model.address import parse_address
+from tidelog.model.address import address_below, parse_address
 from tidelog.model.archive import Archive, ArchiveFormat, Start, check_archive_name, numbered
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -112,8 +112,8 @@ def create_archive(context: Context, wanted: Archive) -> Archive:
     if archive.ended is not None:
         do = f", or delete them with `tidelog archive delete {wanted.name} --delete-files`"
         raise AlreadyExistsError(
-            f"archive `{wanted.name}`: was ended, and its files stay in `{archive.store}/"
-            f"{archive.root}`: choose another name{'' if is_detached(context, archive) else do}"
+            f"archive `{wanted.name}`: was ended, and its files stay in `{archive.place}`: choose "
+            f"another name{'' if is_detached(context, archive) else do}"
         )
     if row is None or archive.state == "ready":
         raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")
@@ -282,9 +282,9 @@ def _refuse_own_files(context: Context, archive: Archive) -> None:
     if address.scheme != "file":
         return
     place = place_of(address)
-    source = f"{place.store.rstrip('/')}/{place.folder}"
-    within = f"{context.store.url.rstrip('/')}/"
-    folder = f"{archive.store.rstrip('/')}/{archive.root}/"
+    source = address_below(place.store, place.folder)
+    within = address_below(context.store.url, "")
+    folder = address_below(archive.store, f"{archive.root}/")
     problem = ""
     if within.startswith(source):
         problem = "holds this home"
@@ -406,12 +406,14 @@ def archive_record(
     store, root = context.store.url, f"archives/{name}"
     to = options.get("to")
     if to is not None:
-        store, _, root = to.rstrip("/").rpartition("/")
-        if not root or "?" in root or not store or store.endswith(":/"):
+        where, mark, given = to.partition("?")
+        store, _, root = where.rstrip("/").rpartition("/")
+        if not root or not store or store.endswith(":/") or (mark and "://" not in store):
             raise InvalidError(
                 f"archive `{name}`: --to `{to}`: give a folder below a store, such as "
-                "s3://bucket/folder, without options"
+                "s3://bucket/folder"
             )
+        store = f"{store}{mark}{given}"
     made = archive_format(options)
     return Archive(
         name=name,

@@ -91,7 +91,7 @@ def end_archive(context: Context, name: str, shown: str = "") -> Archive:
 def _end(context: Context, name: str, shown: str) -> Archive:
     archive = _present(context, name, shown)
     if is_outside(context, archive):
-        context.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
+        context.standing.check(f"archive `{name}` in `{archive.place}`")
         if not is_detached(context, archive):
             # Raises unless the folder is there and ours, before any change.
             files_at(context, archive)
@@ -197,9 +197,7 @@ def _check_lost(context: Context, archive: Archive) -> None:
                 f"put `{archive.owner}` back with `{archive.mark.decode()}` and delete the archive "
                 "without --lost-files, or move that folder away first"
             )
-        raise InvalidError(
-            f"{what}: its folder `{archive.store}/{archive.root}` still holds `{info.key}`: {do}"
-        )
+        raise InvalidError(f"{what}: its folder `{archive.place}` still holds `{info.key}`: {do}")
 
 
 def finish_removal(context: Context, archive: Archive) -> None:

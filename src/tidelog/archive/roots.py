@@ -63,10 +63,10 @@ def with_place(context: Context, archive: Archive) -> Archive:
         return msgspec.structs.replace(archive, store=context.store.url, root=root)
     if archive.root in ("dead", "staging"):
         raise InvalidError(
-            f"archive `{archive.name}`: `{archive.store}/{archive.root}` is where archives beside "
+            f"archive `{archive.name}`: `{archive.place}` is where archives beside "
             "it put other objects: choose another folder"
         )
-    context.standing.check(f"archive `{archive.name}` in `{archive.store}/{archive.root}`")
+    context.standing.check(f"archive `{archive.name}` in `{archive.place}`")
     store = store_at(context, archive.store).url
     return msgspec.structs.replace(archive, store=store, home=context.home_id)
 

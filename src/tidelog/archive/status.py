@@ -402,7 +402,7 @@ def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
     """Returns what is wrong; empty for a healthy archive."""
     if status.lost:
         archive = status.archive
-        what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+        what = f"archive `{archive.name}` in `{archive.place}`"
         return [f"{what}: {lost_remedy(archive.owner, archive.name)}"]
     if status.archive.ended is not None:
         return list(_of_ended(status.archive))
@@ -424,7 +424,7 @@ def _of_ended(archive: Archive) -> Iterator[str]:
 
 def _of_copied(status: ArchiveStatus) -> str:
     archive = status.archive
-    what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+    what = f"archive `{archive.name}` in `{archive.place}`"
     if status.copy_of:
         return (
             f"{what}: takes no events in this home, which is a copy of `{status.copy_of}`: run "

@@ -215,6 +215,10 @@ def delta_options(store: str, environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     endpoint, region, path_style = _s3(address, environ)
     options = {name: environ[name] for name in _KEYS if name in environ}
+    if key := address.options.get("kms_key"):  # as for every other object of the store
+        options["AWS_SERVER_SIDE_ENCRYPTION"] = "aws:kms"
+        options["AWS_SSE_KMS_KEY_ID"] = key
+        options["AWS_SSE_BUCKET_KEY_ENABLED"] = "true"
     options |= {"AWS_REGION": region, "conditional_put": "etag"}
     options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = "false" if path_style else "true"
     if endpoint:

@@ -74,6 +74,7 @@ from tidelog.errors import (
     contained,
 )
 from tidelog.model import layout
+from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.aside import read_aside
@@ -113,6 +114,12 @@ def check_table(archive: Archive, name: str) -> None:
         raise InvalidError(
             f"archive `{archive.name}`: table `{name}`: give delta, "
             "iceberg:CATALOG#NAMESPACE.TABLE, or glue:DATABASE.TABLE"
+        )
+    if kind == "iceberg" and "kms_key" in parse_address(archive.store, "file").options:
+        raise InvalidError(
+            f"archive `{archive.name}`: the store of its files names a key of KMS, and Iceberg's "
+            "library writes its metadata without the key: give delta or glue:DATABASE.TABLE, or "
+            "make that key the default of the bucket and leave it out of the address"
         )
 
 

@@ -157,7 +157,7 @@ def check_outside(context: Context, archive: Archive, store: Store) -> None:
 
 def check_ours(context: Context, archive: Archive) -> str:
     """Raises ``InvalidError`` unless an outside archive is this home's; returns what it is."""
-    what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+    what = f"archive `{archive.name}` in `{archive.place}`"
     context.standing.check_own(
         what,
         archive.home,

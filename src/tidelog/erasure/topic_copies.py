@@ -227,7 +227,7 @@ def outside_of_proof(context: Context, topic: Topic) -> Iterator[str]:
     for archive in own.values():
         if is_detached(context, archive):
             yield (
-                f"archive `{archive.name}` in `{archive.store}/{archive.root}`: belongs to home "
+                f"archive `{archive.name}` in `{archive.place}`: belongs to home "
                 f"`{archive.home}`: was not searched: delete these events in that home too"
             )
     into = [each for each in list_pipelines(context) if each.target == topic.incarnation]

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from tidelog.errors import InvalidError
 
-__all__ = ["Address", "format_address", "nearest", "parse_address"]
+__all__ = ["Address", "address_below", "format_address", "nearest", "parse_address"]
 
 # Azure's `sas` must be a word of its own: `sasl.mechanisms` is not a secret.
 _SECRET = re.compile("secret|passw(or)?d|token|credential|access_key|(?<![a-z])sas(?![a-z])")
@@ -79,6 +79,11 @@ def format_address(scheme: str, host: str, path: str, options: dict[str, str]) -
     """Returns the text of an address; the inverse of :func:`parse_address`."""
     query = f"?{urlencode(options, safe=':/')}" if options else ""
     return f"{scheme}://{host}{path}{query}"
+
+
+def address_below(store: str, path: str) -> str:
+    """Returns the address of a folder or object in a store, without the options of the store."""
+    return f"{store.partition('?')[0].rstrip('/')}/{path}"
 
 
 def _is_scheme(text: str) -> bool:

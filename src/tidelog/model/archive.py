@@ -26,6 +26,7 @@ import msgspec
 
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
+from tidelog.model.address import address_below
 from tidelog.model.decoding import Persisted
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import Begin, Gap, Progress, offsets_between
@@ -212,9 +213,18 @@ class Archive(Persisted, frozen=True):
         """Returns the same, even for a generation that was removed."""
         return f"{self.incarnation}.{generation}"
 
+    @property
+    def place(self) -> str:
+        """Returns the address of its folder, as messages show it."""
+        return address_below(self.store, self.root)
+
     def folder(self, generation: int | None = None) -> str:
         """Returns the folder of a generation's files, as readers list it."""
         return f"{self.root}/g{self.generation if generation is None else generation}"
+
+    def folder_place(self, generation: int | None = None) -> str:
+        """Returns the address of that folder, as readers and messages use it."""
+        return address_below(self.store, self.folder(generation))
 
     @property
     def dead(self) -> str:

@@ -17,7 +17,7 @@ from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import check_outside, replay_pipeline, scan_archives
 from tidelog.errors import InvalidError
 from tidelog.model import layout
-from tidelog.model.address import parse_address
+from tidelog.model.address import address_below, parse_address
 from tidelog.model.archive import Archive
 from tidelog.opening import open_context
 from tidelog.store import open_store
@@ -135,9 +135,9 @@ def refuse_archive_folder(context: Context, source: str, what: str) -> None:
     if address.scheme != "file":
         return
     place = place_of(address)
-    within = f"{place.store.rstrip('/')}/{place.folder}"
+    within = address_below(place.store, place.folder)
     for each in scan_archives(context):
-        if within.startswith(f"{each.store.rstrip('/')}/{each.root}/"):
+        if within.startswith(address_below(each.store, f"{each.root}/")):
             raise InvalidError(
                 f"{what}: source `{source}` is in the folder of archive `{each.name}`, where files "
                 f"may appear behind a reader: give archive:{each.name}"

@@ -84,7 +84,7 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **giv
             like = nearest(name, found)
             raise NotFoundError(f"archive `{name}`: not found{like}: nothing to delete")
         archive = found[name]
-        folder = f"{archive.info.store}/{archive.info.root}"
+        folder = archive.info.place
         question = f"End archive `{name}`, for good? Its files in `{folder}` stay."
         if delete_files:
             question = f"Delete archive `{name}` and all its files in `{folder}`, for good?"
@@ -432,7 +432,7 @@ def _describe(handle: ArchiveHandle) -> dict[str, Any]:
         "name": archive.name,
         "kind": archive.kind,
         "source": archive.source,
-        "folder": f"{archive.store}/{archive.folder()}",
+        "folder": archive.folder_place(),
         "parser": archive.making().parser,
         "format": archive.making().format,
         "start": archive.start,

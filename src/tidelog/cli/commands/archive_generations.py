@@ -301,7 +301,7 @@ def _tell_live(output: Output, found: Archive) -> None:
         {
             "archive": found.name,
             "generation": found.generation,
-            "folder": f"{found.store}/{found.folder()}",
+            "folder": found.folder_place(),
             "kept": kept,
         }
     )

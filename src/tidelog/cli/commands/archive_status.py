@@ -354,7 +354,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             if each.intent_ms is None
             else (found.read_ms - each.intent_ms) / 1000,
             "generation": found.generation,
-            "folder": f"{found.archive.store}/{found.archive.folder(found.generation)}",
+            "folder": found.archive.folder_place(found.generation),
             "generations": _generations(found.archive),
             "state": found.archive.state_name,
             "watermark": _watermark(found),
@@ -423,7 +423,7 @@ def _show_partitions(output: Output, found: ArchiveStatus) -> None:
 
 
 def _show_generations(output: Output, found: ArchiveStatus) -> None:
-    output.say(f"Files: {found.archive.store}/{found.archive.folder(found.generation)}")
+    output.say(f"Files: {found.archive.folder_place(found.generation)}")
     others = _generations(found.archive)
     if len(others) > 1:
         said = ", ".join(f"{number} {state}" for number, state in others.items())

@@ -58,6 +58,7 @@ from tidelog.connectors.sink import (
     Written,
 )
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
+from tidelog.model.address import address_below
 from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -182,7 +183,7 @@ class FilesSink:
     def _check_owner(self) -> None:
         settings = self._settings
         if settings.owner:
-            where = f"archive in `{settings.store}/{settings.root}`"
+            where = f"archive in `{address_below(settings.store, settings.root)}`"
             key = f"{settings.root}/_owner"
             check_mark(self._store(), key, settings.owner.encode(), where)
 
