@@ -21,7 +21,8 @@ import pyarrow as pa
 from tidelog.api.append_lines import LineCalls
 from tidelog.api.browse import BrowseCalls
 from tidelog.api.consumers import Consumers
-from tidelog.api.upkeep import NotifyCalls, UpkeepCalls
+from tidelog.api.notify import NotifyCalls
+from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context

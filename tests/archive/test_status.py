@@ -168,7 +168,7 @@ def test_a_range_that_hangs_is_seen(home: Home) -> None:
     home.context.catalog.write(where, Put("intent", encode_row(intent)), write_id="x")
     status = read_status(home.context, archive)
     assert of(status).stuck
-    assert "a range is under way for 100" in said(status)
+    assert "a range is in progress for 100" in said(status)
     assert troubles(status, Limits(max_intent_ms=2_000_000)) == []
     assert 'intent_age_seconds{archive="daily",partition="t/0"} 100' in status_text([status])
 

@@ -234,7 +234,7 @@ CASES = {
         "archive status daily --check --since 0s",
     ),
     "silent": Case(silent, "1 of its drivers died", "archive run daily --follow"),
-    "stuck": Case(stuck, "a range is under way for", "archive run daily", ("--no-driver",)),
+    "stuck": Case(stuck, "a range is in progress for", "archive run daily", ("--no-driver",)),
     "failing": Case(failing, "fails since", "archive run daily"),
     "dead letters": Case(
         dead,

@@ -207,7 +207,9 @@ def test_an_idle_server_ends_at_once_and_says_where_it_listened(home: str) -> No
     assert process.stdout is not None
     first = process.stdout.readline().decode()
     assert first.startswith("Listening on http://127.0.0.1:")
-    assert process.stdout.readline() == b"Open to all on this machine.\n"
+    assert process.stdout.readline() == (
+        b"No token is needed on this machine until you create one: `tidelog token create`.\n"
+    )
     host, port = first.split("//")[1].strip().split(":")
     with socket.create_connection((host, int(port))):  # one that says nothing holds up no stop
         process.terminate()

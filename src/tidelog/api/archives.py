@@ -394,7 +394,7 @@ class ArchiveHandle(ArchiveView):
     ) -> RedoPlan:
         """Return what :meth:`redo` would write again, and what it would copy.
 
-        >>> plan = home.archives.get("daily").plan_redo(dates=["2026-11-15"])
+        >>> plan = home.archives.get("daily").plan_redo(dates=["2026-11-14"])
         >>> plan.events, plan.copied_files
         (3, 0)
         """
@@ -419,7 +419,7 @@ class ArchiveHandle(ArchiveView):
         Copies are made on the server: see :meth:`plan_redo`. Called again with the same options it
         resumes. Promote the generation when it is complete.
 
-        >>> done = home.archives.get("daily").redo(dates=["2026-11-15"], parser="timestamp")
+        >>> done = home.archives.get("daily").redo(dates=["2026-11-14"], parser="timestamp")
         >>> done.generation, done.events
         (2, 3)
         """

@@ -2,8 +2,6 @@
 """What a home does as a whole: erase events for good, maintain itself, drive what it has.
 
 Archives and pipelines are imported when they are needed: that takes longer than all the rest.
-
-What a home does to notify other systems of new events.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
@@ -35,12 +34,11 @@ from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.log.maintenance.sweep import SweepReport
-from tidelog.log.maintenance.trim import TrimResult, TrimTo, before_time, trim_topic
+from tidelog.log.maintenance.trim import BeforeTime, TrimResult, TrimTo, before_time, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
-from tidelog.log.notifier import Notifier, notify_again
-from tidelog.log.notify_targets import open_target
 from tidelog.log.readers import Past, check_readers
 from tidelog.log.topics import list_topics
+from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from tidelog.maintenance.turn import Erasure
     from tidelog.pipeline.base import Workers
 
-__all__ = ["CompileOptions", "EraseOptions", "NotifyCalls", "UpkeepCalls"]
+__all__ = ["CompileOptions", "EraseOptions", "UpkeepCalls"]
 
 
 class EraseOptions(TypedDict, total=False):
@@ -476,23 +474,38 @@ class UpkeepCalls(ABC):
             return [each for each in list_topics(self.context) if each.state == "ready"]
         return [self.topic(each) for each in topics]
 
-    def trim(self, topic: str, to: TrimTo | str, *, past_readers: Past = False) -> list[TrimResult]:
+    def trim(
+        self,
+        topic: str,
+        to: TrimTo | str | None = None,
+        *,
+        before: str | int | datetime | None = None,
+        past_readers: Past = False,
+    ) -> list[TrimResult]:
         """Delete the oldest events of a topic and return what each partition lost.
 
-        ``to`` is a time as text, such as ``-30d``, or one of :class:`BeforeTime`,
-        :class:`ToOffsets` and :class:`KeepBytes`. Raises ``InvalidError`` if a consumer, an
-        archive, a pump or a playback has not read the events, unless ``past_readers`` accepts that
-        they are lost to it: True for all, or names such as ``billing`` or ``consumer:billing``.
+        ``before`` is a time: text such as ``-30d`` or ``2026-11-01``, milliseconds, or an aware
+        ``datetime``. Instead, ``to`` is one of :class:`BeforeTime`, :class:`ToOffsets` and
+        :class:`KeepBytes`, or a time as text. Raises ``InvalidError`` if a consumer, an archive, a
+        pump or a playback has not read the events, unless ``past_readers`` accepts that they are
+        lost to it: True for all, or names such as ``billing`` or ``consumer:billing``.
 
+        >>> [done.new_start for done in home.trim("orders", before="2026-01-01")]
+        [0]
         >>> [done.new_start for done in home.trim("orders", tidelog.ToOffsets({0: 2}))]
         [2]
         """
+        wanted = to if before is None else before
+        if wanted is None or None not in (to, before):
+            raise InvalidError("trim: give one of `to` and `before`")
         found = self.topic(topic)
-        if isinstance(to, str):
-            to = before_time(self.context, found, to)
+        if isinstance(wanted, str):
+            wanted = before_time(self.context, found, wanted)
+        elif isinstance(wanted, int | datetime):
+            wanted = BeforeTime(check_timestamp(wanted))
         check = partial(check_readers, self.context, found, past_readers)
         with freeing(self.catalog):
-            return trim_topic(self.context, found, to, check)
+            return trim_topic(self.context, found, wanted, check)
 
     def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
         """Delete objects that nothing refers to and that are older than ``grace``.
@@ -551,41 +564,3 @@ def _nothing_deleted(topic: Topic) -> DeleteResult:
     from tidelog.erasure.from_archives import DeleteResult
 
     return DeleteResult()
-
-
-class NotifyCalls(ABC):
-    """Notifications on request; those of commits happen by themselves."""
-
-    context: Context
-    _notifier: Notifier
-
-    @abstractmethod
-    def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
-
-    def watch(self, topic: str) -> None:
-        """Let this process notify a topic's targets of what it commits there by other ways.
-
-        >>> home.watch("orders")
-        """
-        self._notifier.watch(self.topic(topic))
-
-    def notify(self, topic: str, partition: int) -> int | None:
-        """Notify a topic's targets of a partition's newest event now, whether they know it or not.
-
-        For a function that stops before the end and wants to be called again. Returns the offset,
-        None for an empty partition. Raises ``InvalidError`` if there are no targets, or if one
-        refuses, and ``UnavailableError`` if one cannot be reached.
-
-        >>> home.create_topic("calls", notify=["https://example.com/woken"]).partitions
-        1
-        >>> home.notify("calls", 0) is None
-        True
-        """
-        found = self.topic(topic)
-        found.check_partition(partition)
-        if not found.notify or not self.context.standing.owns(found.home):
-            raise InvalidError(f"topic `{topic}`: this home notifies no targets of it: give some")
-        targets = [open_target(url, self.context.environ) for url in found.notify]
-        sent = notify_again(self.context, found, partition, targets)
-        return sent.offset if sent else None

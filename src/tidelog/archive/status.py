@@ -515,16 +515,15 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
         )
     if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
         yield (
-            f"a range is under way for {(now_ms - each.intent_ms) / 1000:.0f} s: "
+            f"a range is in progress for {(now_ms - each.intent_ms) / 1000:.0f} s: "
             "look at the driver's output; the next driver finishes it: run `tidelog archive run "
             f"{archive.name}`"
         )
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
         yield (
-            f"{each.dead} dead letters (limit {limits.max_dead}): look at them with "
-            f"`tidelog archive dead {archive.name}`, and try them again with `tidelog archive dead "
-            f"{archive.name} --replay`, with --parser for another parser; `--max-dead {each.dead}` "
-            "accepts them"
+            f"{each.dead} dead letters (limit {limits.max_dead}): list them with `tidelog archive "
+            f"dead {archive.name}` and retry them with `tidelog archive dead {archive.name} "
+            f"--replay`, with --parser for another parser; `--max-dead {each.dead}` accepts them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
         yield (

@@ -21,7 +21,6 @@ import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from tidelog.errors import InvalidError, TidelogError
 
@@ -81,8 +80,7 @@ class Output:
             return
         width = max(len(visible(name)) for name in values)
         for name, value in values.items():
-            shown = "-" if value is None else visible(str(value))
-            self._console.print(f"{visible(name):<{width}}  {shown}")
+            self._console.print(f"{visible(name):<{width}}  {_cell(value)}")
 
     def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Several results: a JSON line each, or a table; records where it is too wide for that."""
@@ -91,25 +89,33 @@ class Output:
                 self._json(row)
             return
         names = list(columns)
-        shown = [
-            ["-" if row[name] is None else visible(str(row[name])) for name in names]
-            for row in rows
-        ]
+        shown = [[_cell(row[name]) for name in names] for row in rows]
         if shown and self._console.is_terminal and _width(names, shown) > self._console.width:
             for number, cells in enumerate(shown):
                 if number:
                     self.say("")
                 self.record(dict(zip(names, cells, strict=True)))
             return
-        table = Table(box=None, pad_edge=False)
-        for name in names:
-            table.add_column(visible(name))
-        for cells in shown:
-            table.add_row(*cells)
-        self._console.print(table)
+        lines = [list(map(visible, names)), *shown]
+        widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]
+        for number, cells in enumerate(lines):
+            padded = [
+                cell + " " * (width - cell_len(cell))
+                for cell, width in zip(cells, widths, strict=True)
+            ]
+            self._console.print("  ".join(padded).rstrip(), style="" if number else "bold")
 
     def _json(self, values: Mapping[str, Any]) -> None:
         write_out(msgspec.json.encode(values) + b"\n")
+
+
+def _cell(value: object) -> str:
+    """A value as people read it."""
+    if value is None or value in ((), []):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return visible(str(value))
 
 
 def _width(names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:

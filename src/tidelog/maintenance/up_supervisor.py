@@ -318,7 +318,7 @@ class UpSupervisor:
                     if clock.monotonic_s() >= ends_s:
                         break
             self._stopping = True
-            self._view.say("Stopping: what is under way is finished.")
+            self._view.say("Stopping: finishing the work in progress.")
             self._supervisor.stop()
         finally:
             self._supervisor.kill()  # no process is left, whatever has happened

@@ -353,7 +353,7 @@ class FrontDoor:
         if not allowed:
             raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
         allow = ", ".join(sorted(allowed))
-        raise MethodError(f"path `{path[:80]}`: takes {allow}: use that", allow=allow)
+        raise MethodError(f"path `{path[:80]}`: allows {allow}: use one of them", allow=allow)
 
     async def _append(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]

@@ -329,8 +329,9 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
         output.record({"archive": name, "flushed": not behind, "behind": len(behind)})
         if behind:
             output.say(
-                f"{behind[0]} and perhaps others still wait: is a driver running? "
-                f"Start one with `tidelog archive run {name} --follow`"
+                f"Events of {counted(len(behind), 'source partition')} still wait "
+                f"({behind[0]}{', …' if len(behind) > 1 else ''}). Is a driver running? "
+                f"Start one with `tidelog archive run {name} --follow`."
             )
             sys.exit(FAILED)
 

@@ -69,7 +69,7 @@ def show_accounts(output: Output, name: str, accounts: Sequence[Account]) -> Non
     """Print what became of every offset, for people."""
     if output.as_json or not accounts:
         return
-    output.title("every offset from the begin on")
+    output.title("What became of every offset since the archive's start")
     output.records(_COLUMNS, [_row(each) for each in accounts])
     for each in accounts:
         for gap in each.gaps:

@@ -163,7 +163,13 @@ def doctor(home_text: str | None, output: Output) -> None:
       tidelog --home ./elsewhere doctor --json
     """
     checks = diagnose(home_text)
-    output.records(("name", "state", "found", "do"), map(dataclasses.asdict, checks))
+    if output.as_json:
+        output.records((), map(dataclasses.asdict, checks))
+    else:
+        output.records(("name", "state", "found"), map(dataclasses.asdict, checks))
+        for check in checks:
+            for do in filter(None, check.do.split("; ")):
+                output.say(f"{check.name}: {do}")
     if any(check.state == "problem" for check in checks):
         sys.exit(FAILED)
 

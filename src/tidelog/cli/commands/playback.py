@@ -352,7 +352,8 @@ class _Messages:
         name = self._name
         at = to_iso(state.finished_ms)
         self._line(
-            f"playback `{name}` was finished at {at}, with {counted(state.number, 'event')}",
+            f"playback `{name}` was finished at {at}, with {counted(state.number, 'event')}; to "
+            f"play again, choose another name or run `tidelog playback --forget {name}`",
             {"playback": name, "events": state.number, "finished": True, "finished_at": at},
         )
 

@@ -94,6 +94,9 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
             click.echo(f"interrupted: {counts.stored()}", err=True)
 
 
+_RATE_MIN = 10_000  # events: with fewer, the rate is that of the first commit
+
+
 class _ProduceProgress:
     """Passes progress on to a bar, and keeps the counts for an append that fails."""
 
@@ -113,7 +116,9 @@ def _show(counts: LineCounts, output: Output, named: bool) -> None:
     values: dict[str, Any] = {"topic": counts.topic, "events": counts.events}
     if named:
         values["repeated"] = counts.repeated
-    values |= {"seconds": round(counts.seconds, 3), "events_per_s": rate}
+    values["seconds"] = round(counts.seconds, 3)
+    if output.as_json or counts.events >= _RATE_MIN:
+        values["events_per_s"] = rate
     ends = sorted(counts.ends.items())
     if output.as_json:
         values["ends"] = [{"partition": partition, "end": end} for partition, end in ends]

@@ -134,7 +134,12 @@ def serve(home_text: str | None, output: Output, /, **given: Any) -> None:
 
     def listening(url: str, is_open: bool) -> None:
         output.say(f"Listening on {url}")
-        output.say("Open to all on this machine." if is_open else "Asks for tokens.")
+        output.say(
+            "No token is needed on this machine until you create one: `tidelog token create`."
+            if is_open
+            else "Requests need a token: `tidelog token create`."
+        )
+        output.say(f"Console: {url}/   API: {url}/docs")
         if output.as_json:
             output.record({"url": url, "open": is_open, "pid": os.getpid()})
 

@@ -82,7 +82,7 @@ def create(
         output.record({**_row(made, output), "token": text})
         output.say("Keep the token: it cannot be shown again.")
         if len(home.tokens.list()) == 1:
-            output.say("It is the first: running servers ask for a token from now on.")
+            output.say("It is the first one: running servers require tokens within 5 seconds.")
 
 
 @token.command(name="list")

@@ -68,7 +68,8 @@ def create(home_text: str | None, output: Output, /, name: str, **settings: Any)
     with open_home(home_text) as home:
         made = home.create_topic(name, **settings)
         output.say(f"Created topic `{made.name}`.")
-        output.record(_settings(made))
+        if output.as_json:
+            output.record(_settings(made))
 
 
 @topic.command(name="list")

@@ -442,7 +442,7 @@ def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
     if not allowed:
         raise NotFoundError(f"page `{path}`: not found: begin at the overview")
     allow = ", ".join(sorted(allowed))
-    raise MethodError(f"page `{path}`: takes {allow}: use that", allow=allow)
+    raise MethodError(f"page `{path}`: allows {allow}: use one of them", allow=allow)
 
 
 def _address(scope: Scope) -> str:
