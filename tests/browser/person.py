@@ -11,12 +11,20 @@ from selenium import webdriver
 from selenium.common.exceptions import NoSuchElementException, WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 
 __all__ = ["Person"]
 
 T = TypeVar("T")
+_FOCUSED = """
+const at = document.activeElement, style = getComputedStyle(at);
+const label = at.id ? document.querySelector(`label[for="${at.id}"]`) : null;
+return {names: [at.textContent.trim(), at.name || "", at.getAttribute("aria-label") || "",
+                label ? label.textContent : ""],
+        seen: style.outlineStyle !== "none" && at.getClientRects().length > 0};
+"""
 PATIENCE_S = 90.0
 
 
@@ -84,6 +92,21 @@ class Person:
         """With the focus where it is."""
         for key in keys:
             ActionChains(self.driver).send_keys(key).perform()
+
+    def replaces(self, text: str) -> None:
+        """Select all of the field that has the focus, and type over it."""
+        chain = ActionChains(self.driver).key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL)
+        chain.send_keys(text).perform()
+
+    def tabs_to(self, text: str, most: int = 120) -> None:
+        """Press Tab until the focus is on what has this text, name or label, and is seen there."""
+        for _ in range(most):
+            self.presses(Keys.TAB)
+            found = self.driver.execute_script(_FOCUSED)
+            assert found["seen"], f"the focus is not visible on {found['names']}"
+            if text in found["names"]:
+                return
+        raise AssertionError(f"Tab does not lead to `{text}`:\n{self.text}")
 
     def drags(self, css: str, start: float, end: float) -> None:
         """Over an element from left to right, between two parts of its width."""

@@ -92,6 +92,9 @@ def served(home_served: Served) -> Served:
 PAGES = {
     "overview": "/",
     "topics": "/console/topics",
+    "create-topic": "/console/create-topic",
+    "append": "/console/topics/orders/produce",
+    "correct": "/console/topics/orders/events/0/3/correct",
     "topic": "/console/topics/orders",
     "events": "/console/topics/orders/events?by=time&start=-30m",
     "hostile": "/console/topics/hostile/events",
@@ -114,7 +117,11 @@ PAGES = {
 
 @pytest.mark.parametrize(
     ("name", "width", "height", "scheme"),
-    [("light", 1280, 900, "light"), ("dark", 1280, 900, "dark"), ("phone", 390, 844, "light")],
+    [
+        ("light", 1280, 900, "light"),
+        ("dark", 1280, 900, "dark"),
+        ("phone", 390, 844, "light"),
+    ],
 )
 def test_every_page_fits_its_screen(
     served: Served, person: Person, axe: str, name: str, width: int, height: int, scheme: str
