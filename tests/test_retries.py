@@ -63,6 +63,8 @@ ALLOWED = {
     ("pipeline/date_folders.py", "run"): OBJECTS,
     ("pipeline/registry.py", "delete_pipeline"): OBJECTS,
     ("pipeline/seek.py", "move"): "settles the range in progress between two tries",
+    ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
+    ("server/http/tls.py", "_accept"): "accepts the connections that wait, a bounded number",
     ("server/load.py", "_requests"): "makes requests of a load test, and retries none",
     ("spark/stream.py", "_tasks"): "plans again from where a trim ended",
     ("spark/write.py", "commit"): OBJECTS,
