@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_empty_idempotency_key_is_refused(home: Home) -> None:
     with pytest.raises(InvalidError, match="the key is empty"):
         home.append_once("t", "", [Event(b"1")])
     assert list(home.read("t")) == []
+
+
+def test_printing_events_keeps_none_of_them_in_memory() -> None:
+    table = codec.table_of([Event(b"x" * 1_000_000)], 0)
+    batch = codec.with_position(codec.one_batch(table), "t", 0, 0)
+    batch_lines(batch)
+    tracemalloc.start()
+    for _ in range(10):
+        batch_lines(batch)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 @pytest.mark.parametrize("column", ["id", "type", "headers"])

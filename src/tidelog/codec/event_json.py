@@ -108,7 +108,7 @@ _any = msgspec.json.Decoder()
 
 def event_lines(events: Iterable[Event]) -> bytes:
     """Returns each event as a JSON object on its own line."""
-    return _encoder.encode_lines(map(_to_line, events))
+    return _encode_lines(map(_to_line, events))
 
 
 def batch_lines(batch: pa.RecordBatch) -> bytes:
@@ -129,8 +129,13 @@ def _batch_lines(batch: pa.RecordBatch) -> bytes:
     cells += [map(_text_of, column.to_pylist()) for column in columns[5:7]]
     cells += [columns[7].to_pylist(), map(_pairs, columns[8].to_pylist())]
     if "error" not in batch.schema.names:
-        return _encoder.encode_lines(map(_PrintedEvent, *cells))
-    return _encoder.encode_lines(map(_BuriedValue, *cells, batch.column("error").to_pylist()))
+        return _encode_lines(map(_PrintedEvent, *cells))
+    return _encode_lines(map(_BuriedValue, *cells, batch.column("error").to_pylist()))
+
+
+def _encode_lines(values: Iterable[object]) -> bytes:
+    """Returns JSON lines, of a list: msgspec never frees an iterator, nor what that holds."""
+    return _encoder.encode_lines(list(values))
 
 
 def row_lines(batch: pa.RecordBatch) -> bytes:
@@ -139,7 +144,7 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
     time = EVENT_SCHEMA.field("timestamp").type
     if names == set(EVENT_SCHEMA.names) and batch.schema.field("timestamp").type == time:
         return batch_lines(batch)
-    return _encoder.encode_lines(map(_plain, plain_rows(batch, _time_text)))
+    return _encode_lines(map(_plain, plain_rows(batch, _time_text)))
 
 
 def event_of_line(line: bytes) -> Event:
