@@ -46,6 +46,7 @@ from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
 from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, OldCycle
+from tidelog.server.http.delivery import Deliveries
 from tidelog.server.http.errors import (
     DisconnectedError,
     HeadError,
@@ -156,6 +157,7 @@ class FrontDoor:
         link = telemetry.link if telemetry is not None else lambda: None
         self._ingest = Ingest(home, self._topics, self._threads, link)
         self._bodies = Bodies(options.body_bytes_max, self._clock)
+        self._deliveries = Deliveries(self._clock)
         catalog = home.catalog if isinstance(home.catalog, CheckedCatalog) else None
         self.metrics = Metrics(home.meter, self._buffered, catalog)
         self._prefix = home.context.ids.new()[:12].encode()  # of the ids of requests
@@ -269,7 +271,8 @@ class FrontDoor:
         self._count += 1
         own = b"%s-%d" % (self._prefix, self._count)
         request_id = request_id_of(scope["headers"], self._options.behind_proxy, own)
-        send = _with_headers(send, request_id, scope["state"].get(OLD_CYCLE))
+        old = scope["state"].get(OLD_CYCLE)
+        send = self._deliveries.bound(scope, _with_headers(send, request_id, old))
         name, status = "none", _GONE
         try:
             name, run = self._find_counted(scope)

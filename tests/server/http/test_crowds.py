@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import resource
@@ -17,6 +18,7 @@ import pytest
 
 from tests.server.test_processes import running
 from tests.support.serving import Served, ask, read_answer, serving, status
+from tests.support.waiting import until
 from tidelog.coordination.tokens import create_token
 from tidelog.home import create_home
 from tidelog.server.http import limits, request
@@ -153,10 +155,7 @@ def test_the_bound_is_free_again_after_every_kind_of_end(
     assert served.client.post("/topics/none/events", content=b"x" * 99_999).status_code == 404
     with uploads(served.address, 3, 1_000_000):
         pass
-    until = time.monotonic() + 30
-    while any(each.held or each._clients or each._uploads for each in held):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: not any(each.held or each._clients or each._transfers for each in held))
 
 
 def test_one_address_cannot_take_all_connections(home: str) -> None:
@@ -239,6 +238,57 @@ def test_one_client_has_a_share_of_all_tails(tmp_path: Path, monkeypatch: Any) -
         assert served.client.get("/topics/t/tail", headers=greedy).status_code == 503
         with served.client.stream("GET", "/topics/t/tail", headers=other) as answer:
             assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/topics/t/partitions/0/events", "/topics/t/tail?from=earliest"])
+def test_answers_that_clients_do_not_take_have_one_bound(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(request, "BODIES_BYTES_MAX", 10_000_000)
+    held: list[tuple[request.Bodies, int]] = []
+    real = request.Bodies.take
+
+    def take(self: request.Bodies, place: request.Place, size: int) -> None:
+        real(self, place, size)
+        held.append((self, self.held))
+
+    monkeypatch.setattr(request.Bodies, "take", take)
+    for _ in range(4):
+        assert served.client.post("/topics/t/events", content=b"x" * 900_000).status_code == 201
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            raw = stack.enter_context(socket.socket())
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            raw.connect(served.address)
+            raw.sendall(GET % path.encode())
+        time.sleep(2.5)
+        assert len(served.events()["events"]) == 4, "slow ones lose their place"
+    assert 3_600_000 < max(size for _, size in held) <= 10_000_000
+    until(lambda: not any(each.held or each._clients or each._transfers for each, _ in held))
+
+
+def test_clients_take_turns_at_threads() -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        threads = limits.ServerThreads()
+        gate = threading.Event()
+
+        async def one(client: str) -> None:
+            limits.CLIENT.set(client)
+            await threads.run(gate.wait if client == "first" else lambda: done.append(client))
+
+        async with asyncio.TaskGroup() as group:
+            for client in ["first"] * 16 + ["many"] * 100 + ["few"] * 2 + ["gone"]:
+                task = group.create_task(one(client))
+            await asyncio.sleep(0)
+            task.cancel()
+            gate.set()
+        threads.close()
+
+    asyncio.run(work())
+    assert sorted(done) == ["few"] * 2 + ["many"] * 100
+    assert "few" in done[:20], "it does not wait for all of the others"
 
 
 def test_idle_tails_share_one_look_at_the_catalog(

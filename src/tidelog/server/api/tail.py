@@ -103,11 +103,17 @@ class Tails:
             for partition in changed:
                 page = await self._shared.page(topic, partition, cursors[partition])
                 self._check(admission)
-                if page.count:
-                    yield _frames_of(cursors, partition, page)
+                frames, count, following = (
+                    _frames_of(cursors, partition, page),
+                    page.count,
+                    page.next,
+                )
+                del page  # a slow client keeps the frames alone
+                if count:
+                    yield frames
                     spoke_s = context.clock.monotonic_s()
-                cursors[partition] = page.next
-                self._metrics.events_out += page.count
+                cursors[partition] = following
+                self._metrics.events_out += count
             self._check(admission)
             if context.clock.monotonic_s() - spoke_s > _KEEP_ALIVE_S:
                 yield b": still here\n\n"

@@ -27,7 +27,7 @@ from tidelog.coordination.tokens import KnownTokens
 from tidelog.errors import TidelogError
 from tidelog.model.token import Scope, Token, token_hash
 from tidelog.server.http.errors import ForbiddenError, TooManyError, UnauthorizedError
-from tidelog.server.http.limits import RATE, Rates, client_of
+from tidelog.server.http.limits import CLIENT, RATE, Rates, client_of
 from tidelog.server.options import ServeOptions
 
 __all__ = ["ADMISSION", "HOME", "REFRESH_S", "SOME_TOPIC", "Admission", "Gate"]
@@ -175,7 +175,7 @@ class Gate:
         """Let in whatever a web page sends to a public pixel. ``TooManyError``."""
         client = client_of(self.address(scope, headers))
         self._count(client)
-        return Admission(None, client)
+        return _admitted(None, client)
 
     def count_visit(self, scope: AsgiScope, headers: Headers) -> None:
         """Count a request for what anybody may have, by its address. ``TooManyError``."""
@@ -200,7 +200,7 @@ class Gate:
         self._check_local(scope, headers)
         client = client_of(self.address(scope, headers))
         self.count_visit(scope, headers)  # programs of the machine have a limit only on request
-        return Admission(None, client)
+        return _admitted(None, client)
 
     def _admit_token(
         self,
@@ -232,7 +232,7 @@ class Gate:
                 token=token.id,
             )
         self._uses[token.id] = now_ms
-        return Admission(token, token.id)
+        return _admitted(token, token.id)
 
     def _count(self, client: str) -> None:
         wait_s = self._rates.take(client)
@@ -301,6 +301,12 @@ class Gate:
                 "only pixels of topics with --public-pixel from there: create a token by `tidelog "
                 "token create`"
             )
+
+
+def _admitted(token: Token | None, client: str) -> Admission:
+    """Return an admission; from now on the task of the request works for this client."""
+    CLIENT.set(client)
+    return Admission(token, client)
 
 
 def _is_visit(scope: AsgiScope, headers: Headers) -> bool:

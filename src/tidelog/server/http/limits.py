@@ -10,8 +10,10 @@ import contextlib
 import ipaddress
 import math
 import resource
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 from tidelog.clock import Clock
@@ -21,6 +23,7 @@ __all__ = [
     "ADDRESS_LINGERING_MAX",
     "ANSWER_S",
     "BODY_S",
+    "CLIENT",
     "CLIENT_SHARE",
     "CONNECTIONS_LEAST",
     "CONNECTIONS_MAX",
@@ -195,11 +198,51 @@ _THREADS = 16
 _LARGE_THREADS = 2  # large bodies take turns: each of them takes a processor for a while
 
 
+CLIENT: ContextVar[str] = ContextVar("tidelog.client", default="")
+"""Whose request the present task answers."""
+
+
+class _Turns:
+    """Who has a thread next: while all are in use, clients take turns, however much each wants."""
+
+    def __init__(self, threads: int) -> None:
+        self._free = threads
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client, in turn
+
+    async def enter(self) -> None:
+        """Wait for a thread; each call is followed by one of :meth:`leave`."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(CLIENT.get(), deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()  # it was given a thread at the same moment
+            raise
+
+    def leave(self) -> None:
+        """Give the thread to the client whose turn it is."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            turns = self._waiting.pop(client)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class ServerThreads:
     """A pool, and how the loop waits for it."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(_THREADS, "tidelog-serve")
+        self._turns = _Turns(_THREADS)
         self.large = ThreadPoolExecutor(_LARGE_THREADS, "tidelog-large")
 
     async def run_large(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -210,7 +253,14 @@ class ServerThreads:
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do it in a thread. Who is cancelled meanwhile leaves it to end by itself."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, lambda: _done(call, *args, **kwargs))
+        await self._turns.enter()
+        try:
+            done = loop.run_in_executor(self.pool, lambda: _done(call, *args, **kwargs))
+        except BaseException:
+            self._turns.leave()
+            raise
+        done.add_done_callback(lambda _: self._turns.leave())
+        return await done
 
     def close(self) -> None:
         """After all that is under way; what has not begun is not done."""

@@ -22,9 +22,10 @@ Bodies that were compressed: gzip and zstd, up to the size that a plain body may
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote_to_bytes
@@ -32,7 +33,7 @@ from urllib.parse import unquote_to_bytes
 import pyarrow as pa
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from tidelog.clock import Clock
 from tidelog.errors import InvalidError
@@ -49,6 +50,7 @@ from tidelog.server.http.errors import (
 __all__ = [
     "BODIES_BYTES_MAX",
     "EVENT_BYTES",
+    "PIECE_BYTES",
     "SINGLE",
     "Bodies",
     "Place",
@@ -65,7 +67,8 @@ __all__ = [
 BODIES_BYTES_MAX = 256 << 20  # of all requests together, until their events are stored
 EVENT_BYTES = 600  # of an event in memory, beside its own bytes: what small events really cost
 _WINDOW_S = 1.0  # over which the speed of an upload is measured
-_SLOW_BYTES_S = 65_536  # an upload below this speed may lose its place
+_SLOW_BYTES_S = 65_536  # a body below this speed may lose its place
+PIECE_BYTES = 65_536  # of a large answer: as much as a connection keeps to be taken
 
 
 class Bodies:
@@ -77,7 +80,7 @@ class Bodies:
         self._total_max = total_max
         self._now_s = clock.monotonic_s
         self._clients: dict[str, int] = {}  # bytes by client
-        self._uploads: set[Place] = set()  # whose bodies are not complete
+        self._transfers: set[Place] = set()  # whose bodies are on their way
 
     def place(self, client: str) -> Place:
         """A place for one request; used as a context, it is free again in the end."""
@@ -134,13 +137,11 @@ class Bodies:
 
     async def _receive_on(self, place: Place, receive: Receive, first: bytes) -> bytes:
         """A body in pieces; a place that is lost meanwhile cancels its task."""
-        place.begin(asyncio.current_task(), self._now_s())
-        self._uploads.add(place)
-        try:
+        with self._transfer(place):
             pieces, piece, more = [first], first, True
             while True:
                 self.take(place, len(piece))
-                place.note(self._now_s())
+                place.note(self._now_s(), len(piece))
                 if place.held > self.bytes_max:
                     raise self._too_large()
                 if not more:
@@ -151,6 +152,24 @@ class Bodies:
                 piece = message.get("body", b"")
                 pieces.append(piece)
                 more = message.get("more_body", False)
+
+    async def deliver(self, place: Place, send: Send, message: Message) -> None:
+        """Send a body piece by piece, as the client takes it. ``SlowError``."""
+        body, more = message["body"], message.get("more_body", False)
+        with self._transfer(place):
+            for at in range(0, len(body), PIECE_BYTES):
+                piece = bytes(body[at : at + PIECE_BYTES])
+                is_last = at + PIECE_BYTES >= len(body)
+                await send({**message, "body": piece, "more_body": more or not is_last})
+                place.note(self._now_s(), len(piece))
+
+    @contextlib.contextmanager
+    def _transfer(self, place: Place) -> Iterator[None]:
+        """A body on its way; one that loses its place is ended by ``SlowError``."""
+        place.begin(asyncio.current_task(), self._now_s())
+        self._transfers.add(place)
+        try:
+            yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not place.is_lost or task is None:
@@ -160,12 +179,12 @@ class Bodies:
                 "request: its body came too slowly while others waited: send it again, faster"
             ) from None
         finally:
-            self._uploads.discard(place)
+            self._transfers.discard(place)
 
     def _slowest(self, asking: Place) -> Place | None:
-        """The largest upload that is slow, except the one that asks."""
+        """The largest one on its way that is slow, except the one that asks."""
         now_s = self._now_s()
-        slow = [each for each in self._uploads if each is not asking and each.is_slow(now_s)]
+        slow = [each for each in self._transfers if each is not asking and each.is_slow(now_s)]
         return max(slow, key=lambda each: each.held, default=None)
 
     def _too_large(self) -> TooLargeError:
@@ -179,7 +198,7 @@ class Bodies:
 class Place:
     """What one request holds."""
 
-    __slots__ = ("_bodies", "_bytes_s", "_seen", "_since_s", "_task", "client", "held", "is_lost")
+    __slots__ = ("_bodies", "_bytes_s", "_moved", "_since_s", "_task", "client", "held", "is_lost")
 
     def __init__(self, bodies: Bodies, client: str) -> None:
         self.client = client
@@ -188,7 +207,7 @@ class Place:
         self._bodies = bodies
         self._task: asyncio.Task[object] | None = None
         self._since_s = 0.0  # when the window began in which its speed is measured
-        self._seen = 0  # bytes, when that began
+        self._moved = 0  # bytes in that window
         self._bytes_s = float("inf")  # speed in the window before
 
     def __enter__(self) -> Self:
@@ -214,20 +233,21 @@ class Place:
         """Measure the speed from now on."""
         self._task, self._since_s = task, now_s
 
-    def note(self, now_s: float) -> None:
-        """Some bytes have come."""
+    def note(self, now_s: float, size: int) -> None:
+        """Some bytes have come, or were taken."""
+        self._moved += size
         if now_s - self._since_s >= _WINDOW_S:
-            self._bytes_s = (self.held - self._seen) / (now_s - self._since_s)
-            self._since_s, self._seen = now_s, self.held
+            self._bytes_s = self._moved / (now_s - self._since_s)
+            self._since_s, self._moved = now_s, 0
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether it sent little in the window before, or nothing for two."""
+        """Whether little moved in the window before, or nothing for two."""
         return self._bytes_s < _SLOW_BYTES_S or now_s - self._since_s > 2 * _WINDOW_S
 
     def lose(self) -> None:
         """Free its bytes, and end its request."""
         self.is_lost = True
-        self._bodies._uploads.discard(self)
+        self._bodies._transfers.discard(self)
         self._bodies.free(self)
         if self._task is not None:
             self._task.cancel()
