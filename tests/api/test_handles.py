@@ -280,3 +280,15 @@ def test_parts_of_a_home_are_refused_after_its_end_and_in_a_forked_child(part: s
     home.close()
     with pytest.raises(InvalidError, match="is closed"):
         getattr(home, part)
+
+
+def test_seek_that_one_partition_refuses_moves_no_cursor() -> None:
+    with tidelog.open("memory:") as home:
+        home.create_topic("t", 2)
+        for partition, count in ((0, 10), (1, 2)):
+            home.append("t", [Event(b"")] * count, partition=partition)
+        home.consumers("t").drain("c", lambda events: None)
+        consumer = home.consumers("t").get("c")
+        with pytest.raises(InvalidError, match="offset 5 is outside"):
+            consumer.seek(5)
+        assert [each.cursor for each in consumer.lag()] == [10, 2]

@@ -287,6 +287,8 @@ class ConsumerHandle:
         [3]
         """
         chosen = range(self.topic.partitions) if partition is None else [partition]
+        for each in chosen:
+            self.plan_seek(to, each)  # what is refused moves no cursor, and is not recorded
         return [self._seek(to, each) for each in chosen]
 
     def delete(self, *, force: bool = False) -> None:
@@ -307,7 +309,6 @@ class ConsumerHandle:
 
     def _seek(self, to: str | int | datetime, partition: int) -> CursorMove:
         text = _place(to)
-        self.plan_seek(to, partition)  # what is refused is not recorded
         what = f"consumer {self.name} of {self.topic.name}/{partition}"
         record_action(self._context, "cursor move", what, f"to {text}")
         return seek_cursor(self._context, self.topic, self.name, partition, text)
