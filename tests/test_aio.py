@@ -35,6 +35,14 @@ def test_send_future_is_awaited(home: Home) -> None:
     assert asyncio.run(send()) == [0, 1, 2]
 
 
+def test_asyncio_wraps_the_standard_future_of_a_send(home: Home) -> None:
+    async def send() -> int:
+        with home.producer("orders") as producer:
+            return (await asyncio.wrap_future(producer.send(b"1", key=b"k").as_future())).offset
+
+    assert asyncio.run(send()) == 0
+
+
 def test_awaited_send_that_fails_raises(home: Home) -> None:
     async def send() -> None:
         async with aio.producer(home, "orders") as producer:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.support.cli_run import Run
 
 
@@ -47,3 +51,18 @@ def test_doctor_prints_its_checks(tidelog: Run) -> None:
     assert done.code == 0, done.err
     assert {"home", "store", "catalog"} <= {row["name"] for row in done.rows()}
     assert tidelog("--home", "nowhere", "doctor").code == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["topic", "list"], ["lag"], ["archive", "list"], ["consumer", "list"], ["sql", "show tables"]],
+    ids=" ".join,
+)
+def test_a_command_that_only_looks_creates_no_home(
+    tidelog: Run, tmp_path: Path, words: list[str]
+) -> None:
+    assert tidelog(*words).code == 0
+    assert "topic `orders`: not found" in tidelog("peek", "orders").err
+    assert not (tmp_path / "tidelog-data").exists()
+    assert tidelog("topic", "create", "orders").code == 0
+    assert (tmp_path / "tidelog-data").exists()

@@ -13,6 +13,7 @@ import click
 
 from tidelog.api.upkeep import EraseOptions
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -29,7 +30,7 @@ from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.actions import Action
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.errors import InvalidError
-from tidelog.home import Home, open_home
+from tidelog.home import Home
 from tidelog.journal.audit import AuditRecord
 from tidelog.model.event import to_iso
 

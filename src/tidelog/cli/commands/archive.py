@@ -33,6 +33,7 @@ from tidelog.cli.commands.archive_generations import (
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, utf8
 from tidelog.cli.pipeline_options import (
     AfterCycles,
@@ -47,7 +48,6 @@ from tidelog.cli.pipeline_options import (
 )
 from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.errors import InvalidError, NotFoundError
-from tidelog.home import open_home
 from tidelog.model.address import nearest
 
 __all__ = ["archive"]

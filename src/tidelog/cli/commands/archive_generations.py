@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from tidelog.cli.commands.pipeline import seek_options, show_moves
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -23,7 +24,6 @@ from tidelog.cli.pipeline_options import (
     worker_options,
 )
 from tidelog.cli.terminal import ask_first
-from tidelog.home import open_home
 from tidelog.model.archive import Archive
 
 __all__ = [

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from tidelog.api.consumers import DrainOptions, LostOffsets
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     CommandGroup,
     Output,
@@ -28,7 +29,6 @@ from tidelog.cli.output import (
 from tidelog.cli.terminal import Interruption, ask_first, yes_option
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import FailedError
-from tidelog.home import open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.model.event import Event
 

@@ -26,11 +26,12 @@ import click
 import duckdb
 import msgspec
 
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.pipeline_options import DriverWatch
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
-from tidelog.home import Home, create_home, open_home
+from tidelog.home import Home, create_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.model.archive import Archive
 from tidelog.model.event import Event, to_iso

@@ -13,9 +13,10 @@ from click.shell_completion import get_completion_class
 
 from tidelog.adoption import adopt_home
 from tidelog.api.doctor import diagnose
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, json_option
 from tidelog.errors import AlreadyExistsError, InvalidError
-from tidelog.home import Home, create_home, open_home
+from tidelog.home import Home, create_home
 from tidelog.settings import FILE_NAME, Settings, load_settings
 
 __all__ = ["completion", "doctor", "home", "init"]

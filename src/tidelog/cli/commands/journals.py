@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -35,7 +36,7 @@ from tidelog.cli.pipeline_options import (
 )
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.home import Home, open_home
+from tidelog.home import Home
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry
 from tidelog.journal.scribe import Rate, ScribeMetrics, ScribeOptions, Turn

@@ -16,6 +16,7 @@ import click
 
 from tidelog.api.pipelines import PumpHandle
 from tidelog.api.spark_environment import pack_environment
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import CommandGroup, Output, json_option, write_out
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -26,7 +27,6 @@ from tidelog.cli.pipeline_options import (
 )
 from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.errors import NotFoundError
-from tidelog.home import open_home
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.public import PositionMove

@@ -13,6 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     Output,
     TimeBar,
@@ -27,7 +28,7 @@ from tidelog.cli.terminal import Interruption
 from tidelog.codec.event_json import batch_lines
 from tidelog.connectors.sink import check_playback_sink
 from tidelog.errors import InvalidError
-from tidelog.home import Home, open_home
+from tidelog.home import Home
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, PlaybackState, check_playback_name

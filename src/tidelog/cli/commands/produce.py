@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 import click
 
 from tidelog.api.append_lines import LineCounts, input_size
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option, progress_bar
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import InvalidError
-from tidelog.home import open_home
 
 __all__ = ["produce"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tidelog import Erasure
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     CommandGroup,
@@ -24,7 +25,7 @@ from tidelog.cli.output import (
 from tidelog.cli.pipeline_options import SparkFields
 from tidelog.erasure.proof import Proof
 from tidelog.errors import FailedError
-from tidelog.home import Home, open_home
+from tidelog.home import Home
 from tidelog.model.event import to_iso
 
 __all__ = ["end_with", "proof", "proof_option", "search_with_bar", "show_proof"]

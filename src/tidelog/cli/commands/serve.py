@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 import click
 
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option
 from tidelog.clock import SystemClock, system_random
 from tidelog.context import NoSpans
 from tidelog.errors import FailedError, InvalidError, NotFoundError
-from tidelog.home import World, open_home
+from tidelog.home import World
 from tidelog.model.times import duration_ms
 
 if TYPE_CHECKING:

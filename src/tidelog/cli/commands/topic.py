@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option
 from tidelog.cli.terminal import ask_first, past_of, past_options, yes_option
 from tidelog.errors import NotFoundError
-from tidelog.home import Home, open_home
+from tidelog.home import Home
 from tidelog.journal.recover import RecoverReport
 from tidelog.log.notify_targets import shown_target
 from tidelog.model.address import nearest

@@ -21,12 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare
+from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import spark_conf
 from tidelog.cli.terminal import Interruption
 from tidelog.coordination.keepers import SupervisedPart
 from tidelog.errors import FailedError, InvalidError
-from tidelog.home import open_home
 from tidelog.maintenance.up_supervisor import UpSupervisor
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -317,6 +318,26 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         True
         """
         return self.flush.done()
+
+    def as_future(self) -> Future[Position]:
+        """Returns a standard future of the same event.
+
+        ``asyncio.wrap_future``, ``concurrent.futures.wait`` and ``add_done_callback`` accept it.
+
+        >>> producer.send(b"one more").as_future().result(timeout=10).partition
+        0
+        """
+        made: Future[Position] = Future()
+        made.set_running_or_notify_cancel()  # what was sent cannot be cancelled
+
+        def settle() -> None:
+            try:
+                made.set_result(self.result())
+            except BaseException as exc:  # noqa: BLE001 - the future raises it
+                made.set_exception(exc)
+
+        self.flush.on_done(settle)
+        return made
 
     def __await__(self) -> Generator[Any, None, Position]:
         """Waits in an asyncio loop; returns and raises what :meth:`result` does."""
