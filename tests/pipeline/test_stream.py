@@ -156,6 +156,23 @@ def test_process_that_lost_the_stream_delivers_nothing_more(home: Home) -> None:
     assert [each.value for each in others] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("count", [-1, 0])
+def test_list_of_no_events_is_refused_and_nothing_is_skipped(home: Home, count: int) -> None:
+    fill(home, 3)
+    stream, found = home.stream("topic:from"), list[Event]()
+    with pytest.raises(InvalidError, match="max_events must be 1 or more"):
+        stream.run(found.extend, name="s", batch=True, max_events=count, until_caught_up=True)
+    assert stream.run(found.extend, name="s", batch=True, until_caught_up=True) == len(found) == 3
+
+
+def test_home_in_memory_is_refused_by_name() -> None:
+    with open_home("memory:") as home:
+        home.create_topic("from")
+        fill(home, 1)
+        with pytest.raises(InvalidError, match="use a home in a folder"):
+            home.stream("topic:from").run(print, name="s", until_caught_up=True)
+
+
 def test_names_belong_to_one_source_and_bad_ones_are_refused(home: Home) -> None:
     home.create_topic("to")
     home.stream("topic:from").run(print, name="billing", until_caught_up=True)

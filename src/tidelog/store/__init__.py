@@ -77,7 +77,12 @@ def open_store_here(url: str, backoff: Backoff | None = None) -> Store:
     """Returns the store of a URL, with retries, and with this process's clock, ids and environment.
 
     For workers that get a URL: everything else they need, above all credentials, is their own.
+    Raises ``InvalidError`` for a store in memory, which has no URL that leads to it.
     """
+    if url == "memory:":
+        raise InvalidError(
+            "store `memory:`: archives, pumps and streams cannot work on it: use a home in a folder"
+        )
     clock, random = SystemClock(), system_random()
     environ = os.environ  # noqa: TID251 - the one place where a worker reads it
     store = open_store(url, clock=clock, ids=RandomIds(), random=random, environ=environ)

@@ -117,8 +117,8 @@ class HandlerOptions:
             raise InvalidError(f"on_error is `{self.on_error}`: give stop, skip or dead-letter")
         if (self.on_error == "dead-letter") != (self.dead_letter is not None):
             raise InvalidError("on_error dead-letter and dead_letter belong together: give both")
-        if self.workers < 1 or self.retries < 0:
-            raise InvalidError("workers must be 1 or more, and retries 0 or more")
+        if min(self.workers, self.max_events) < 1 or self.retries < 0:
+            raise InvalidError("workers and max_events must be 1 or more, and retries 0 or more")
         if isinstance(self.types, str) or self.lag_ms < 0:
             raise InvalidError("types must be a list of types, and lag_ms 0 or more")
 
