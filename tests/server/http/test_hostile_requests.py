@@ -127,6 +127,7 @@ def test_every_request_is_answered_and_none_breaks_the_server(
         texts = [create_token(made.context, [scope])[1] for scope in grants]
         home = made.config
     statuses: Counter[str] = Counter()
+    slowest_s = 0.0
     with running(home) as (process, url):
         attacker = Attacker(url, texts, random.Random(4711))
         for _ in range(count):
@@ -136,8 +137,10 @@ def test_every_request_is_answered_and_none_breaks_the_server(
             statuses[status] += 1
             assert status != "none", request
             assert not status.startswith("5"), (status, request)
-            assert time.monotonic() - began < SLOW_S, request
+            took_s = time.monotonic() - began
+            assert took_s < SLOW_S, request
+            slowest_s = max(slowest_s, took_s)
         assert process.poll() is None
-    print(f"{count} hostile requests: {dict(statuses)}")
+    print(f"{count} hostile requests, the slowest {slowest_s:.2f} s: {dict(statuses)}")
     assert statuses.total() == count
     assert len(statuses) > 4

@@ -13,6 +13,7 @@ from tests.support.serving import Served, ask, error, read_answer, serving, stat
 from tidelog.server.http import limits
 
 POST = b"POST /topics/t/events HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
 
@@ -196,8 +197,12 @@ def test_a_whole_post_is_answered_though_the_client_sends_no_more(served: Served
     assert served.values() == [b"hi"]
 
 
-def test_requests_one_after_another_on_a_connection_are_answered_in_order(served: Served) -> None:
-    two = (POST + b"content-length: 1\r\n\r\na") + (POST + b"content-length: 1\r\n\r\nb")
+@pytest.mark.parametrize("size", [1, 300_000])
+@pytest.mark.parametrize("framing", [b"content-length: %d\r\n\r\n%s", CHUNKED])
+def test_requests_one_after_another_on_a_connection_are_answered_in_order(
+    served: Served, framing: bytes, size: int
+) -> None:
+    two = b"".join(POST + framing % (size, letter * size) for letter in (b"a", b"b"))
     with socket.create_connection(served.address, timeout=30) as raw:
         raw.sendall(two + GET + b"connection: close\r\n\r\n")
         found = b""
@@ -205,7 +210,7 @@ def test_requests_one_after_another_on_a_connection_are_answered_in_order(served
             found += piece
     assert found.count(b"HTTP/1.1 201") == 2
     assert found.count(b'"status":"ok"') == 1
-    assert served.values() == [b"a", b"b"]
+    assert served.values() == [b"a" * size, b"b" * size]
 
 
 def test_expect_continue_is_answered(served: Served) -> None:

@@ -64,6 +64,7 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _complete = True  # the request that came last
     _head_bytes = 0  # of a head that is not complete yet
+    _body_bytes = 0  # of the body that comes now
     _refused = False  # answered without the app, and only read until it ends
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
@@ -116,7 +117,8 @@ class Connection(HttpToolsProtocol):
     def _parse_waiting(self) -> None:
         """Parse what waits, until a request has to wait for the one before it."""
         while self._waiting and not (self.pipeline or self._refused or self.transport.is_closing()):
-            data, self._waiting = bytes(self._waiting[:_SLICE]), self._waiting[_SLICE:]
+            size = max(_SLICE, self._body_left())
+            data, self._waiting = bytes(self._waiting[:size]), self._waiting[size:]
             self._parse(data)
         if self._refused or self.transport.is_closing():
             self._waiting = memoryview(b"")
@@ -127,6 +129,13 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
         elif not self.pipeline:
             self.flow.resume_reading()
+
+    def _body_left(self) -> int:
+        """How many bytes the body has that comes now, by its length: it is parsed at once."""
+        if self._in_head:
+            return 0
+        given = [int(value) for name, value in self.headers if name == b"content-length"]
+        return given[0] - self._body_bytes if given else 0
 
     def _parse(self, data: bytes) -> None:
         if self._in_head:
@@ -165,8 +174,12 @@ class Connection(HttpToolsProtocol):
         elif self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
             self.cycle.keep_alive = True  # uvicorn never does; `ab -k` and old proxies ask for it
             self.scope["state"][OLD_CYCLE] = self.cycle
-        self._head_bytes = 0
+        self._head_bytes = self._body_bytes = 0
         self._in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._complete = self._in_head = True
