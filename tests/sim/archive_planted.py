@@ -32,6 +32,7 @@ from tidelog.archive.coverage import MissingRange
 from tidelog.archive.fill import FillSource
 from tidelog.archive.finalize import Finalizer
 from tidelog.catalog.base import Check, Delete, Put
+from tidelog.codec import segment
 from tidelog.connectors.source import Bounds, MissingOffsets
 from tidelog.connectors.topic import sink as topic_sink
 from tidelog.connectors.topic.source import TopicSource
@@ -454,6 +455,11 @@ def _copies_have_no_numbers(patch: Patch) -> None:
     patch.setattr(Appender, "_recovered_at", lambda *_: None)
 
 
+def _segment_keeps_neighbors(patch: Patch) -> None:
+    """Arrow pads what it writes of a slice with the bytes of the events behind it."""
+    patch.setattr(segment, "_without_neighbors", lambda batch: batch)
+
+
 def _trim_passes_over_archives(patch: Patch) -> None:
     """A trim does not ask whether archives have read the events."""
     from tidelog.api import upkeep
@@ -538,6 +544,7 @@ BUGS: Mapping[str, Bug] = {
         "P4a", _chain_is_bounded_by_its_source, MarkersWorld
     ),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
+    "a segment keeps bytes of its neighbors": Bug("P5a", _segment_keeps_neighbors, StagedWorld),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
     "a withdrawn range can come back": Bug("P4a", _withdrawn_under_the_same_head),
