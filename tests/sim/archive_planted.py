@@ -120,7 +120,7 @@ def _published_before_decided(patch: Patch) -> None:
     """Files are published before the intent names their manifest."""
     record = Cycle._record
 
-    def first(self: Cycle, track: Any, produced: Any, find_next: Any) -> Any:
+    def first(self: Cycle, track: Any, produced: Any, *rest: Any) -> Any:
         intent = track.intent
         manifest = cycle.Manifest(
             self._pipeline.id,
@@ -133,7 +133,7 @@ def _published_before_decided(patch: Patch) -> None:
             files=produced.staged.files,
         )
         self._pipeline.sink.publish(manifest)
-        return record(self, track, produced, find_next)
+        return record(self, track, produced, *rest)
 
     patch.setattr(Cycle, "_record", first)
 
@@ -142,8 +142,8 @@ def _staged_files_go_too_early(patch: Patch) -> None:
     """What was staged is deleted once the manifest is recorded, before it is published."""
     record = Cycle._record
 
-    def early(self: Cycle, track: Any, produced: Any, find_next: Any) -> Any:
-        manifest = record(self, track, produced, find_next)
+    def early(self: Cycle, track: Any, produced: Any, *rest: Any) -> Any:
+        manifest = record(self, track, produced, *rest)
         self._pipeline.sink.discard(manifest)
         return manifest
 
