@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from bench import archive, console, ground, journal, log, playback, scylla, serve, spark, startup
+from bench import (
+    archive,
+    console,
+    ground,
+    journal,
+    log,
+    maintenance,
+    playback,
+    scylla,
+    serve,
+    spark,
+    startup,
+)
 from bench.measure import show
 from bench.rates import show_rates
 
@@ -18,6 +30,7 @@ SUITES = {
     "scylla": lambda: show_rates("scylla", scylla.run()),
     "archive": lambda: show_rates("archive", archive.run()),
     "journal": lambda: show_rates("journal", journal.run()),
+    "maintenance": lambda: show_rates("maintenance", maintenance.run()),
     "playback": lambda: show_rates("playback", playback.run()),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -22,6 +23,8 @@ from tidelog.coordination.keepers import SupervisedPart
 from tidelog.maintenance.follower import Follower
 from tidelog.pipeline.base import LocalWorkers
 
+_START_S = 250.0  # of a session on a busy machine
+
 
 @contextlib.contextmanager
 def following(home: Home) -> Iterator[dict[str, SupervisedPart]]:
@@ -31,7 +34,7 @@ def following(home: Home) -> Iterator[dict[str, SupervisedPart]]:
     def report(part: SupervisedPart) -> None:
         parts[part.name] = part
 
-    follower = Follower(home.context, lambda: LocalWorkers(1), report, stop)
+    follower = Follower(home.context, LocalWorkers(1), report, stop)
     thread = threading.Thread(target=follower.run)
     thread.start()
     try:
@@ -122,15 +125,17 @@ def test_a_restore_is_not_followed(home: Home, place: Path) -> None:
         assert not [name for name in parts if name.startswith("pump")]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.spark
-def test_many_archives_share_one_spark_session_that_ends_with_them(
+def test_many_archives_share_one_spark_session_that_starts_late_and_is_replaced(
     home: Home, place: Path, tmp_path: Path
 ) -> None:
+    """By default, on Spark: it starts when there is work, and a killed one is replaced."""
     for name in ("one", "two", "three"):
         home.create_topic(name)
         home.append(name, [Event(b"%d" % n) for n in range(100)])
         tidelog(place, *("archive", "create", name, "--source", f"topic:{name}"))
-    process = start("--home", str(place), "follow", "--master", "local[2]", "--json", cwd=tmp_path)
+    process = start("--home", str(place), "follow", "--json", cwd=tmp_path)
     try:
         assert process.stdout is not None
         running: set[str] = set()
@@ -138,12 +143,18 @@ def test_many_archives_share_one_spark_session_that_ends_with_them(
             told = json.loads(process.stdout.readline())
             if told["state"] == "running" and told["part"].startswith("archive"):
                 running.add(told["part"])
+        assert _javas(process.pid) == [], "nothing is due yet"
         for name in ("one", "two", "three"):
-            tidelog(place, "archive", "flush", name)
-        for name in ("one", "two", "three"):
-            eventually(f"{name} is archived", lambda name=name: archived(home, name) == 100)
+            assert home.archives.get(name).flush(timeout_s=_START_S) == []
+            assert archived(home, name) == 100
+        [java] = _javas(process.pid)
+        os.kill(java, signal.SIGKILL)
+        home.append("two", [Event(b"%d" % n) for n in range(100)])
+        assert home.archives.get("two").flush(timeout_s=_START_S) == []
+        assert archived(home, "two") == 200
         javas = _javas(process.pid)
         assert len(javas) == 1
+        assert javas != [java]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 0

@@ -320,7 +320,7 @@ def test_follower_shows_an_outage_and_its_end(tmp_path: Path) -> None:
         an_archive_of(home, f"file:{folder}")
         stop, parts = threading.Event(), {}
         follower = Follower(
-            home.context, LocalWorkers, lambda part: parts.__setitem__(part.name, part), stop
+            home.context, LocalWorkers(), lambda part: parts.__setitem__(part.name, part), stop
         )
         thread = threading.Thread(target=follower.run)
         thread.start()

@@ -142,7 +142,7 @@ import os, signal, sys
 from pathlib import Path
 from pyspark import SparkContext
 from tests.archive.test_archive import an_archive, fill
-from tidelog.api.pipelines import open_workers
+from tidelog.api.spark_workers import open_workers
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.home import create_home
 from tidelog.pipeline.driver import Driver, DriverOptions

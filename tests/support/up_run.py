@@ -33,7 +33,8 @@ class Up:
         # A port of our own: one that the system gives may be another's while a part is down.
         port = str(free_port())
         self.process = subprocess.Popen(
-            [*TIDELOG, "--home", str(home), "up", "--port", port, "--json", *args],
+            # Without Spark: one of its sessions takes longer to start than most tests.
+            [*TIDELOG, "--home", str(home), "up", "--port", port, "--no-spark", "--json", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=home.parent,

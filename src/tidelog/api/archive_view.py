@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.api.pipelines import with_tasks
+from tidelog.api.spark_workers import with_tasks
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.derived_archives import copies_of

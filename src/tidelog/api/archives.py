@@ -18,10 +18,9 @@ from tidelog.api.pipelines import (
     RunOptions,
     RunResult,
     driver_options,
-    open_workers,
     run_pipeline,
-    with_tasks,
 )
+from tidelog.api.spark_workers import open_workers, with_tasks
 from tidelog.archive.archive import (
     ArchiveKind,
     ArchiveOptions,

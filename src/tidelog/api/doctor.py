@@ -9,12 +9,13 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from tidelog.api.spark_workers import find_java
 from tidelog.context import Context
 from tidelog.coordination.ages import store_now_ms
 from tidelog.errors import TidelogError
@@ -109,8 +110,10 @@ def _machine(world: World) -> Iterator[HealthCheck]:
     is_known = (3, 11) <= sys.version_info < (3, 14)
     do = "" if is_known else "use Python 3.11, 3.12 or 3.13, which are tested"
     yield HealthCheck("python", "ok" if is_known else "warning", version, do)
-    java = shutil.which("java", path=_java_path(world.environ))
-    do = "" if java else "install Java 17 for Spark, or give --no-spark"
+    java = find_java(world.environ)
+    do = (
+        "" if java else "install Java 17 for Spark; without it, pipelines run in the process itself"
+    )
     yield HealthCheck("java", "ok" if java else "warning", java or "not found", do)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < _FILES_MIN
@@ -135,12 +138,6 @@ def _parts(context: Context) -> Iterator[HealthCheck]:
     if copy_of:
         do = "run `tidelog home adopt`, or with --moved if the original is gone"
         yield HealthCheck("identity", "warning", f"is a copy of the home at {copy_of}", do)
-
-
-def _java_path(environ: Mapping[str, str]) -> str:
-    """Returns the folders in which Spark looks for Java."""
-    home = environ.get("JAVA_HOME", "")
-    return os.pathsep.join([f"{home}/bin"] * bool(home) + [environ.get("PATH", "")])
 
 
 def _checked(name: str, what: str, look: Callable[[], object]) -> HealthCheck:

@@ -1,21 +1,20 @@
-# ruff: noqa: PLC0415 - Spark takes a second to import
 """Pumps as Python code uses them: ``home.pumps``, and a handle for each pump.
 
 Streams from a source to a handler: ``home.stream``.
 
-Runs of a pipeline: where its tasks run, what its caller may say about it, and what it did.
+Runs of a pipeline: what its caller may say about it, and what it did.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack, cast
 
+from tidelog.api.spark_workers import open_workers
 from tidelog.archive.metrics import pipelines_text
 from tidelog.codec.fields import FieldPaths
 from tidelog.connectors.by_url import open_source
@@ -33,7 +32,7 @@ from tidelog.model.archive import Start
 from tidelog.model.event import Event
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline, Workers
+from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import (
@@ -54,7 +53,6 @@ from tidelog.pipeline.stream import (
     stream_pipeline,
 )
 from tidelog.settings import check_options
-from tidelog.tasks import TaskRunner
 
 __all__ = [
     "PumpFields",
@@ -66,13 +64,8 @@ __all__ = [
     "Stream",
     "StreamOptions",
     "driver_options",
-    "open_workers",
     "run_pipeline",
-    "spark_tasks",
-    "with_tasks",
 ]
-
-_THREADS = 2  # of tasks in this process
 
 
 class RunOptions(TypedDict, total=False):
@@ -111,33 +104,6 @@ class RunResult:
             self.dead += manifest.dead
             self.dropped += manifest.dropped
             self.left_out += manifest.left_out
-
-
-def open_workers(name: str, spark: str | None, conf: Mapping[str, str] | None = None) -> Workers:
-    """Returns what runs tasks: Spark where a master is given, else threads of this process."""
-    if spark is None:
-        return LocalWorkers(_THREADS)
-    from tidelog.spark.workers import SparkWorkers, open_spark
-
-    reopen = functools.partial(open_spark, spark, name, conf)
-    return SparkWorkers(reopen(), reopen)
-
-
-def with_tasks(
-    context: Context, name: str, spark: str | None, conf: Mapping[str, str] | None = None
-) -> Context:
-    """Returns a context whose heavy work is done ahead by Spark tasks, where a master is given."""
-    if spark is None:
-        return context
-    return dataclasses.replace(context, tasks=spark_tasks(name, spark, conf))
-
-
-def spark_tasks(name: str, spark: str, conf: Mapping[str, str] | None = None) -> TaskRunner:
-    """Returns what runs heavy work on a Spark master; its session starts with the first work."""
-    from tidelog.spark.tasks import SparkTasks
-    from tidelog.spark.workers import open_spark
-
-    return SparkTasks(functools.partial(open_spark, spark, name, conf))
 
 
 def driver_options(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TypedDict
 
+from tidelog.api.spark_workers import open_session
 from tidelog.connectors.sink import (
     PlaybackSink,
     SinkContext,
@@ -165,11 +166,10 @@ def _play_parallel(
     how: PlaybackOptions,
 ) -> PlaybackResult:
     from tidelog.spark.playback import play_parallel  # noqa: PLC0415 - Spark takes a second
-    from tidelog.spark.workers import open_spark  # noqa: PLC0415 - the same
 
     topic, pin = pin_asked(context, asked)
     _begin(options, topic, pin)
-    session = open_spark(spark, f"playback {topic.name}", options.get("spark_conf"))
+    session = open_session(spark, f"playback {topic.name}", options.get("spark_conf"))
     return play_parallel(context, session, topic, pin, asked.sink, how)
 
 

@@ -6,7 +6,6 @@ Archives and pipelines are imported when they are needed: that takes longer than
 
 from __future__ import annotations
 
-import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
     from tidelog.maintenance.turn import Erasure
-    from tidelog.pipeline.base import Workers
 
 __all__ = ["CompileOptions", "EraseOptions", "UpkeepCalls"]
 
@@ -122,14 +120,14 @@ class UpkeepCalls(ABC):
 
         >>> scribe = home.scribe(tasks=home.spark_tasks("local[*]"))
         """
-        from tidelog.api.pipelines import spark_tasks
+        from tidelog.api.spark_workers import spark_tasks
 
         return spark_tasks("scribe", spark, spark_conf)
 
     def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
         if spark is None:
             return self.context
-        from tidelog.api.pipelines import spark_tasks
+        from tidelog.api.spark_workers import spark_tasks
 
         return replace(self.context, tasks=spark_tasks(name, spark, conf))
 
@@ -390,27 +388,19 @@ class UpkeepCalls(ABC):
         """Drive all archives and pumps of the home until ``stop`` is set.
 
         One that fails is tried again and does not stop the others. What is created meanwhile is
-        found within seconds. All share one Spark session where ``spark`` is a master. ``report``
-        gets the state of each, from any thread.
+        found within seconds. All share one Spark session where ``spark`` is a master; it starts
+        when there is something to do, and is replaced if it dies. ``report`` gets the state of
+        each, from any thread.
 
         >>> import threading
         >>> stop = threading.Event()
         >>> stop.set()
         >>> home.follow(stop)
         """
-        from tidelog.api.pipelines import open_workers
+        from tidelog.api.spark_workers import open_late
         from tidelog.maintenance.follower import Follower
 
-        lock = threading.Lock()
-
-        @functools.cache
-        def opened() -> Workers:
-            return open_workers("follow", spark, spark_conf)
-
-        def workers() -> Workers:
-            with lock:  # one session for all
-                return opened()
-
+        workers = open_late("follow", spark, spark_conf)
         Follower(self.context, workers, report or _ignore, stop).run()
 
     def compile_all(

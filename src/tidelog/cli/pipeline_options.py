@@ -28,10 +28,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tidelog.api.archives import ArchiveHandle
 from tidelog.api.pipelines import RunOptions
+from tidelog.api.spark_workers import missing_for_spark
 from tidelog.archive.archive import FormatOptions
 from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
-from tidelog.cli.output import Output, counted
+from tidelog.cli.output import Output, counted, echo_aside
 from tidelog.cli.terminal import Interruption
 from tidelog.context import NoSpans
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
@@ -49,6 +50,7 @@ __all__ = [
     "run_options",
     "spark_conf",
     "spark_of",
+    "spark_options",
     "task_options",
     "tasks_of",
     "traced_world",
@@ -62,9 +64,7 @@ _OPTIONS = (
     click.option(
         "--master",
         metavar="URL",
-        default="local[*]",
-        show_default=True,
-        help="The Spark master, such as local[*] or spark://host:7077.",
+        help="The Spark master, such as spark://host:7077. [default: local[*], if Java is there]",
     ),
     click.option(
         "--conf",
@@ -73,7 +73,11 @@ _OPTIONS = (
         metavar="K=V",
         help="A Spark setting, NAME=VALUE. Repeatable.",
     ),
-    click.option("--no-spark", is_flag=True, help="Run in this process instead of on Spark."),
+    click.option(
+        "--no-spark",
+        is_flag=True,
+        help="Run in this process instead of on Spark: uses less memory, and starts faster.",
+    ),
     click.option(
         "--rate",
         type=click.FloatRange(min=0, min_open=True),
@@ -120,9 +124,29 @@ def worker_options(command: F) -> F:
     return command
 
 
+def spark_options(command: F) -> F:
+    """Where the tasks of pipelines run; pass what it gets to :func:`spark_of`."""
+    for option in reversed(_OPTIONS[:3]):
+        command = option(command)
+    return command
+
+
 def spark_of(given: dict[str, Any]) -> str | None:
-    """Returns the Spark master that the options ask for; None: work in this process."""
-    return None if given["no_spark"] else given["master"]
+    """Returns the Spark master that the options ask for; None: work in this process.
+
+    Without --master, a machine that cannot run Spark works without it, with a notice.
+    """
+    if given["no_spark"]:
+        if given["master"]:
+            raise InvalidError("--master and --no-spark: give one of them")
+        return None
+    if given["master"]:
+        return str(given["master"])
+    missing = missing_for_spark(real_world().environ)
+    if missing:
+        echo_aside(f"Running without Spark: {missing}. --no-spark hides this line.")
+        return None
+    return "local[*]"
 
 
 def run_options(given: dict[str, Any], watch: DriverWatch) -> RunOptions:

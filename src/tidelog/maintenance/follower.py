@@ -71,7 +71,7 @@ class Follower:
     def __init__(
         self,
         context: Context,
-        workers: Callable[[], Workers],
+        workers: Workers,
         report: Callable[[SupervisedPart], None],
         stop: threading.Event,
     ) -> None:
@@ -128,7 +128,7 @@ class Follower:
         def opened() -> tuple[Pipeline, FilePolicy]:
             now = find_archive(context, name)
             policy = FilePolicy(now.max_bytes, now.max_age_ms)
-            return open_pipeline(context, now, self._workers()), policy
+            return open_pipeline(context, now, self._workers), policy
 
         return _FollowedPipeline(f"archive {name}", opened, lambda: _register(context, name))
 
@@ -141,7 +141,7 @@ class Follower:
         wanted = pump_options(found)
         return _FollowedPipeline(
             f"pump {found.name}",
-            lambda: (open_pump(self._context, wanted, self._workers()), _PUMP_POLICY),
+            lambda: (open_pump(self._context, wanted, self._workers), _PUMP_POLICY),
             lambda: None,
         )
 

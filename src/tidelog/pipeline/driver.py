@@ -446,9 +446,9 @@ class Driver:
     def _parts(self, due: Mapping[SourcePartition, int]) -> dict[SourcePartition, int]:
         """Returns in how many parts to read each source partition with this many events."""
         workers, source = self._pipeline.workers, self._pipeline.source
-        tasks = workers.parallelism if isinstance(workers, ParallelWorkers) else 1
-        if tasks == 1 or not isinstance(source, DividingSource):
+        if not due or not isinstance(source, DividingSource):  # then Spark need not start yet
             return dict.fromkeys(due, 1)
+        tasks = workers.parallelism if isinstance(workers, ParallelWorkers) else 1
         return parts_of(due, tasks, self._due.cut_events_min(self._how.follow))
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 
-__all__ = ["cause_of", "job_error", "one_line", "worker_name"]
+__all__ = ["cause_of", "job_error", "one_line", "start_error", "worker_name"]
 
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?")  # the last line of a traceback
 # Spark's errors with the states of SQL for wrong data, wrong names, and `raise_error`.
@@ -23,6 +23,12 @@ _SPARK_ERROR = re.compile(r"(\[[A-Z][A-Z0-9_.]+\] .+?)\s*SQLSTATE: (?:22|42|P0)\
 _MISSING = re.compile(r"No module named '([\w.]+)'")
 _NEEDS_PANDAS = re.compile(r"Pandas >= [\d.]+ must be installed", re.IGNORECASE)
 _MAY_PASS = ("OSError", "Timeout", "Connection", "MemoryError", "BrokenPipe", "EOFError")
+_JAVA_CLASS = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
+_WRONG_SETTINGS = (
+    "Could not parse Master URL",
+    "IllegalArgumentException",
+    "NumberFormatException",
+)
 _LENGTH_MAX = 300
 _HIDE = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it writes down an exception
 
@@ -76,6 +82,20 @@ def job_error(exc: Exception, again: str, *, runs_user_code: bool = True) -> Tid
             f"Spark: the job failed ({mistake}): fix it and run again", job="failed"
         )
     return UnavailableError(f"Spark: the job failed ({cause_of(exc)}): {again}", job="failed")
+
+
+def start_error(exc: Exception) -> TidelogError:
+    """Returns the error of a session that could not be started, in one line.
+
+    A master or a setting that Spark cannot read is an ``InvalidError``.
+    """
+    java = getattr(exc, "java_exception", None)  # of the bridge to Java
+    text = str(exc) if java is None else str(java)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    cause = _JAVA_CLASS.sub("", lines[0])[:_LENGTH_MAX] if lines else type(exc).__name__
+    do = "check --master, --conf and that Java is 17 or later; or work without Spark"
+    kind = InvalidError if any(each in text for each in _WRONG_SETTINGS) else UnavailableError
+    return kind(f"Spark: could not be started ({cause}): {do}")
 
 
 def cause_of(exc: Exception) -> str:

@@ -18,12 +18,11 @@ from pyspark.sql import SparkSession
 
 from tidelog.errors import (
     InternalError,
-    InvalidError,
     TidelogError,
     UnavailableError,
     unexpected,
 )
-from tidelog.spark.failures import cause_of, job_error
+from tidelog.spark.failures import job_error
 from tidelog.spark.workers import is_alive, replace_session
 from tidelog.tasks import TaskRunner
 
@@ -99,15 +98,7 @@ class SparkTasks:
     def _live_session(self) -> SparkSession:
         """Returns the session, or a new one if there is none or its Java process ended."""
         if self._session is None or not is_alive(self._session):
-            try:
-                self._session = replace_session(self._open)
-            except InvalidError:
-                raise
-            except Exception as exc:
-                raise UnavailableError(
-                    f"Spark: no session could be started ({cause_of(exc)}): try again, or work "
-                    "without Spark"
-                ) from exc
+            self._session = replace_session(self._open)
         return self._session
 
 

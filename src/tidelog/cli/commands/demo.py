@@ -28,7 +28,7 @@ import msgspec
 
 from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option
-from tidelog.cli.pipeline_options import DriverWatch
+from tidelog.cli.pipeline_options import DriverWatch, spark_conf, spark_of, spark_options
 from tidelog.cli.terminal import Interruption
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
 from tidelog.home import Home, create_home
@@ -49,7 +49,7 @@ _MAX_AGE_MS = 10_000  # so that files appear soon after `tidelog up`
 
 @click.command()
 @click.option("--clean", is_flag=True, help="Delete the demo's folder at the end.")
-@click.option("--no-spark", is_flag=True, help="Archive in this process instead of on Spark.")
+@spark_options
 @click.option(
     "--folder",
     "given",
@@ -57,7 +57,7 @@ _MAX_AGE_MS = 10_000  # so that files appear soon after `tidelog up`
     help="The folder of its home. [default: a new folder]",
 )
 @json_option
-def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> None:
+def demo(output: Output, /, clean: bool, given: Path | None, **options: Any) -> None:
     """Show Tidelog at work: produce, consume, archive, query.
 
     \b
@@ -79,7 +79,7 @@ def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> Non
         _show(output, {"step": "home", "config": home.config}, f"{folder}")
         _show_log(home, output)
         _show_members(home, output)
-        archive = _show_archive(home, output, no_spark)
+        archive = _show_archive(home, output, spark_of(options), spark_conf(options["confs"]))
         hours = _show_query(home, output, archive)
         _show_picture(output, hours)
         if not clean:
@@ -149,8 +149,8 @@ def _show_members(home: Home, output: Output) -> None:
     _show(output, values, *lines, f"{left} events left to read")
 
 
-def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
-    engine = "this process" if no_spark else "Spark"
+def _show_archive(home: Home, output: Output, spark: str | None, conf: dict[str, str]) -> Archive:
+    engine = "this process" if spark is None else "Spark"
     output.title(f"4. Archive them by date and hour: {engine} writes each event once")
     archive = home.archives.create(
         "hourly",
@@ -163,7 +163,8 @@ def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
     began_s = clock.monotonic_s()
     with DriverWatch(output, "hourly") as watch:
         done = archive.run(
-            spark=None if no_spark else "local[2]",
+            spark=spark,
+            spark_conf=conf,
             stop=watch.stop,
             on_look=watch.look,
         )
@@ -173,7 +174,7 @@ def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
         output,
         {"step": "archive", "events": done.events, "files": files, "seconds": took_s},
         f"{done.events:,} events in {files} Parquet files, {took_s} s"
-        + ("" if no_spark else " with Spark's start"),
+        + ("" if spark is None else " with Spark's start"),
     )
     return archive.info
 

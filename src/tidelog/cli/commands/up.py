@@ -23,7 +23,7 @@ from rich.text import Text
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare
 from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, counted, echo_aside, json_option
-from tidelog.cli.pipeline_options import spark_conf
+from tidelog.cli.pipeline_options import spark_conf, spark_of, spark_options
 from tidelog.cli.terminal import Interruption
 from tidelog.coordination.keepers import SupervisedPart
 from tidelog.errors import FailedError, InvalidError
@@ -47,9 +47,7 @@ _ERROR_MAX = 100  # characters of an error in the table; its line stands above i
 @click.option("--demo", is_flag=True, help="Add sample events and steady sample traffic.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=int, help=f"The port; 0 for one that is free. Default: {_PORT}.")
-@click.option(
-    "--master", metavar="URL", help="The Spark master for archives and pumps. [default: no Spark]"
-)
+@spark_options
 @click.option("--for", "duration", metavar="D", help="Stop after this long, such as 30s or 5m.")
 @click.option(
     "--grace",
@@ -83,13 +81,16 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
 
     This is the server with its console, the scribe, and one process that runs all archives and
     pumps and repairs notifications. A part that ends is restarted after growing waits. New archives
-    and pumps are picked up. Several `up` processes on one home share the work. With --demo it
-    creates its own home unless one is given, and stops by itself if there is no terminal.
+    and pumps are picked up. Several `up` processes on one home share the work. Archives and pumps
+    share one Spark session, which starts when there is something to do; --no-spark is the light
+    mode for small machines. With --demo it creates its own home unless one is given, uses Spark
+    only with --master, and stops by itself if there is no terminal.
 
     \b
     Examples:
       tidelog up
       tidelog up --demo
+      tidelog up --no-spark
       tidelog --home ./events up --port 9000 --master 'local[4]'
     """
     for_s = duration_ms(given["duration"]) / 1000 if given["duration"] else None
@@ -97,7 +98,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
     home_text: str | None = context.obj
     port = _PORT if given["port"] is None else given["port"]
     if given["demo"]:
-        home_text = _demo_home(home_text, output)
+        home_text = _demo_home(home_text, output, _spark_flags(given))
         if for_s is None and not sys.stdout.isatty():
             for_s = _DEMO_MS / 1000
         if given["port"] is None and _is_taken(given["host"], port):
@@ -120,10 +121,9 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
 
 
 def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
-    master = ["--master", given["master"]] if given["master"] else []
     programs = [
         ("serve", ["serve", "--host", given["host"], "--port", str(port), *_of_server(given)]),
-        ("follow", ["follow", *master]),
+        ("follow", ["follow", *_spark_flags(given)]),
     ]
     figures = ["--metrics-file", given["metrics_file"]] if given["metrics_file"] else []
     rate = _DEMO_SCRIBE if given["demo"] else ()
@@ -131,6 +131,16 @@ def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
     if given["demo"]:
         programs.append(("sample traffic", ["sample-traffic"]))
     return programs
+
+
+def _spark_flags(given: dict[str, Any]) -> list[str]:
+    """The options about Spark for the programs."""
+    is_light = given["demo"] and not given["master"]  # a demo starts at once
+    flags = ["--no-spark"] if given["no_spark"] or is_light else []
+    flags += ["--master", given["master"]] if given["master"] else []
+    for each in given["confs"]:
+        flags += ["--conf", each]
+    return flags
 
 
 def _of_server(given: dict[str, Any]) -> list[str]:
@@ -145,7 +155,7 @@ def _of_server(given: dict[str, Any]) -> list[str]:
     return passed
 
 
-def _demo_home(home_text: str | None, output: Output) -> str:
+def _demo_home(home_text: str | None, output: Output, spark: list[str]) -> str:
     """A home that has seen the demo; one of its own, unless a folder is given that is free."""
     if home_text is None:
         folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-")) / "home"
@@ -162,7 +172,7 @@ def _demo_home(home_text: str | None, output: Output) -> str:
             if "orders" in names:
                 return home_text
     shown = [sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()), "demo"]
-    flags = ["--folder", str(folder), *(["--json"] if output.as_json else [])]
+    flags = ["--folder", str(folder), *spark, *(["--json"] if output.as_json else [])]
     if subprocess.run([*shown, *flags], check=False).returncode != 0:  # noqa: S603 - our own
         raise FailedError("up: --demo: the demo did not come to its end: its message stands above")
     output.title("6. The whole system on this home, with sample traffic")
@@ -178,18 +188,16 @@ def _is_taken(host: str, port: int) -> bool:
 
 
 @click.command()
-@click.option("--master", metavar="URL", help="The Spark master. [default: run in this process]")
-@click.option(
-    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting, NAME=VALUE. Repeatable."
-)
+@spark_options
 @json_option
 @click.pass_obj
 def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Run every archive and pump of a home until Ctrl-C.
 
-    New archives and pumps are picked up within seconds. With --master all share one Spark session,
-    which a transform needs. It also sends notifications that a dead process left unsent. Several
-    of them share the source partitions. `tidelog up` runs this beside the server.
+    New archives and pumps are picked up within seconds. All share one Spark session, which starts
+    when there is something to archive. With --no-spark they run in this process, except those with
+    a transform, which need Spark. It also sends notifications that a dead process left unsent.
+    Several of them share the source partitions. `tidelog up` runs this beside the server.
 
     \b
     Examples:
@@ -206,10 +214,10 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
             else:
                 echo_aside(_line(part))
 
-    conf = spark_conf(given["confs"])
+    spark, conf = spark_of(given), spark_conf(given["confs"])
     sys.setswitchinterval(0.001)
     with open_home(home_text) as home, Interruption(stop, follows=True):
-        home.follow(stop, spark=given["master"], spark_conf=conf, report=report)
+        home.follow(stop, spark=spark, spark_conf=conf, report=report)
 
 
 def _line(part: SupervisedPart) -> str:
