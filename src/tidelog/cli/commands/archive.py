@@ -34,7 +34,7 @@ from tidelog.cli.commands.archive_generations import (
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
 from tidelog.cli.homes import open_home
-from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, utf8
+from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
 from tidelog.cli.pipeline_options import (
     AfterCycles,
     DriverWatch,
@@ -49,6 +49,8 @@ from tidelog.cli.pipeline_options import (
 from tidelog.cli.terminal import ask_first, yes_option
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.address import nearest
+from tidelog.model.archive import Archive
+from tidelog.model.times import duration_text
 
 __all__ = ["archive"]
 
@@ -371,6 +373,8 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
         options["on_promote"] = lambda _: output.say(
             "A newer generation was promoted: going on with it."
         )
+        if given["follow"] and not output.as_json:
+            watch.tell(_closes(archive.info))
         done = archive.run(
             follow=given["follow"],
             spark=spark_of(given),
@@ -424,6 +428,15 @@ def manifest(home_text: str | None, output: Output, /, name: str) -> None:
             for file in home.archives.get(name).files()
         )
         output.records(("kind", "events", "first_offset", "last_offset", "bytes", "file"), rows)
+
+
+def _closes(archive: Archive) -> str:
+    """Says when files appear, as an hour of silence looks like a fault."""
+    return (
+        f"{archive.name}: following {archive.source}. A file closes at "
+        f"{size_text(archive.max_bytes)} or after {duration_text(archive.max_age_ms)}; "
+        f"`tidelog archive flush {archive.name}` closes all now. Ctrl-C ends this."
+    )
 
 
 def _describe(handle: ArchiveHandle) -> dict[str, Any]:
