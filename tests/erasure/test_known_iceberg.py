@@ -16,7 +16,7 @@ from tests.support.archive_look import FIRST_S, a_home, an_archive, drive
 from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.deletions import Deletions
+from tidelog.archive.erased_events import Deletions
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.tables import register_table
 from tidelog.erasure.known_objects import event_values

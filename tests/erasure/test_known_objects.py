@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tests.support.archive_look import AT, a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.archive.deletions import Deletions
+from tidelog.archive.erased_events import Deletions
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.tables import change_tables, register
 from tidelog.coordination.pipeline_rows import counting_files

@@ -14,7 +14,7 @@ import pytest
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, find_archive
-from tidelog.archive.deletions import deleted_offsets
+from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.coordination.pipeline_rows import replay_pipeline

@@ -22,7 +22,7 @@ from tests.support.archive_look import a_home, an_archive
 from tests.support.pipeline_kill import Killer
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
-from tidelog.archive.deletions import deleted_offsets
+from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.erasure import rewrite as erase

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.archive.archive import files_settings
-from tidelog.archive.deletions import ErasedBefore
+from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
 from tidelog.archive.output import output_of
 from tidelog.codec.event_batch import EVENT_SCHEMA

@@ -11,10 +11,10 @@ For an existing topic there are four steps. The scribe finishes them after a cra
 A restore may bring the events back into the topic between a delete's look at the topic and step 3.
 So a delete that found events here looks at the topic again after step 3, and deletes what came.
 
-From step 2 on these places count as deleted (``archive.deletions``), so ``delete --prove`` and the
-scribe rewrite the archives' files without them, as after any delete. A call may skip what another
-call's record already deletes. It completes that record first (``settled_offsets``), because the
-other call may be between steps 2 and 3, or dead there.
+From step 2 on these places count as deleted (``archive.erased_events``), so ``delete --prove`` and
+the scribe rewrite the archives' files without them, as after any delete. A call may skip what
+another call's record already deletes. It completes that record first (``settled_offsets``), because
+the other call may be between steps 2 and 3, or dead there.
 
 An archive whose topic is deleted, or whose source is another system, has no ledger. Its own audit
 (``audit/<archive>``) has the record, step 3 rewrites its files and those of its copies, and step 4
@@ -31,7 +31,6 @@ from functools import partial
 
 import msgspec
 
-from tidelog.archive.deletions import Places, deleted_offsets, deletion_records
 from tidelog.archive.derived_archives import (
     UNKNOWN_LINE,
     Copy,
@@ -44,6 +43,7 @@ from tidelog.archive.derived_archives import (
     reachable_archives_of,
     with_later_ones,
 )
+from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
 from tidelog.context import Context
 from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.outcome import Sent

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.deletions import Deletions, Places
+from tidelog.archive.erased_events import Deletions, Places
 from tidelog.codec.event_json import plain_rows
 from tidelog.codec.formats.raw_columns import read_rows
 from tidelog.codec.formats.schema import PREFIX

@@ -40,8 +40,8 @@ import msgspec
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.deletions import Deletions
 from tidelog.archive.derived_archives import Line, archives_of
+from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.connectors.source import SourcePartition

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.deletions import Deletions, knows_all, read_deletions
 from tidelog.archive.derived_archives import is_line_of, partitions_of, reachable_archives_of
+from tidelog.archive.erased_events import Deletions, knows_all, read_deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries

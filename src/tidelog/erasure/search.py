@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidelog.archive.deletions import Deletions
 from tidelog.archive.derived_archives import UNKNOWN_LINE, Line, line_of
+from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.archive.deletions import Deletions
+from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.deletions import Deletions, read_deletions
 from tidelog.archive.derived_archives import archives_of, copies_of, partitions_of, sources_of
+from tidelog.archive.erased_events import Deletions, read_deletions
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import is_detached
 from tidelog.erasure.matcher import EventMatcher

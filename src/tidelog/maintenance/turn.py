@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tidelog.archive.archive import list_archives
-from tidelog.archive.deletions import Places
 from tidelog.archive.derived_archives import reachable_archives_of
+from tidelog.archive.erased_events import Places
 from tidelog.archive.tables import repair_tables
 from tidelog.context import Context
 from tidelog.coordination.actions import forget_actions

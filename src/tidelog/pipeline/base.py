@@ -1,13 +1,6 @@
 """The parts of a pipeline: a source, a sink, tasks, and workers that run them.
 
 ``LocalWorkers`` runs tasks in threads of this process, or one after another.
-
-Completes a range of a source with events from files that the source no longer has.
-
-Kafka's compaction deletes records inside the range that a partition still holds. A backup may be a
-copy without dead letters, or without some files. The live generation may have these events in its
-files. So a generation that is being built reads both, in offset order. For an offset in both, the
-source's event counts. The files are opened at the first offset that the source lacks.
 """
 
 from __future__ import annotations
@@ -84,7 +77,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CompletedReader:
-    """A range of offsets from a source, and the files that complete it; pickles."""
+    """Reads a range of a source, and from files the events that the source no longer has.
+
+    Kafka's compaction deletes records inside the range that a partition still holds. A backup may
+    be a copy without dead letters, or without some files. The live generation may have these
+    events in its files. So a generation that is being built reads both, in offset order. For an
+    offset in both, the source's event counts. The files are opened at the first offset that the
+    source lacks.
+    """
 
     reader: RangeReader
     files: RangeReader  # of a part of the range

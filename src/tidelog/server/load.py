@@ -3,8 +3,6 @@
 With a rate, a request's time counts from when it was due, so a server that falls behind cannot hide
 it by being asked later. Without one, each connection sends the next request as soon as it has the
 answer to the last.
-
-A lean HTTP client for sample traffic: one connection, one request at a time.
 """
 
 from __future__ import annotations

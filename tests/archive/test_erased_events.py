@@ -18,7 +18,7 @@ import pytest
 from tests.archive.test_archive import an_archive
 from tests.archive.test_fill import drive
 from tidelog import Event, Home
-from tidelog.archive import deletions as erased_before
+from tidelog.archive import erased_events as erased_before
 from tidelog.archive.account import read_account
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
@@ -279,7 +279,7 @@ def test_range_with_a_transform_counts_what_it_leaves_out(
     context = SimpleNamespace(taskAttemptId=lambda: 7)
     monkeypatch.setattr(workers, "_context", lambda: context)
     numbers = iter([pa.record_batch([pa.array([0])], ["id"])])
-    given = list(workers._read([pickle.dumps(task)], numbers))
+    given = list(workers._read([pickle.dumps(task)], None, numbers))
     assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
     produced = workers._written(task, iter([batch.slice(1) for batch in given]))
     staged = produced.staged
