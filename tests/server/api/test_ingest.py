@@ -16,6 +16,7 @@ import pytest
 from tests.support.serving import Served, error, serving
 from tests.support.waiting import until
 from tidelog import Event
+from tidelog.server.http.limits import ServerThreads
 
 JSON_TYPE = {"content-type": "application/json"}
 LINES = "application/x-ndjson"
@@ -106,6 +107,23 @@ def test_a_large_body_goes_by_a_thread_and_a_flush_after_another(served: Served)
     answer = served.post(events)
     assert [each["offset"] for each in answer.json()["positions"]] == list(range(600))
     assert served.values()[599] == b"x" * 10_000 + b"599"
+
+
+def test_a_body_of_many_bytes_is_parsed_apart_however_few_its_events(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart: list[int] = []
+    real = ServerThreads.run_large
+
+    async def note(self: ServerThreads, *given: Any) -> Any:
+        apart.append(len(given[-1]))
+        return await real(self, *given)
+
+    monkeypatch.setattr(ServerThreads, "run_large", note)
+    body = b'{"value":"x"' + b" " * 2_000_000 + b"}"
+    typed = {"content-type": "application/x-ndjson"}
+    assert served.client.post("/topics/t/events", content=body, headers=typed).status_code == 201
+    assert apart == [len(body)]
 
 
 def test_many_requests_at_once_are_each_told_their_own_position(served: Served) -> None:

@@ -173,6 +173,7 @@ _SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
 _LARGE_BYTES = 1 << 20  # beyond this size not even its lines are counted in the loop
 _FEW_EVENTS = 200  # up to this number the loop itself handles them: a millisecond at most
 _MANY_EVENTS = 5_000  # beyond this number they have threads of their own
+_WORK_BYTES = 200  # of a body take as long to parse as an event does
 _OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
 
 _JSON = frozenset((b"application/json",))
@@ -228,7 +229,8 @@ class Ingest:
             return await self.send(opened, self._events(headers, body))
         if not is_small:
             charge(len(body) + EVENT_BYTES * count)
-        events = await self._run(count, self._events, headers, body)
+        work = count + len(body) // _WORK_BYTES
+        events = await self._run(work, self._events, headers, body)
         try:
             if if_absent:
                 return await self._threads.run(self._append_absent, topic, events)
@@ -254,7 +256,7 @@ class Ingest:
             return parse()
         count = await self._threads.run(_events_at_most, headers, body)
         charge(len(body) + EVENT_BYTES * count)
-        return await self._run(count, parse)
+        return await self._run(count + len(body) // _WORK_BYTES, parse)
 
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
         """The body that says where events are."""
