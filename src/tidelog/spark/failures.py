@@ -73,7 +73,7 @@ def job_error(exc: Exception, again: str, *, runs_user_code: bool = True) -> Tid
         )
     if missing == "pandas" or _NEEDS_PANDAS.search(text):
         return InvalidError(
-            "Spark: pandas is not installed: Spark needs it for transforms: install `pandas` where "
+            "Spark: pandas is not installed: Spark needs it to run tasks: install `pandas` where "
             "the driver and the executors run"
         )
     mistake = _mistake(text) if runs_user_code else ""
