@@ -16,6 +16,7 @@ __all__ = ["ArchiveHistory", "ArchivedRange", "HistoryBar", "read_history"]
 
 _RANGES_MAX = 5_000  # in one answer
 _WIDTHS_MS = (
+    *(1_000 * seconds for seconds in (1, 5, 10, 30)),
     *(60_000 * minutes for minutes in (1, 5, 15, 30)),
     *(3_600_000 * hours for hours in (1, 3, 6, 12, 24, 7 * 24, 30 * 24)),
 )

@@ -41,8 +41,8 @@ def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
 ) -> None:
     archive = served.home.archives.get("daily")
     served.home.append("t", [Event(b'{"at": "2026-11-11T10:00:00Z"}')])
-    assert "1 events wait in the source" in do(browser, "run")
-    eventually(lambda: browser.get("/console/jobs"), "1 events archived in 1 files")
+    assert "1 event waiting in the source" in do(browser, "run")
+    eventually(lambda: browser.get("/console/jobs"), "1 event archived in 1 file, 0 dead letters")
     said = do(browser, "backfill", granularity="hour")
     assert "Generation 2 is built beside generation 1" in said
     assert "granularity hour instead of day" in said
@@ -64,7 +64,7 @@ def test_folders_are_marked_and_a_table_is_kept_up_to_date(
 ) -> None:
     archive = served.home.archives.get("daily")
     said = do(browser, "finalize", delay="0s")
-    assert "date folders get a _SUCCESS file" in said
+    assert "date folders will have a _SUCCESS file" in said
     assert archive.reload().watermark_ms is None, "not yet"
     eventually(lambda: browser.get("/console/jobs"), "date folders marked, final up to")
     assert archive.reload().watermark_ms is not None
@@ -73,7 +73,13 @@ def test_folders_are_marked_and_a_table_is_kept_up_to_date(
     page = eventually(lambda: browser.get("/console/archives/daily"), "delta yes up to date")
     assert archive.reload().kept == ("delta",)
     asked = browser.post(ACT, {**forms_of(page)[0].fields, "do": "register", "table": "delta"})
-    assert "0 files with 0 events are added" in text_of(asked.text)
+    assert "0 files with 0 events to add" in text_of(asked.text)
+
+
+def test_tables_that_were_not_looked_at_yet_are_listed(served: Served, browser: Browser) -> None:
+    served.home.archives.get("daily").tables.register("delta")
+    page = browser.get("/console/archives/daily")  # before the next look at archives
+    assert "delta no" in text_of(page)
 
 
 def test_the_history_shows_when_events_were_archived(served: Served, browser: Browser) -> None:

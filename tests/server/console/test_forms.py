@@ -150,7 +150,7 @@ def test_events_are_filtered_by_fields(browser: Browser) -> None:
     path = "/console/topics/orders/events"
     for by in ("newest", "offset&partition=0", "time&start=1970-01-01"):
         said = text_of(browser.get(f"{path}?by={by}&where=amount+%3E+10"))
-        assert "1 events" in said, by
+        assert "1 event " in said, by
         assert "u-7" in said
         assert "u-8" not in said
     assert "u-8" in text_of(browser.get(f"{path}?where=user.id+%3D+u-8+and+amount+%3C+10"))

@@ -89,7 +89,7 @@ def test_searches_take_hostile_text(browser: Browser) -> None:
             assert answer.status_code in (200, 400), (params, text_of(answer.text))
             check(answer.text)
     found = browser.client.get("/console/topics/t/events", params={"by": "key", "key": MARKUP})
-    assert "1 events" in text_of(found.text)
+    assert "1 event " in text_of(found.text)
     found = browser.client.get("/console/topics/t/events", params={"contains": "onerror=alert(2)"})
     assert "2 events" in text_of(found.text)
     too_long = browser.client.get("/console/topics/t/events", params={"contains": "x" * 5_000})

@@ -215,6 +215,30 @@ def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_rest
     assert "ann" not in repr(read_jobs(home.context)), "jobs keep no keys of what is erased"
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [({}, "erase them again"), ({"deleted": "1"}, "the bytes of all deleted events are removed")],
+)
+def test_an_erasure_whose_server_died_is_finished_without_its_ids(
+    tmp_path: Path, figures: dict[str, str], said: str
+) -> None:
+    def first(home: Home) -> None:
+        home.append("t", [Event(b"words", id="a")])
+        home.delete("t", "a")
+        args = {"topic": "t", "incarnation": home.topic("t").incarnation}
+        lost = JobRecord("e", "erasure", "erasure from t", args, 1, result=figures)
+        change_jobs(home.context, lambda _: (lost,))
+
+    with serving(tmp_path, first=first) as served, Browser(served) as browser:
+        page = eventually(lambda: browser.get("/console/proofs/e"), said)
+        assert "Not proven yet" in text_of(page)
+        fields = {"ids": "a", "why": "again"}
+        again = browser.send(page, "/console/topics/t/prove", **fields).headers["location"]
+        eventually(lambda: browser.get(again), "Erased: nothing is left")
+        file = served.home.context.store.url.removeprefix("file://")
+        assert not any(b"words" in each.read_bytes() for each in Path(file).rglob("*.arrow"))
+
+
 class Waiting:
     """An archive with a range under way."""
 

@@ -149,14 +149,14 @@ def test_events_by_key_and_by_id_and_by_what_they_contain(browser: Browser) -> N
     assert "43 events" in text_of(page)
     assert "customer-4" not in page
     found = browser.get("/console/topics/orders/events?by=id&id=order-250")
-    assert "1 events" in text_of(found)
+    assert "1 event " in text_of(found)
     assert "order-250" in found
     nothing = browser.get("/console/topics/orders/events?by=id&id=order-1000")
     assert "no event has this id" in text_of(nothing)
     page = browser.get("/console/topics/orders/events?partition=1&contains=CITY&limit=20")
     assert "20 events" in text_of(page)  # in large letters or small ones
     page = browser.get("/console/topics/orders/events?by=time&start=2025-11-15&contains=%3A+299%2C")
-    assert "1 events" in text_of(page)
+    assert "1 event " in text_of(page)
     none = browser.get("/console/topics/orders/events?by=offset&partition=0&contains=nowhere")
     assert "None of those that were looked at fits" in text_of(none)
     browser.get("/console/topics/orders/events?by=key", 400)

@@ -19,7 +19,8 @@ from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.public import BackfillOptions, CycleReport
 from tidelog.server.console.archives import PARSERS, Pipelines
-from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
+from tidelog.server.console.format import counted
+from tidelog.server.console.jobs import WHOLE, Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 
 __all__ = ["ActionPages"]
@@ -76,6 +77,7 @@ class ActionPages:
         preview = self._actions[action](archive, visit)
         if not visit.form.get("sure"):
             values = {"archive": archive.info, "preview": preview, "do": action}
+            values["can_stop"] = action not in WHOLE
             return Shown("act.html", values)
         args = {
             "archive": archive.name,
@@ -106,8 +108,10 @@ class ActionPages:
 
     def _plan_run(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         status = archive.status()
-        lag = "an unknown number of" if status.lag is None else f"{status.lag:,}"
-        says = [f"{lag} events wait in the source.".capitalize()]
+        if status.lag is None:
+            says = ["The source does not say how many events wait."]
+        else:
+            says = [f"{counted(status.lag, 'event')} waiting in the source."]
         if status.drivers:
             says.append("The driver that follows the archive writes them now, in smaller files.")
         else:
@@ -201,10 +205,11 @@ class ActionPages:
             says = ["No date folder is complete yet: nothing would be marked."]
         else:
             says = [f"All events before {to_iso(found.watermark_ms)} are in."]
-            count = len(found.notices)
-            folders = "1 date folder gets" if count == 1 else f"{count:,} date folders get"
-            says.append(f"{folders} a _SUCCESS file.")
-            says += [f"{each.folder}: {each.events:,} events." for each in found.notices[:10]]
+            folders = counted(len(found.notices), "date folder")
+            says.append(f"{folders} will have a _SUCCESS file.")
+            says += [
+                f"{each.folder}: {counted(each.events, 'event')}." for each in found.notices[:10]
+            ]
         says.append("An event that comes later reopens its folder.")
         title = f"Mark complete date folders of {archive.name}?"
         return Preview(
@@ -224,7 +229,8 @@ class ActionPages:
         if known is None:
             says = [f"Creates table {table} of the files of generation {info.generation}."]
         else:
-            says = [f"{known.files:,} files with {known.events:,} events are added to {table}."]
+            files, events = counted(known.files, "file"), counted(known.events, "event")
+            says = [f"{files} with {events} to add to {table}."]
         says.append("Files stay where they are: the table lists them.")
         if keep:
             says.append("Drivers bring it up to date after each cycle from then on.")
@@ -276,7 +282,10 @@ def _run(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
             return f"still waiting for {len(left)} partitions: {', '.join(left[:5])}"
         return "the driver has written everything that waited"
     done = archive.run(stop=job.stop, on_cycle=_counting(job, status.lag))
-    return f"{done.events:,} events archived in {done.files:,} files, {done.dead:,} dead letters"
+    return (
+        f"{counted(done.events, 'event')} archived in {counted(done.files, 'file')}, "
+        f"{counted(done.dead, 'dead letter')}"
+    )
 
 
 def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
@@ -292,7 +301,8 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     start: Any = args["start"] or None
     done = archive.backfill(start=start, **how)
     return (
-        f"generation {done.generation} has {done.events:,} more events in {done.files:,} files: "
+        f"generation {done.generation} has {done.events:,} more events in "
+        f"{counted(done.files, 'file')}: "
         "promote it when it is complete"
     )
 
@@ -311,11 +321,13 @@ def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.finalize(args["delay"])
     if done.watermark_ms is None:
         return "no date folder is complete yet"
-    return f"{len(done.notices):,} date folders marked, final up to {to_iso(done.watermark_ms)}"
+    marked = counted(len(done.notices), "date folder")
+    return f"{marked} marked, final up to {to_iso(done.watermark_ms)}"
 
 
 def _register(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     done = archive.tables.register(args["table"], keep=bool(args["keep"]))
     return "; ".join(
-        f"{each.table}: {each.files:,} files with {each.events:,} events added" for each in done
+        f"{each.table}: {counted(each.files, 'file')} with {counted(each.events, 'event')} added"
+        for each in done
     )

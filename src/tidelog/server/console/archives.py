@@ -171,9 +171,11 @@ class ArchivePages:
         archive = self._home.archives.get(visit.path["name"])
         info = archive.reload()
         history = archive.history(bars=_BARS)
+        seen = self._seen(archive)
         values = {
             "archive": info,
-            "seen": self._seen(archive),
+            "seen": seen,
+            "tables": {each.table: each for each in seen.tables or ()},
             "history": history,
             "chart": bar_chart([(bar.start_ms, bar.events) for bar in history.bars]),
             "generations": [(number, info.state_of(number)) for number in sorted(info.makings)],

@@ -33,6 +33,7 @@ __all__ = [
     "ago",
     "bar_chart",
     "clock_time",
+    "counted",
     "duration",
     "json_markup",
     "line_chart",
@@ -182,6 +183,11 @@ class Bytes:
 def number(value: int | None) -> str:
     """With separators; a dash for what is not known."""
     return "—" if value is None else f"{value:,}"
+
+
+def counted(value: int, noun: str) -> str:
+    """A number of things: 1 event, 2 events."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
 def short(value: float | None) -> str:

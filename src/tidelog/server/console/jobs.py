@@ -31,13 +31,14 @@ from tidelog.server.console.format import url
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 from tidelog.server.http.errors import BusyError, shape
 
-__all__ = ["Job", "JobPages", "JobRunner", "Work", "check_incarnation"]
+__all__ = ["WHOLE", "Job", "JobPages", "JobRunner", "Work", "check_incarnation"]
 
 _RUNNING_MAX = 4
 _KEPT_MAX = 50  # in memory, with results that only this process has
 _STOP_S = 10.0  # in which all should have stopped
 _BUSY_S = 2.0  # between two writes of progress
 _IDLE_S = 15.0  # between two looks for jobs whose server ended
+WHOLE = frozenset(("promote", "rollback", "finalize", "register"))  # kinds that cannot be stopped
 _RESUMED = "resumed after its server ended"
 _PLAIN_ERRORS = (ConflictError, FencedError, NotFoundError, UnavailableError)  # quote no value
 
@@ -75,6 +76,11 @@ class Job:
         if "archive" in self.args:
             return url("/console/archives", self.args["archive"])
         return url("/console/topics", self.args["topic"]) if "topic" in self.args else ""
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether it looks at ``stop``; others are over soon, and end as a whole."""
+        return self.kind not in WHOLE
 
     def tell(self, says: str, percent: float | None = None) -> None:
         """Says how far it is; the percentage never falls."""
@@ -197,9 +203,9 @@ class JobRunner:
         state: JobState = "done"
         try:
             job.says = work(job)
-            if job.is_cancelled:
+            if job.is_cancelled and job.can_stop:
                 state = "stopped"
-            elif self._closing.is_set() and job.stop.is_set():
+            elif self._closing.is_set() and job.stop.is_set() and job.can_stop:
                 self._save([job], release=True)
                 return
             else:
