@@ -13,7 +13,7 @@ from tests.server.console.test_pages import eventually
 from tests.support.serving import Served, serving
 from tests.support.visits import Browser, text_of
 from tests.support.waiting import until
-from tidelog import Event, Home, InvalidError
+from tidelog import Event, Home, InvalidError, Proof, Trace
 from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
 from tidelog.home import World, create_home
@@ -237,6 +237,30 @@ def test_an_erasure_whose_server_died_is_finished_without_its_ids(
         eventually(lambda: browser.get(again), "Erased: nothing is left")
         file = served.home.context.store.url.removeprefix("file://")
         assert not any(b"words" in each.read_bytes() for each in Path(file).rglob("*.arrow"))
+
+
+def test_a_proof_beside_appends_under_way_looks_again(
+    served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.server.console.journals._LOOK_AGAIN_S", 0.05)
+    home = served.home
+    home.append("t", [Event(b"words", id="a")])
+    prove, found = home.prove_erased, []
+
+    def trace(_: Home, topic: str, **given: object) -> Proof:
+        proof = prove(topic, **given)  # type: ignore[arg-type]
+        if not found:  # the segment of an append that is not committed yet
+            proof.traces.append(Trace("topics/x", "no row names it", "sweep"))
+        found.append(proof.verdict)
+        return proof
+
+    monkeypatch.setattr(type(home), "prove_erased", trace)
+    page = browser.get("/console/topics/t/journals")
+    asked = browser.send(page, "/console/topics/t/erase", ids="a", why="request 8")
+    begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]
+    eventually(lambda: browser.get(begun), "Erased: nothing is left")
+    assert found == ["not erased", "erased"]
+    assert [each.proof.verdict for each in home.audit("t") if each.proof] == ["erased"]
 
 
 class Waiting:

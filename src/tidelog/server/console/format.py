@@ -357,6 +357,7 @@ class BarChart:
     """Bars over time, for a view box of a given size."""
 
     bars: tuple[tuple[float, float, float, float, str], ...]  # x, y, width, height, in words
+    cuts: tuple[float, ...]  # x of bars that are larger than the others allow
     width: int
     height: int
     highest: str
@@ -367,10 +368,14 @@ class BarChart:
 
 def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int = 120) -> BarChart:
     """The chart of counts by the time at which each bar begins, from 0 to the highest."""
-    most = max((count for _, count in counts), default=0)
-    if not most:
-        return BarChart((), width, height, "", "", "", "nothing yet")
+    highest = max((count for _, count in counts), default=0)
+    if not highest:
+        return BarChart((), (), width, height, "", "", "", "nothing yet")
     each = width / len(counts)
+    # One large bar would flatten all others: bars beyond 8 times the usual height are cut.
+    usual = sorted(count for _, count in counts if count)
+    high9 = usual[(len(usual) - 1) * 9 // 10]
+    most = 2 * high9 if len(usual) > 4 and highest > 8 * high9 else highest
     bars = tuple(
         (
             round(at * each + each * 0.08, 2),
@@ -380,11 +385,12 @@ def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int 
             f"{count:,} from {to_iso(time_ms)}",
         )
         for at, (time_ms, count) in enumerate(counts)
-        if (high := max(2.0, count * (height - 4) / most) if count else 0.0)
+        if (high := max(2.0, min(count, most) * (height - 4) / most) if count else 0.0)
     )
+    cuts = tuple(round(at * each, 2) for at, (_, count) in enumerate(counts) if count > most)
     first, last = (to_iso(counts[at][0])[:16].replace("T", " ") for at in (0, -1))
-    says = f"from {first} to {last}: at most {most:,}"
-    return BarChart(bars, width, height, short(most), first, last, says)
+    says = f"from {first} to {last}: at most {highest:,}"
+    return BarChart(bars, cuts, width, height, short(highest), first, last, says)
 
 
 def _word(value: float) -> str:

@@ -30,6 +30,8 @@ _RECORDS_MAX = 50  # of the audit on one page
 _IDS_MAX = 1_000  # by one form
 _RANGES_S = 600.0  # that an erasure waits for ranges of archives under way
 _LOOK_AGAIN_S = 2.0
+_REWRITTEN = ("journals", "files", "swept")  # figures of a purge
+_SEARCHES_MAX = 3  # of one proof
 _LOOK_S = 0.2  # in which events of a key are counted
 
 
@@ -156,25 +158,25 @@ class JournalPages:
             deleted = home.erase(topic.name, ids=asked.ids, why=asked.why, prove=False, **how)
         events = deleted.events + deleted.archived
         job.figures = {"deleted": str(events)}
-        self._purge(topic, job)
         return f"{events:,} events deleted, " + self._prove(topic, asked, who, job, deleted)
 
     def _prove_again(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
-        self._purge(topic, job)
         return self._prove(topic, asked, who, job)
 
     def _purge(self, topic: Topic, job: Job) -> None:
         """Removes the bytes, and waits for ranges under way that may bring some back."""
         clock = self._context.clock
         until_s = clock.monotonic_s() + _RANGES_S
-        journals = files = swept = 0
+        before = job.figures.get
+        journals, files, swept = (int(before(name, "0")) for name in _REWRITTEN)
         while True:
             job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
             done = self._home.purge(topic.name)
             journals += done.compiled.journals
             files += sum(each.files for each in done.archives)
             swept += done.swept.objects_deleted + done.staging.objects_deleted
-            job.figures |= {"journals": str(journals), "files": str(files), "swept": str(swept)}
+            rewritten = zip(_REWRITTEN, (journals, files, swept), strict=True)
+            job.figures |= {name: str(count) for name, count in rewritten}
             waiting = sorted({each.archive for each in done.archives if each.waiting})
             if not waiting or job.stop.is_set() or clock.monotonic_s() > until_s:
                 return
@@ -189,16 +191,12 @@ class JournalPages:
         job: Job,
         deleted: DeleteResult | None = None,
     ) -> str:
-        total, read = self._bytes_of(topic), 0
-
-        def progress(size: int) -> None:
-            nonlocal read
-            read += size
-            percent = 40 + 60 * read / total if total else None
-            job.tell("step 3 of 3: searching every object for what is left", percent)
-
-        keys = [asked.key.encode()] if asked.key else []
-        proof = self._home.prove_erased(topic.name, ids=asked.ids, keys=keys, progress=progress)
+        proof = self._searched(topic, asked, job)
+        for _ in range(_SEARCHES_MAX - 1):
+            # An append that is under way has an object that no row names yet: look again.
+            if proof.is_erased or job.stop.wait(_LOOK_AGAIN_S):
+                break
+            proof = self._searched(topic, asked, job)
         proof.deleted = deleted
         self._home.record_proof(proof, why=asked.why, who=who)
         missing = len(deleted.missing) if deleted else 0
@@ -216,6 +214,20 @@ class JournalPages:
         if not proof.known:
             left += "; but not all of it was ever deleted here"
         return f"{proof.objects:,} objects searched: {left}"
+
+    def _searched(self, topic: Topic, asked: ErasureForm, job: Job) -> Proof:
+        """Removes the bytes and returns what a search finds of them."""
+        self._purge(topic, job)
+        total, read = self._bytes_of(topic), 0
+
+        def progress(size: int) -> None:
+            nonlocal read
+            read += size
+            percent = 40 + 60 * read / total if total else None
+            job.tell("step 3 of 3: searching every object for what is left", percent)
+
+        keys = [asked.key.encode()] if asked.key else []
+        return self._home.prove_erased(topic.name, ids=asked.ids, keys=keys, progress=progress)
 
     def _purge_only(self, args: Mapping[str, str], who: str) -> Work:
         """What a server can resume: it has no ids and keys, since none are stored."""
