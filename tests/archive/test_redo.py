@@ -14,7 +14,10 @@ import pyarrow as pa
 import pytest
 
 from tests.archive.test_fill import drive, listed, live, trim
+from tests.connectors.kinesis.test_source import Stream
 from tests.faults.test_fill_deaths import deaths, dies
+from tests.servers.moto import KEYS
+from tests.support.kinesis_server import running_kinesis
 from tidelog import ArchiveHandle, Event, Home, InvalidError, NotFoundError
 from tidelog.archive.archive import FormatOptions, archive_format
 from tidelog.archive.generations import begin_backfill
@@ -97,7 +100,10 @@ def test_chosen_date_is_parsed_again_and_the_rest_is_copied(home: Home) -> None:
     append(home, range(36, 40))
     assert archive.run().events == 4, "the driver goes on from the source"
     assert live(home) == Counter(range(40))
-    archive.rollback()
+    archive.redo(dates=[DAYS[1]])
+    archive.promote()
+    assert live(home) == Counter(range(40)), "copies may be among what a redo wrote"
+    archive.rollback(2)
     assert live(home) == Counter(range(40))
 
 
@@ -245,6 +251,27 @@ def test_archive_of_files_is_redone_from_its_own_files(home: Home, tmp_path: Pat
         more.write(lines[6])
     assert archive.run().events == 1, "the file is recognized"
     check_numbers(archive, [*range(6), *range(7)])
+
+
+def test_events_that_the_archive_numbers_keep_their_numbers(tmp_path: Path) -> None:
+    """Kinesis has no offsets: readers of the archive have positions at the ends of its commits."""
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    world = World(environ=KEYS)
+    with running_kinesis() as service, create_home(settings, world=world)[0] as home:
+        stream = Stream(service.endpoint)
+        archive = home.archives.create("daily", source=stream.url(), parser="json:at")
+        for first in (0, 6):
+            stream.put([("k", event(n).value or b"") for n in range(first, first + 6)])
+            archive.run()
+        chain = home.archives.create("chain", source="archive:daily")
+        chain.run()
+        archive.redo(dates=[DAYS[0]], parser="json:by")
+        archive.promote()
+        check_numbers(archive, range(12))
+        stream.put([("k", event(12).value or b"")])
+        assert (archive.run().events, chain.run().events) == (1, 1)
+        check_numbers(archive, range(13))
+        check_numbers(chain, range(13))
 
 
 def check_numbers(archive: ArchiveHandle, numbers: Sequence[int]) -> None:

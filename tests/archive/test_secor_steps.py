@@ -92,6 +92,10 @@ def test_steps_of_secor(
     assert daily.rollback().generation == 1
     daily.replay(parser=AT_OR_WHEN)
     assert values(daily.read()) == sent
+    # The files of one date are written again, and the others are copied.
+    daily.redo(dates=["2026-11-15"], parser=AT_OR_WHEN)
+    assert daily.promote().generation == 3
+    assert values(daily.read()) == sent
     # Offsets that are moved by hand leave a trace, and none is archived twice.
     with pytest.raises(InvalidError, match="holds each event once"):
         daily.seek("earliest")

@@ -34,8 +34,10 @@ def test_steps_of_the_event_store(
     sent = [{"Data": b"%d" % n, "PartitionKey": f"k{n % 3}"} for n in range(30)]
     client.put_records(StreamName=streams["orders"], Records=sent)
     client.close()
-    # function load: a pixel stores its request
-    with serving(tmp_path / "home", topic_default="t", keep_request=True) as served:
+    # function load: a pixel stores its request, in a topic or in the stream
+    load = (f"load=kinesis://{streams['orders']}{where}",)
+    with serving(tmp_path / "home", topic_default="t", keep_request=True, forward=load) as served:
+        assert served.client.get("/track/load.gif?page=30&key=k0").status_code == 200
         for page in range(20):
             assert served.client.get(f"/track.gif?page={page}").content.startswith(b"GIF89a")
         kept = [json.loads(value or b"") for value in served.values()]
@@ -49,7 +51,7 @@ def test_steps_of_the_event_store(
     for _ in range(2):
         done = run(*home, *pump)
         assert done.code == 0, done.err
-    assert json.loads(run(*home, "topic", "show", "orders", "--json").out)["events"] == 30
+    assert json.loads(run(*home, "topic", "show", "orders", "--json").out)["events"] == 31
     # function playback: the file says what, each slot has a line, and the end says so
     to = f"kinesis://{streams['playback']}{where}"
     params = {"topic": "orders", "start": began_ms, "end": began_ms + 600_000, "to": to}
@@ -58,13 +60,15 @@ def test_steps_of_the_event_store(
     assert played.code == 0, played.err
     begin, *slots, end = played.out.decode().splitlines()
     assert begin.startswith("playback of orders from ")
-    assert sum(int(line.rpartition("[")[2].rstrip("]")) for line in slots) == 30
-    assert end.startswith("Success: 30 events in ")
+    assert sum(int(line.rpartition("[")[2].rstrip("]")) for line in slots) == 31
+    assert end.startswith("Success: 31 events in ")
     # the second stream has them, with their keys
     assert run(*home, "topic", "create", "again").code == 0
     again = ("pump", to, "--topic", "again", "--no-spark")
     assert run(*home, *again).code == 0
     lines = run(*home, "playback", "again", "--start", "-15m", "--to", "stdout:").out.splitlines()
     found = [json.loads(line) for line in lines]
-    assert sorted(int(each["value"]) for each in found) == list(range(30))
+    pages = [each["value"] for each in found if each["value"].startswith("{")]
+    assert [json.loads(each)["params"]["page"] for each in pages] == ["30"]
+    assert sorted(int(v["value"]) for v in found if v["value"] not in pages) == list(range(30))
     assert {each["key"] for each in found} == {"k0", "k1", "k2"}

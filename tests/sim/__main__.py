@@ -31,6 +31,7 @@ from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
 from tests.sim.lifecycle import LifecycleWorld
+from tests.sim.moves_world import MovesWorld
 from tests.sim.planted import SEEDS_MAX
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
@@ -63,6 +64,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "markers": MarkersWorld,
     "staged": StagedWorld,
     "cuts": CutsWorld,
+    "moves": MovesWorld,
 }
 PLANTED: tuple[tuple[str, Mapping[str, Any], Callable[[Any, int], bool]], ...] = (
     ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),

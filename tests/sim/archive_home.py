@@ -91,6 +91,7 @@ class ByKind:
 class ArchiveStore(WatchedStore):
     """Shows every object that is put."""
 
+    url = "sim:"  # workers refuse a store in memory, which no other process could open
     on_put: Callable[[str, bytes], None] = staticmethod(lambda *_: None)
 
     def _store(self, key: str, data: bytes) -> str:

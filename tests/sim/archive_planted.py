@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sim import ahead_planted, cuts_planted, drivers_planted
+from tests.sim import ahead_planted, cuts_planted, drivers_planted, moves_planted
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import (
@@ -23,6 +23,7 @@ from tests.sim.archive_worlds import (
     HolesWorld,
     MarkersWorld,
 )
+from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
 from tidelog.archive import archive as archives
@@ -577,4 +578,17 @@ BUGS: Mapping[str, Bug] = {
         "P4a", ahead_planted.begins_at_the_limit, CutsWorld
     ),
     "a sweep removes what is read ahead": Bug("P4", ahead_planted.sweeps_pass_it_over),
+    "a redo leaves dead letters out": Bug(
+        "P4", moves_planted.redo_leaves_dead_letters_out, MovesWorld
+    ),
+    "copies are not looked at again": Bug(
+        "P4", moves_planted.copies_are_not_looked_at_again, MovesWorld
+    ),
+    "a seek records no gap": Bug("P4a", moves_planted.seek_records_no_gap, MovesWorld),
+    "an update passes over ranges under way": Bug(
+        "P4", moves_planted.update_passes_over_ranges_under_way, MovesWorld
+    ),
+    "a stream passes a failed event": Bug(
+        "P3", moves_planted.stream_passes_a_failed_event, MovesWorld
+    ),
 }

@@ -157,7 +157,7 @@ class Truth:
         elif partition == "registry":
             row = self.rows.values(partition).get("topic/t", b"")
             self.ready.append((self.tick, b"ready" in row))
-        elif kind == "audit":
+        elif kind == "audit" and rest:  # of a topic or an archive
             self._look_at_audit(partition)
 
     def deleting(self, keys: Iterable[str]) -> None:

@@ -16,13 +16,14 @@ from tests.sim.archive_worlds import (
     HolesWorld,
     MarkersWorld,
 )
+from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
 FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, MarkersWorld)
-SHORT = (ArchivesWorld, CutsWorld, StagedWorld)  # whose seeds take less than a second
+SHORT = (ArchivesWorld, CutsWorld, MovesWorld, StagedWorld)  # whose seeds take less than a second
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -50,6 +51,15 @@ def test_ranges_that_are_cut_are_archived_once() -> None:
         workers = vars(world.workers)
         done.update({name: workers[name] for name in ("tasks", "failed", "ended_early", "cuts")})
     assert all(done.values()), done
+
+
+def test_positions_values_and_parts_change_while_archives_are_driven() -> None:
+    done: Counter[str] = Counter()
+    for seed in (0, 3):  # which have all of them
+        world = MovesWorld(seed)
+        world.run()
+        done.update(vars(world.done))
+    assert min(done[name] for name in ("redone", "moved", "skipped", "updated", "streamed")), done
 
 
 def test_one_seed_runs_the_same_twice() -> None:

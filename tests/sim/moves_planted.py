@@ -1,0 +1,58 @@
+"""Bugs planted into redos, seeks, updates of archives, and streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidelog.connectors.archive.reader import PlannedCommits
+from tidelog.erasure import updates
+from tidelog.pipeline import cuts, seek
+from tidelog.pipeline.stream import HandlerWorkers
+
+__all__ = [
+    "copies_are_not_looked_at_again",
+    "redo_leaves_dead_letters_out",
+    "seek_records_no_gap",
+    "stream_passes_a_failed_event",
+    "update_passes_over_ranges_under_way",
+]
+
+Patch = pytest.MonkeyPatch
+
+
+def redo_leaves_dead_letters_out(patch: Patch) -> None:
+    """A redo of a date copies data files alone."""
+    without = PlannedCommits.without
+
+    def data_alone(self: PlannedCommits, is_copied: Any) -> Any:
+        plan, copied = without(self, is_copied)
+        return plan, [each for each in copied if each[0].kind == "data"]
+
+    patch.setattr(PlannedCommits, "without", data_alone)
+
+
+def copies_are_not_looked_at_again(patch: Patch) -> None:
+    """A redo trusts its copies, even if an erasure or an update rewrites files meanwhile."""
+    patch.setattr(cuts, "check_plan", lambda source, reader: None)
+
+
+def seek_records_no_gap(patch: Patch) -> None:
+    """A seek moves the position, and no gap says so."""
+    patch.setattr(seek, "joined_gaps", lambda gaps, more: gaps)
+
+
+def update_passes_over_ranges_under_way(patch: Patch) -> None:
+    """An update does not wait for ranges that may have read the old value."""
+    patch.setattr(updates, "is_under_way", lambda *_: False)
+
+
+def stream_passes_a_failed_event(patch: Patch) -> None:
+    """A stream commits a range whose handler has failed."""
+    deliver = HandlerWorkers._deliver_unit
+
+    def past(self: HandlerWorkers, task: Any, unit: Any) -> tuple[int, int]:
+        return deliver(self, task, unit) or (0, 0)
+
+    patch.setattr(HandlerWorkers, "_deliver_unit", past)
