@@ -57,6 +57,9 @@ def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
     assert "Roll daily back to generation 1?" in do(browser, "rollback")
     eventually(lambda: browser.get("/console/jobs"), "generation 1 is the live one")
     assert archive.reload().generation == 1
+    audited = [(each.op, each.what) for each in served.home.actions()]
+    actions = ("run", "backfill", "promote", "rollback")
+    assert audited == [(f"archive {each}", "archive daily") for each in actions]
 
 
 def test_folders_are_marked_and_a_table_is_kept_up_to_date(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.api.archives import ArchiveHandle
+from tidelog.coordination.actions import record_action
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
@@ -84,7 +85,9 @@ class ActionPages:
             "incarnation": archive.info.incarnation,
             **preview.args,
         }
-        self._jobs.start(action, preview.what, args, visit.session.who)
+        who = visit.session.who
+        record_action(self._home.context, f"archive {action}", f"archive {archive.name}", who=who)
+        self._jobs.start(action, preview.what, args, who)
         return Redirect("/console/jobs")
 
     def _resume(
