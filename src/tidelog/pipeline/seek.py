@@ -254,7 +254,7 @@ def _check_again(pipeline: Pipeline, wanted: SeekOptions, plan: PositionMove) ->
         raise InvalidError(
             f"archive `{pipeline.name}`: {plan.partition}: from {plan.to} on it has{many} offsets "
             "already, and holds each event once: write its files again with "
-            f"`tidelog archive backfill {pipeline.name}`"
+            f"`tidelog archive redo {pipeline.name} --partition {plan.partition}`"
         )
     raise InvalidError(
         f"pump `{pipeline.name}`: {plan.partition}: would bring{many} events from {plan.to} on a "
