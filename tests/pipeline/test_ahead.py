@@ -77,29 +77,23 @@ class WatchedSink(LinesSink):
         super().publish(manifest)
 
 
-class ReadFirst:
+def read_first(call: Callable[[], Any]) -> Future[Any]:
     """Reads ahead before the last range is published, in the same thread."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(call())
-        return done
-
-    def shutdown(self) -> None:
-        pass
+    done: Future[Any] = Future()
+    done.set_result(call())
+    return done
 
 
-class ReadLast(ReadFirst):
+def read_last(call: Callable[[], Any]) -> Future[Any]:
     """Reads ahead after the last range is committed."""
 
-    def submit(self, call: Callable[[], Any]) -> Any:
-        class Later:
-            result = staticmethod(call)
+    class Later(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            return call()
 
-        return Later()
+    done = Later()
+    done.set_result(None)
+    return done
 
 
 def test_next_range_is_read_while_the_last_one_is_published() -> None:
@@ -127,6 +121,33 @@ def test_next_range_is_read_while_the_last_one_is_published() -> None:
     assert list(archive.objects.list("staging/")) == []
 
 
+def test_second_stop_signal_does_not_wait_for_what_is_read_ahead() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    class Source(ListSource):
+        def read(self, range: SourceRange) -> Iterator[Chunk]:
+            if range.start == "9":
+                begun.set()
+                end.wait(10)
+            yield from super().read(range)
+
+    def interrupt(manifest: Manifest) -> None:
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+
+    archive = AheadArchive(Source(1, 20))
+    archive.publish = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        archive.run_once()
+    (thread,) = [each for each in threading.enumerate() if each.name == "tidelog-ahead"]
+    assert thread.daemon
+    end.set()
+    thread.join()
+    archive.publish = lambda _: None
+    archive.drive(archive.context())
+    archive.check()
+
+
 def test_reading_ahead_saves_the_write_of_each_intent() -> None:
     archive, writes = AheadArchive(), 0
     write = archive.rows.write
@@ -143,18 +164,18 @@ def test_reading_ahead_saves_the_write_of_each_intent() -> None:
 
 
 def test_cycle_without_more_to_read_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "Pool", None)
+    monkeypatch.setattr(ahead, "run_aside", None)
     archive = AheadArchive(ListSource(1, STEP))
     archive.run_once()
     archive.check()
 
 
-@pytest.mark.parametrize("order", [ReadFirst, ReadLast])
+@pytest.mark.parametrize("order", [read_first, read_last])
 @pytest.mark.parametrize("call", range(1, 27))
 def test_driver_that_dies_after_any_call_is_finished_by_the_next(
-    call: int, order: type, monkeypatch: pytest.MonkeyPatch
+    call: int, order: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "Pool", order)
+    monkeypatch.setattr(ahead, "run_aside", order)
     archive = AheadArchive(ListSource(1, 12))
     faults = Faults(crash_after_call=call)
     died = False

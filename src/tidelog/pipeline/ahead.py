@@ -28,8 +28,9 @@ no thread and no further write; one that reads ahead saves the write of each nex
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import NamedTuple
 
@@ -37,9 +38,16 @@ from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.model.pipeline import Intent, Manifest
 from tidelog.pipeline.base import Pipeline, Task
 from tidelog.pipeline.cuts import RangeResult, choose_cuts, run_ranges
-from tidelog.pool import Pool
 
-__all__ = ["FindNext", "NextRange", "RangeRounds", "Results", "intend_next", "read_no_more"]
+__all__ = [
+    "FindNext",
+    "NextRange",
+    "RangeRounds",
+    "Results",
+    "intend_next",
+    "read_no_more",
+    "run_aside",
+]
 
 
 class NextRange(NamedTuple):
@@ -82,7 +90,6 @@ class RangeRounds:
         """``drivers`` is how many share the rate of the pipeline."""
         self._pipeline = pipeline
         self._drivers = drivers
-        self._pool: Pool | None = None
         self._ahead: Future[Results] | None = None
 
     def run(self, tasks: Sequence[Task]) -> Results:
@@ -92,8 +99,7 @@ class RangeRounds:
     def start(self, tasks: Sequence[Task]) -> None:
         """Starts the tasks of the next round, if there are any."""
         if tasks:
-            self._pool = self._pool or Pool(1, "tidelog-ahead")
-            self._ahead = self._pool.submit(lambda: list(self.run(tasks)))
+            self._ahead = run_aside(lambda: list(self.run(tasks)))
 
     def next_results(self) -> Results | None:
         """Returns the results of the round that was started, when all are there; None: of none."""
@@ -109,6 +115,30 @@ class RangeRounds:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Waits for tasks that still run, since they use what the caller may close."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Waits for tasks that still run, since they use what the caller may close.
+
+        A second stop signal ends the process without that.
+        """
+        is_over = kind is None or issubclass(kind, Exception)
+        if self._ahead is not None and is_over:
+            wait([self._ahead])
+
+
+def run_aside(call: Callable[[], Results]) -> Future[Results]:
+    """Returns the future of a call in a thread that does not keep the process alive.
+
+    Makes the call in this thread if no other one can be started.
+    """
+    done: Future[Results] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as exc:  # noqa: BLE001 - raised by the future's result
+            done.set_exception(exc)
+
+    try:
+        threading.Thread(target=run, name="tidelog-ahead", daemon=True).start()
+    except RuntimeError:
+        run()
+    return done
