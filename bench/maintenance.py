@@ -21,7 +21,7 @@ from tidelog.api.spark_workers import open_session
 from tidelog.home import Home, create_home
 from tidelog.settings import Settings
 
-EVENTS = 6_000_000
+EVENTS = 4_800_000
 RANGES = 12  # for each of the partitions
 PARTITIONS = 4
 MASTER = "local[2]"

@@ -329,6 +329,11 @@ def test_sql_works_or_says_what_to_type(local_spark: SparkSession, home: Home) -
     with pytest.raises(PySparkException, match="keeps no options with a table"):
         local_spark.sql("SELECT * FROM orders_table").count()
     local_spark.sql("DROP TABLE orders_table")
+    rows = local_spark.sql("SELECT X'61' AS value").write.format("tidelog")
+    rows.options(home=home.config, topic="orders").mode("append").saveAsTable("orders_saved")
+    with pytest.raises(PySparkException, match="no options with a table of CREATE TABLE or save"):
+        local_spark.table("orders_saved").count()  # Spark tells a writer nothing about a table
+    local_spark.sql("DROP TABLE orders_saved")
     writer = local_spark.table("orders_in_sql").write.format("tidelog")
     with pytest.raises(PySparkException, match="Append"):
         writer.options(home=home.config, topic="orders").save()

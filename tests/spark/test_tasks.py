@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,3 +129,27 @@ def test_executors_that_cannot_work_are_reported_in_one_line(tasks: SparkTasks) 
     with pytest.raises((InvalidError, UnavailableError), match="tidelog_is_not_here") as caught:
         list(tasks.run("test", _fails, [_Unknown()], one))  # type: ignore[list-item]
     assert "\n" not in str(caught.value)
+
+
+def test_wave_whose_java_process_ended_runs_again_in_a_new_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions = [SimpleNamespace(alive=False), SimpleNamespace(alive=True)]
+    opened = iter(sessions)
+    ran: list[Any] = []
+
+    def run_job(session: Any, function: Any, lots: int) -> dict[int, Any]:
+        ran.append(session)
+        if not session.alive:
+            raise RuntimeError("Connection refused")
+        return {0: -5}
+
+    monkeypatch.setattr(module, "is_alive", lambda session: session.alive)
+    monkeypatch.setattr(module, "replace_session", lambda open_session: open_session())
+    monkeypatch.setattr(module, "_named_job", lambda *_: nullcontext())
+    monkeypatch.setattr(module, "_lots", lambda *_: [b""])
+    monkeypatch.setattr(module, "_run_job", run_job)
+    monkeypatch.setattr(SparkTasks, "parallelism", 2)
+    tasks = SparkTasks(lambda: next(opened))  # type: ignore[arg-type,return-value]
+    assert list(tasks.run("test", _fails, [5], one)) == [(5, -5)]
+    assert ran == sessions

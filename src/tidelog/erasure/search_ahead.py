@@ -51,7 +51,12 @@ class _TopicObject:
     store: str  # URL
     key: str
     size: int
-    runs: tuple[Run, ...]  # that count
+    runs: tuple[Run, ...]  # that count; those of a journal are all of it
+
+    @property
+    def is_segment(self) -> bool:
+        """Returns whether it may have pieces besides the runs that count."""
+        return all(run.journal is None for run in self.runs)
 
 
 def clean_files(
@@ -143,7 +148,7 @@ def _has_some(sought: EventMatcher, batch: pa.RecordBatch, gone: pa.Array) -> bo
 def _is_clean_object(sought: EventMatcher, work: _TopicObject) -> bool:
     store = shared_store(work.store)
     data = store.get(work.key)
-    if any(sought.rows(batch) for batch in rows_of(data)):
+    if work.is_segment and any(sought.rows(batch) for batch in rows_of(data)):
         return False
     for run in work.runs:  # also compares checksums
         piece = data[run.byte_start : run.byte_end]
