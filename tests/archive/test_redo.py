@@ -28,6 +28,7 @@ from tidelog.home import World, create_home
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import RedoPart
 from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.cycle import CycleReport
 from tidelog.settings import Settings
 
 DAY_MS = 86_400_000
@@ -172,6 +173,23 @@ def test_output_is_made_again_from_the_source_while_that_has_it(
     trim(home, 20)
     with pytest.raises(InvalidError, match="cannot read that"):
         archive.redo(dates=[DAYS[1]])
+
+
+@pytest.mark.parametrize("part", [RedoPart(dates=(DAYS[0],)), RedoPart(partitions=("t/0",))])
+def test_what_is_archived_during_a_redo_is_made_again_from_the_source_too(
+    home: Home, part: RedoPart
+) -> None:
+    archive = archived(home, commits=1, parser="tests.archive.test_redo:Doubling")
+    made = msgspec.structs.replace(archive.info.making(), redo=part)
+    built, generation = begin_backfill(home.context, "daily", made)
+
+    def go_on(report: CycleReport) -> None:
+        if report.committed and not list(home.read("t", 0, 12)):
+            append(home, range(12, 24))
+            archive.run()
+
+    assert drive(home, built, generation, on_cycle=go_on) == 24
+    assert listed(home, archive.reload(), generation) == Counter(range(24))
 
 
 @pytest.mark.parametrize("call", deaths(60))

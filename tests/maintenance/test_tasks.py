@@ -20,7 +20,8 @@ from tidelog.context import Context
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.erasure.rewrite import erase_from_archives
+from tidelog.erasure.rewrite import EraseLane, erase_from_archives
+from tidelog.erasure.rewrite_range import stage_here
 from tidelog.erasure.updates import update_archives
 from tidelog.journal.audit import Why
 from tidelog.journal.compile_policy import CompilePolicy
@@ -31,6 +32,7 @@ from tidelog.log.maintenance.verify import verify_topic
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
+from tidelog.testing.scheduler import Crash
 
 WHY = Why("a person", "asked")
 MODES = [{}, {"twice": True}, {"lose": True}]
@@ -176,6 +178,32 @@ def test_files_that_tasks_have_rewritten_are_only_committed(
     report = erase_from_archives(context, home.topic("t"), {0: {3, 65}, 1: {2}})[0]
     assert (report.events, report.files, report.ranges) == (3, 3, 3)
     assert held(home, archive) == before - Counter({(0, 3): 1, (0, 65): 1, (1, 2): 1})
+
+
+def test_event_that_others_erase_while_tasks_stage_stays_erased(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, topic = an_archive_of_ranges(home), home.topic("t")
+    before = held(home, archive)
+
+    def stop(*_: Any) -> None:
+        raise Crash
+
+    class Slow(InlineTasks):
+        def run(self, *args: Any) -> Iterator[tuple[Any, Any]]:
+            found = list(super().run(*args))
+            if args[1] is stage_here:
+                erase_from_archives(home.context, topic, {0: {5}})
+                with monkeypatch.context() as patch:
+                    patch.setattr(EraseLane, "_carry_out", stop)  # another one that has begun
+                    with pytest.raises(Crash):
+                        erase_from_archives(home.context, topic, {0: {7}})
+            yield from found
+
+    erase_from_archives(with_tasks(home, Slow()), topic, {0: {3}})
+    erase_from_archives(home.context, topic, {0: {3, 5, 7}})
+    assert held(home, archive) == before - Counter([(0, 3), (0, 5), (0, 7)])
+    assert not list(home.store.list("staging/"))
 
 
 def test_archive_without_a_topic_is_erased_the_same(home: Home, tasks: InlineTasks) -> None:

@@ -199,6 +199,10 @@ class FillSource:
         self._known = {each: self._look(each, held.get(each)) for each in partitions}
         return {each: known.bounds for each, known in self._known.items()}
 
+    def look_again(self) -> None:
+        """Forgets what source and live generation hold: the next range of each partition looks."""
+        self._known = {}
+
     def read(self, range: SourceRange) -> Iterator[Chunk]:
         return self.reader(range).read()
 
@@ -208,8 +212,8 @@ class FillSource:
         self._completed.pop(range.partition, None)
         held = self._known.get(range.partition)
         if held is None:
-            self.bounds([range.partition])
-            held = self._known[range.partition]
+            held = self._look(range.partition, self._held().get(range.partition))
+            self._known[range.partition] = held
         if held.old is not None and not held.old.by_offset:
             return self._read_from_live(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))

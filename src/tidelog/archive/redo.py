@@ -152,6 +152,7 @@ class RedoSource:
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """Returns what the live generation covers: this one never goes beyond that."""
+        self._fill.look_again()
         found: dict[SourcePartition, Bounds] = {}
         for each in partitions:
             covered = read_covered(self._context, self._archive.pipeline(), each.text)

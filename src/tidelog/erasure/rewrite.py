@@ -34,6 +34,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -258,19 +259,15 @@ def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
     """Lets tasks stage and replace files. ``settle`` does what they have not done."""
     title = f"erase from {len(todo)} ranges of archives"
 
-    def size(work: RangeRewrite | FileReplace) -> int:
-        return work.size
-
+    size = attrgetter("size")
     ranges = (work for n, each in enumerate(todo) if (work := each.lane.work_of(n, each)))
     staged: list[RangeRewrite] = []
     for work, holds_some in runner.run(title, holds_here, ranges, size):
         each = todo[work.number]
-        begun = each.lane.begin(each, work, holds_some)
-        staged += [] if begun is None else [begun]
+        staged += filter(None, [each.lane.begin(each, work, holds_some)])
     files: list[FileReplace] = []
     for work, entries in runner.run(title, stage_here, staged, size):
-        each = todo[work.number]
-        files += each.lane.decided(work, each, entries)
+        files += todo[work.number].lane.decided(work, todo[work.number], entries)
     for file, _ in runner.run(title, replace_here, files, size):
         todo[file.number].lane.replaced(file.after)
 
@@ -345,8 +342,7 @@ class EraseLane:
     def work_of(self, number: int, each: RangeToSettle) -> RangeRewrite | None:
         """Returns a range to search; None if another erasure has begun it, or it is unreadable."""
         with contextlib.suppress(NotFoundError, CorruptError):
-            row = self._row(each.row)
-            committed = None if row is None else self._decode(row)
+            committed = self._committed(each.row)
             if committed is not None and not committed.rewrite:
                 parts = self._manifest(committed.manifest).parts
                 if self.values is not None and any(part.as_is for part in parts):
@@ -379,18 +375,18 @@ class EraseLane:
         self, work: RangeRewrite, each: RangeToSettle, entries: dict[str, FileEntry]
     ) -> list[FileReplace]:
         """Step 2, with staged files. Returns the files to replace."""
-        with contextlib.suppress(NotFoundError, CorruptError):
-            row = self._row(each.row)
-            committed = None if row is None else self._decode(row)
+        with contextlib.suppress(NotFoundError, CorruptError, UnknownOutcomeError):
+            committed = self._committed(each.row)
+            changed: list[tuple[FileEntry, FileEntry]] = []
             if committed is not None and committed.rewrite not in ("", committed.manifest):
                 old = self._manifest(committed.manifest)
-                self._staged[committed.rewrite] = entries
-                new = self._decide_or_read(committed, old, each.wanted)
-                return [
-                    FileReplace(work.number, work.store, before, after)
-                    for before, after in _changed_files(old, new)
-                    if after.kind != "dead"
-                ]
+                if tuple(old.parts) == work.parts:  # else others have erased more of them since
+                    self._staged[committed.rewrite] = entries
+                    changed = _changed_files(old, self._decide_or_read(committed, old, each.wanted))
+                    entries = self._staged.pop(committed.rewrite, {})
+            discard_files(self._store, list(entries.values()))
+            files = (FileReplace(work.number, work.store, *pair) for pair in changed)
+            return [file for file in files if file.after.kind != "dead"]
         return []
 
     def replaced(self, file: FileEntry) -> None:
@@ -421,6 +417,10 @@ class EraseLane:
             if each.holds(start):
                 return self._context.catalog.get(self._where, each.name)
         return None
+
+    def _committed(self, name: str) -> Commit | None:
+        row = self._row(name)
+        return None if row is None else self._decode(row)
 
     def _holds_some(self, committed: Commit, wanted: Offsets) -> bool:
         if committed.manifest in self._no_longer:
