@@ -115,7 +115,7 @@ OBJECTS = (
 )
 
 ROWS = (
-    Kind("home · identity", "the same, and whether init or an adoption has finished"),
+    Kind("home · identity", "what `home.json` says, and whether init or an adoption has finished"),
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · deleted/<t>", "that a topic was deleted, so that late uploads are garbage"),
