@@ -30,7 +30,7 @@ ALLOWED = {
     ("connectors/kinesis/reader.py", "_ask"): FOREIGN,
     ("connectors/scylla/reader.py", "_window"): FOREIGN,
     ("connectors/scylla/types.py", "_duration"): "reads the three parts of a duration",
-    ("coordination/ages.py", "store_now_ms"): FOREIGN,
+    ("coordination/trusted_time.py", "store_now_ms"): FOREIGN,
     ("coordination/members.py", "join"): SEVERAL,
     ("coordination/ownership.py", "write_held"): ITSELF,
     ("coordination/ownership.py", "write_repeatedly"): ITSELF,
@@ -65,7 +65,7 @@ ALLOWED = {
     ("pipeline/seek.py", "move"): "settles the range in progress between two tries",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
     ("server/http/tls.py", "_accept"): "accepts the connections that wait, a bounded number",
-    ("server/load.py", "_requests"): "makes requests of a load test, and retries none",
+    ("server/load_client.py", "_requests"): "makes requests of a load test, and retries none",
     ("spark/stream.py", "_tasks"): "plans again from where a trim ended",
     ("spark/write.py", "commit"): OBJECTS,
 }

@@ -21,8 +21,9 @@ import pyarrow as pa
 from tidelog.api.append_lines import LineCalls
 from tidelog.api.browse import BrowseCalls
 from tidelog.api.consumers import Consumers
+from tidelog.api.journal import JournalCalls
+from tidelog.api.maintenance import MaintenanceCalls
 from tidelog.api.notify import NotifyCalls
-from tidelog.api.upkeep import UpkeepCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
@@ -30,7 +31,6 @@ from tidelog.coordination.actions import user_at_host
 from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
-from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log.consumer.consumer import Consumer
@@ -72,7 +72,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, UpkeepCalls):
+class Home(JournalCalls, BrowseCalls, LineCalls, NotifyCalls, MaintenanceCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(self, context: Context, world: World) -> None:

@@ -21,6 +21,8 @@ from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
 from tidelog.api.jobs import Jobs as Jobs
+from tidelog.api.maintenance import CompileOptions as CompileOptions
+from tidelog.api.maintenance import EraseOptions as EraseOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
 from tidelog.api.pipelines import PumpRunOptions as PumpRunOptions
@@ -31,8 +33,6 @@ from tidelog.api.pipelines import Stream as Stream
 from tidelog.api.pipelines import StreamOptions as StreamOptions
 from tidelog.api.playbacks import Playbacks as Playbacks
 from tidelog.api.playbacks import PlayOptions as PlayOptions
-from tidelog.api.upkeep import CompileOptions as CompileOptions
-from tidelog.api.upkeep import EraseOptions as EraseOptions
 from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
 from tidelog.archive.archive import FormatOptions as FormatOptions
 from tidelog.archive.dead_letters import ReplayResult as ReplayResult

@@ -346,7 +346,7 @@ def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store's clock dates a promote, so one that died is withdrawn after a minute anywhere."""
-    monkeypatch.setattr("tidelog.coordination.ages.has_own_clock", lambda store: True)
+    monkeypatch.setattr("tidelog.coordination.trusted_time.has_own_clock", lambda store: True)
     fill(home, 30)
     drive(home, an_archive(home, "daily", parser="json:at"))
     backfill(home)

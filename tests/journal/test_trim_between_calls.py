@@ -24,8 +24,8 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import list_journals, read_journal
 from tidelog.journal.lookup import Lookup, Lookups
-from tidelog.log.maintenance.leftovers import remove_amendments, remove_shadowed
-from tidelog.log.maintenance.references import read_references
+from tidelog.log.maintenance.object_references import read_references
+from tidelog.log.maintenance.obsolete_rows import remove_amendments, remove_shadowed
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader

@@ -463,9 +463,9 @@ def _segment_keeps_neighbors(patch: Patch) -> None:
 
 def _trim_passes_over_archives(patch: Patch) -> None:
     """A trim does not ask whether archives have read the events."""
-    from tidelog.api import upkeep
+    from tidelog.api import maintenance
 
-    patch.setattr(upkeep, "check_readers", lambda *_: None)
+    patch.setattr(maintenance, "check_readers", lambda *_: None)
 
 
 def _journal_keeps_trimmed_events(patch: Patch) -> None:

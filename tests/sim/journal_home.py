@@ -17,6 +17,7 @@ from tests.sim import base
 from tests.sim.bare import fields
 from tests.sim.base import SimWorld
 from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
+from tidelog.api.journal import JournalCalls
 from tidelog.codec import journal_file as journal_codec
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
@@ -26,7 +27,6 @@ from tidelog.journal import amend
 from tidelog.journal import amendment_writer as absent
 from tidelog.journal import amendment_writer as marks
 from tidelog.journal.amend import AmendResult
-from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions, Turn
 from tidelog.log import partition_reader as read

@@ -34,7 +34,7 @@ from tidelog.journal.compile_steps import Made
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.scribe import Scribe
 from tidelog.log.ledger import Copier, ErasedIds
-from tidelog.log.maintenance import leftovers, references, sweep
+from tidelog.log.maintenance import object_references, obsolete_rows, sweep
 from tidelog.log.maintenance.unused import Uses
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import read_head
@@ -194,19 +194,19 @@ def _epochs_are_not_raised(patch: Patch) -> None:
 
 def _amendments_go_too_early(patch: Patch) -> None:
     """A sweep removes amendments that no journal has."""
-    patch.setattr(references, "_applied", lambda pending, _: iter(pending))
+    patch.setattr(object_references, "_applied", lambda pending, _: iter(pending))
 
 
 def _values_are_forgotten(patch: Patch) -> None:
     """A sweep does not count the objects that amendments name."""
-    note = references._note_amendment
+    note = object_references._note_amendment
 
     def forget(row: Any, what: Any, head: Any, pending: Any, found: Any) -> None:
         before = set(found.objects)
         note(row, what, head, pending, found)
         found.objects = before
 
-    patch.setattr(references, "_note_amendment", forget)
+    patch.setattr(object_references, "_note_amendment", forget)
     patch.setattr(Uses, "is_settled", lambda *_: True)  # as if no row had to list what goes
 
 
@@ -241,12 +241,12 @@ def _swap_expects_no_head(patch: Patch) -> None:
 
 def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
     """A trim removes the run that holds the first offset."""
-    remove = leftovers._remove_runs
+    remove = obsolete_rows._remove_runs
 
     def more(context: Context, topic: Topic, partition: int, end: int) -> Any:
         return remove(context, topic, partition, end + 3)
 
-    patch.setattr(leftovers, "_remove_runs", more)
+    patch.setattr(obsolete_rows, "_remove_runs", more)
 
 
 def _sweep_dated_ahead_counts(patch: Patch) -> None:

@@ -48,9 +48,8 @@ from tidelog.log.consumer import move
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Lease, Leases, read_lease
 from tidelog.log.ledger import Copier
-from tidelog.log.maintenance import leftovers, losses, sweep, verify
-from tidelog.log.maintenance import references as silent
-from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
+from tidelog.log.maintenance import lost_commits, obsolete_rows, sweep, verify
+from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.unused import Uses
 from tidelog.log.notifier import CheckResult, Debounce, NotifyState
@@ -338,7 +337,7 @@ def forget_by_own_clock(
 ) -> bool:
     """Forgets a key that is a week old by the sweeper's clock and the producer's."""
     is_old = context.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS
-    return is_old and silent._remove_producer(context, *place, row)
+    return is_old and obsolete_rows._remove_producer(context, *place, row)
 
 
 def no_readers(context: Context, topic: Topic, starts: Any, past: Any = False) -> list[Any]:
@@ -395,7 +394,7 @@ def week_from_upload(info: ObjectInfo, since: Any) -> int:
     return info.modified_ms
 
 
-_is_lost = losses._Check._is_lost
+_is_lost = lost_commits._Check._is_lost
 
 
 def lost_by_dates(self: Any, known: AppenderView, listed: Any, stray: ObjectInfo) -> bool:
@@ -565,7 +564,7 @@ BUGS: dict[str, Bug] = {
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
     "garbage is what no row names": _rollback(
-        "P1", (leftovers, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
+        "P1", (obsolete_rows, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
     ),
     "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
     "strays go after the grace": _last_commit("P1", (sweep, "_kept_since", noted_long_ago)),
@@ -573,7 +572,9 @@ BUGS: dict[str, Bug] = {
         "P1", (sweep, "is_shared", never_shared), (verify, "is_shared", never_shared)
     ),
     "the week begins at the upload": _last_commit("P1", (sweep, "_kept_since", week_from_upload)),
-    "journals prove by their names": _rollback("P1", (losses, "contradiction", lambda *_: None)),
+    "journals prove by their names": _rollback(
+        "P1", (lost_commits, "contradiction", lambda *_: None)
+    ),
     "recovery without numbers": _rollback(
         "P1", (recover, "recovery_producer", recovery_without_numbers)
     ),
@@ -588,5 +589,5 @@ BUGS: dict[str, Bug] = {
     "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),
     "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
     "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),
-    "proof by dates": _rollback("P1", (losses._Check, "_is_lost", lost_by_dates)),
+    "proof by dates": _rollback("P1", (lost_commits._Check, "_is_lost", lost_by_dates)),
 }

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.compiled import CompiledWorld
 from tidelog.context import Context
 from tidelog.errors import TidelogError
-from tidelog.log.maintenance import references, sweep
+from tidelog.log.maintenance import object_references, sweep
 from tidelog.model import layout
 from tidelog.model.partition_rows import HeldRow, decode_row
 from tidelog.model.topic import Topic
@@ -58,5 +58,5 @@ def test_a_sweep_that_does_not_raise_epochs_is_caught(monkeypatch: pytest.Monkey
 def test_amendments_that_go_before_they_are_compiled_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(references, "_applied", lambda pending, _: iter(pending))
+    monkeypatch.setattr(object_references, "_applied", lambda pending, _: iter(pending))
     assert _caught()

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidelog.api.spark_workers import find_java
 from tidelog.context import Context
-from tidelog.coordination.ages import store_now_ms
+from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import TidelogError
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.model import layout

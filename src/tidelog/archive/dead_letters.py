@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from tidelog.archive.archive import files_settings
 from tidelog.archive.erased_events import ErasedBefore
 from tidelog.archive.freeze import HeadGate
-from tidelog.archive.output import output_of
+from tidelog.archive.transform_output import output_of
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding

@@ -54,8 +54,8 @@ from tidelog.archive.coverage import (
     read_covered,
     without,
 )
-from tidelog.archive.output import OutputSpans, output_spans, refuse_output
 from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.transform_output import OutputSpans, output_spans, refuse_output
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import (
     Bounds,

@@ -56,8 +56,8 @@ from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.source import Bounds, Source, SourcePartition, SourceRange, waits
 from tidelog.context import Context
-from tidelog.coordination.ages import trusted_now_ms
 from tidelog.coordination.pipeline_rows import change_archive, read_progress
+from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,

@@ -25,7 +25,6 @@ from tidelog.catalog.base import Change, Delete, Put
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
-from tidelog.coordination.ages import store_now_ms
 from tidelog.coordination.pipeline_rows import (
     change_archive,
     list_partitions,
@@ -34,6 +33,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     read_progress,
 )
+from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import (
     ConflictError,
     FencedError,

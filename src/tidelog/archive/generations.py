@@ -67,14 +67,14 @@ from tidelog.archive.coverage import (
 from tidelog.archive.delete import finish_removal
 from tidelog.archive.derived_archives import refuse_circle
 from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_heads, withdraw
-from tidelog.archive.output import may_hold_output
 from tidelog.archive.tables import check_tables, forget_files, replace_files
+from tidelog.archive.transform_output import may_hold_output
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context
-from tidelog.coordination.ages import store_now_ms
 from tidelog.coordination.pipeline_rows import change_archive, replay_pipeline
 from tidelog.coordination.registry import check_shown
+from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat, ForcedPromote, GenerationState, Promotion

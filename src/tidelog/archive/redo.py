@@ -36,8 +36,8 @@ import pyarrow as pa
 
 from tidelog.archive.coverage import are_offsets, read_covered
 from tidelog.archive.fill import FillSource
-from tidelog.archive.output import OutputSpans, output_of, output_spans, refuse_output
 from tidelog.archive.read import ArchiveFiles, source_partition
+from tidelog.archive.transform_output import OutputSpans, output_of, output_spans, refuse_output
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.parsers import LayoutSettings, layout_settings
 from tidelog.connectors.archive.reader import PlannedCommits

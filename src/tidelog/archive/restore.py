@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.archive.archive import find_archive
-from tidelog.archive.output import output_of
+from tidelog.archive.transform_output import output_of
 from tidelog.codec.formats import settings_of
 from tidelog.connectors.archive.staging import RestorableSink
 from tidelog.connectors.sink import TargetSink

@@ -52,7 +52,7 @@ _COMMANDS = {
     "home": ("home", "Show where the home is and the config string that opens it."),
     "init": ("home", "Create a home, or finish and check an existing one."),
     "journals": ("journals", "List the objects that hold a topic's events, with URLs."),
-    "lag": ("upkeep", "Show how far behind each consumer is."),
+    "lag": ("maintenance", "Show how far behind each consumer is."),
     "load": ("serve", "Send sample traffic to a server and show its latency."),
     "peek": ("consume", "Print the newest events of a topic, by time."),
     "pipeline": ("pipeline", "List, show, move and delete pumps, streams and restores."),
@@ -68,14 +68,14 @@ _COMMANDS = {
     "serve": ("serve", "Serve the HTTP API and the console until Ctrl-C."),
     "spark-env": ("pipeline:spark_env", "Pack Tidelog for Spark executors that do not have it."),
     "sql": ("sql", "Query topics and archives with SQL."),
-    "sweep": ("upkeep", "Delete objects that nothing refers to."),
+    "sweep": ("maintenance", "Delete objects that nothing refers to."),
     "tail": ("consume", "Print events as they are appended, until Ctrl-C."),
     "token": ("token", "Create, list, rotate and revoke the server's tokens."),
     "topic": ("topic", "Create, list, show, notify and delete topics."),
-    "trim": ("upkeep", "Delete the oldest events of a topic."),
+    "trim": ("maintenance", "Delete the oldest events of a topic."),
     "up": ("up", "Run everything a home needs until Ctrl-C."),
     "update": ("amend", "Replace the value of an event."),
-    "verify": ("upkeep", "Check every event against the catalog and its checksum."),
+    "verify": ("maintenance", "Check every event against the catalog and its checksum."),
 }
 
 

@@ -168,7 +168,7 @@ def encode_segment(
     """Packs the events of each partition; every part has at least one.
 
     ``known`` is what the appender knows about each partition: it can prove lost commits
-    (``log.maintenance.losses``).
+    (``log.maintenance.lost_commits``).
     """
     if any(partition not in known for partition, _ in parts):
         raise InternalError("a segment was to hold a partition of which its appender knows nothing")

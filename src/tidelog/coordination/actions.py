@@ -15,8 +15,8 @@ from itertools import islice
 
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.context import Context
-from tidelog.coordination.ages import trusted_now_ms
 from tidelog.coordination.ownership import write_repeatedly
+from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import ConflictError
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted

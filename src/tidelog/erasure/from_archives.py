@@ -45,9 +45,9 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
 from tidelog.context import Context
-from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.outcome import Sent
 from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.erasure.proof_places import files_named_by_events, owners_of, redact_reasons

@@ -37,7 +37,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     replay_pipeline,
 )
-from tidelog.erasure import remedies
+from tidelog.erasure import proof_remedies as remedies
 from tidelog.erasure.known_objects import event_values, folder_values
 from tidelog.erasure.matcher import (
     EventMatcher,

@@ -24,8 +24,8 @@ import numpy as np
 
 from tidelog.archive.derived_archives import partitions_of, reachable_archives_of, with_later_ones
 from tidelog.archive.generations import finish_removals
-from tidelog.archive.output import output_above, output_of
 from tidelog.archive.read import ArchiveFiles
+from tidelog.archive.transform_output import output_above, output_of
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import (

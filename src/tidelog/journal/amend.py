@@ -39,8 +39,8 @@ import msgspec
 
 from tidelog.codec.event_batch import bytes_without_value, has_additions
 from tidelog.context import Context
-from tidelog.coordination.ages import latest_now_ms
 from tidelog.coordination.outcome import Sent
+from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentChange, Applied, Marker
 from tidelog.journal.audit import (

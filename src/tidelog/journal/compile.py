@@ -54,7 +54,7 @@ from tidelog.journal.compile_policy import (
     choose_groups,
 )
 from tidelog.journal.compile_steps import Made, Pages, Swap, Work, make_journals
-from tidelog.log.maintenance.leftovers import remove_shadowed
+from tidelog.log.maintenance.obsolete_rows import remove_shadowed
 from tidelog.log.run_reader import Amendments, pending
 from tidelog.log.topics import read_head
 from tidelog.model import layout

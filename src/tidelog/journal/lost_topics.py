@@ -30,8 +30,8 @@ from tidelog.codec.segment import read_known
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.log.maintenance.incarnations import is_deleted
-from tidelog.log.maintenance.leftovers import decode_run
-from tidelog.log.maintenance.references import read_references
+from tidelog.log.maintenance.object_references import read_references
+from tidelog.log.maintenance.obsolete_rows import decode_run
 from tidelog.log.topics import create_topic, find_partition, find_topic, list_topics
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, encode_row

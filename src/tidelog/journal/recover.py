@@ -1,9 +1,9 @@
 """Recovers events of objects that the catalog has lost, by appending them again.
 
 A stray is an object that fewer partitions name or list as unused than it has events of
-(``log.maintenance.losses``). Its commit was lost with a newer catalog, or a producer died before
-it. Segments and journals say which events they contain (``stray_events``). A large value of an
-update does not name its event, so it is counted and left.
+(``log.maintenance.lost_commits``). Its commit was lost with a newer catalog, or a producer died
+before it. Segments and journals say which events they contain (``stray_events``). A large value of
+an update does not name its event, so it is counted and left.
 
 1. Raise the topic's generation above that of every object and every floor, then the floor of every
    head. A producer that has uploaded a stray and is still working must upload it again to commit

@@ -53,7 +53,7 @@ from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.journal.audit import id_mark, read_records
 from tidelog.journal.lookup import Lookup, Occurrence
-from tidelog.log.maintenance.references import References, read_references
+from tidelog.log.maintenance.object_references import References, read_references
 from tidelog.log.maintenance.unused import Uses, origin_of, planned_starts
 from tidelog.log.topics import read_head
 from tidelog.model import layout

@@ -1,4 +1,4 @@
-"""The log: topics, producers, consumers, and their upkeep.
+"""The log: topics, producers, consumers, and their maintenance.
 
 It promises P1 to P3: what was acknowledged is stored and read in order, offsets have no holes, and
 a member that lost its lease cannot commit. It must not know Spark, HTTP or the command line.

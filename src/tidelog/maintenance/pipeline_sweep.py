@@ -82,7 +82,6 @@ from tidelog.archive.tables import settle_tables
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
 from tidelog.connectors.by_url import pipelines_behind
 from tidelog.context import Context
-from tidelog.coordination.ages import is_old, trusted_now_ms
 from tidelog.coordination.pipeline_rows import (
     CommitRow,
     Manifests,
@@ -91,6 +90,7 @@ from tidelog.coordination.pipeline_rows import (
     read_partitions,
     read_progress,
 )
+from tidelog.coordination.trusted_time import is_old, trusted_now_ms
 from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.errors import (
     ConflictError,
@@ -100,7 +100,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     contained,
 )
-from tidelog.log.maintenance.leftovers import abort_uploads
+from tidelog.log.maintenance.unfinished_writes import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json

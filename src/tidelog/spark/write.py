@@ -3,7 +3,7 @@
 On executors, rows become segments, staged in the store. A task puts its segments into the folder of
 its sink and batch, under new ids, and returns them to the driver. They are not part of the topic
 yet. An attempt that fails, or that Spark does not count, leaves objects that no row names. They are
-deleted when a batch is done, or by a sweep a day later (``log.sink_sweep``).
+deleted when a batch is done, or by a sweep a day later (``log.maintenance.unfinished_writes``).
 
 Commits a Spark write on the driver: staged segments become runs of the topic, once.
 
@@ -80,7 +80,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.ledger import Copier, append_staged
-from tidelog.log.maintenance.leftovers import SinkState, are_young, read_swept
+from tidelog.log.maintenance.unfinished_writes import SinkState, are_young, read_swept
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.producer.staged import Collector, Located, StagedSegment
 from tidelog.log.topics import find_topic, read_head

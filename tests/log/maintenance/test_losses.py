@@ -23,7 +23,7 @@ from tidelog.codec.segment import read_known
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home, open_home
 from tidelog.log.maintenance import sweep as sweep_module
-from tidelog.log.maintenance.losses import Losses
+from tidelog.log.maintenance.lost_commits import Losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.unused import Uses
@@ -395,7 +395,7 @@ def test_trim_past_lost_rows_leaves_no_slot_rows(house: House, lost: list[int], 
 def test_sweep_that_does_not_look_for_gaps_deletes_what_the_lost_row_named(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.log.maintenance.references.find_gap", lambda *_: None)
+    monkeypatch.setattr("tidelog.log.maintenance.object_references.find_gap", lambda *_: None)
     topic = house.topic()
     for value in ("a", "b", "c"):
         house.append(topic, [value])

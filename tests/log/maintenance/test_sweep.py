@@ -21,7 +21,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.log.maintenance import sweep as sweep_module
-from tidelog.log.maintenance.references import KNOWN
+from tidelog.log.maintenance.object_references import KNOWN
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

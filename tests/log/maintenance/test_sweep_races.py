@@ -18,7 +18,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.maintenance import sweep as sweep_module
-from tidelog.log.maintenance.references import References, check_objects
+from tidelog.log.maintenance.object_references import References, check_objects
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import verify_topic

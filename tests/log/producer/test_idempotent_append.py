@@ -22,7 +22,7 @@ from tidelog.errors import (
     TidelogError,
     UnknownOutcomeError,
 )
-from tidelog.log.maintenance.references import PRODUCER_EXPIRES_MS
+from tidelog.log.maintenance.obsolete_rows import PRODUCER_EXPIRES_MS
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.partition_reader import Reader
 from tidelog.log.producer import idempotent_append as once

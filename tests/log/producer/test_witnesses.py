@@ -19,7 +19,7 @@ from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log import ledger as copying
 from tidelog.log.ledger import Copier, append_staged
-from tidelog.log.maintenance.losses import find_losses
+from tidelog.log.maintenance.lost_commits import find_losses
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tidelog.api.upkeep import EraseOptions
+from tidelog.api.maintenance import EraseOptions
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
 from tidelog.cli.homes import open_home
 from tidelog.cli.output import (

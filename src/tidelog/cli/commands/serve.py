@@ -23,7 +23,7 @@ from tidelog.home import World
 from tidelog.model.times import duration_ms
 
 if TYPE_CHECKING:
-    from tidelog.server.load import LoadReport
+    from tidelog.server.load_client import LoadReport
 
 __all__ = ["serve"]
 
@@ -192,7 +192,7 @@ def load(output: Output, /, url: str, duration: str, token: str | None, **given:
       tidelog load http://127.0.0.1:8480 --topic trial --token @token.txt
     """
     try:
-        from tidelog.server.load import LoadPlan, run_load
+        from tidelog.server.load_client import LoadPlan, run_load
     except ModuleNotFoundError as exc:
         raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
     _check(url)

@@ -10,7 +10,7 @@ look like garbage.
 For each topic that is ready:
 
 0. If objects have a higher generation than the registry row, the catalog was restored to an earlier
-   state (``losses``). The sweep refuses this topic.
+   state (``lost_commits``). The sweep refuses this topic.
 1. Raise the segment generation in the registry row, by a conditional write. From here on, segments
    and the values of updates are uploaded under the new generation.
 2. Raise the floor to that generation in every ``head``, by conditional writes. A commit or an
@@ -21,12 +21,13 @@ For each topic that is ready:
    rows of unused objects. Runs below the head's ``journaled`` do not count. The sweep refuses this
    topic if a row has an unknown kind or does not decode, or if offsets between the head's start and
    next have no row. Then list the topic's objects. The sweep also refuses if a row's object is
-   missing, or if a stray proves that the catalog was restored to an earlier state (``losses``). A
-   stray is an object that fewer partitions name or list as unused than it has events of. Nothing
-   was deleted so far. Note other strays that can no longer be committed, unless they are already
-   noted, with the latest of this machine's time, the store's, the newest in the topic's rows and
-   the object's date. Delete notes of objects that are no longer strays (``unused``).
-5. Delete rows that trims and compiles left, and list their objects as unused (``leftovers``).
+   missing, or if a stray proves that the catalog was restored to an earlier state
+   (``lost_commits``). A stray is an object that fewer partitions name or list as unused than it has
+   events of. Nothing was deleted so far. Note other strays that can no longer be committed, unless
+   they are already noted, with the latest of this machine's time, the store's, the newest in the
+   topic's rows and the object's date. Delete notes of objects that are no longer strays
+   (``unused``).
+5. Delete rows that trims and compiles left, and list their objects as unused (``obsolete_rows``).
 6. Delete amendments that the journal of their offset contains and that are older than the grace
    period, by their versions, and list their values as unused. Then narrow the head's range of
    amendments.
@@ -71,11 +72,11 @@ raised, and step 4 sees its row, or its commit expects a version of the head tha
 same holds for amendments, and for journals by the ``compile`` row, which every swap expects. A run
 that a swap replaces after step 2 still counts. This holds however long a producer stalls, however
 many sweeps run at once, and whatever the clocks say. The grace period only spares objects that a
-reader may still need. Ages count to the earlier of this machine's time and the store's (``ages``),
-so a clock that is ahead makes nothing old. A note has the latest known time, so a clock that was
-behind does not shorten the week. A floor never exceeds the generation in the registry, since step 1
-precedes step 2. An amendment is deleted only when a journal contains it, and readers read
-amendments before rows, so they never see an older state.
+reader may still need. Ages count to the earlier of this machine's time and the store's
+(``trusted_time``), so a clock that is ahead makes nothing old. A note has the latest known time, so
+a clock that was behind does not shorten the week. A floor never exceeds the generation in the
+registry, since step 1 precedes step 2. An amendment is deleted only when a journal contains it, and
+readers read amendments before rows, so they never see an older state.
 
 A catalog that has lost commits no longer names the only copy of acknowledged events. But no row
 lists that object as unused either, and only listed objects are garbage. Steps 0 and 4 prove the
@@ -99,7 +100,7 @@ import msgspec
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.coordination.ages import FUTURE_MS, clock_ahead_ms, is_old, read_times
+from tidelog.coordination.trusted_time import FUTURE_MS, clock_ahead_ms, is_old, read_times
 from tidelog.errors import (
     CorruptError,
     InvalidError,
@@ -115,15 +116,7 @@ from tidelog.log.maintenance.incarnations import (
     stored_incarnations,
     unexplained,
 )
-from tidelog.log.maintenance.leftovers import (
-    abort_uploads,
-    left_by_sinks,
-    narrow_amended,
-    remove_amendments,
-    remove_shadowed,
-    remove_trimmed,
-)
-from tidelog.log.maintenance.losses import (
+from tidelog.log.maintenance.lost_commits import (
     Losses,
     LossProof,
     accept_losses,
@@ -132,12 +125,19 @@ from tidelog.log.maintenance.losses import (
     newer_than,
     remedy_for_lost,
 )
-from tidelog.log.maintenance.references import (
+from tidelog.log.maintenance.object_references import (
     References,
     check_objects,
-    forget_producer,
     read_whole,
 )
+from tidelog.log.maintenance.obsolete_rows import (
+    forget_producer,
+    narrow_amended,
+    remove_amendments,
+    remove_shadowed,
+    remove_trimmed,
+)
+from tidelog.log.maintenance.unfinished_writes import abort_uploads, left_by_sinks
 from tidelog.log.maintenance.unused import (
     Uses,
     is_shared,
@@ -253,7 +253,7 @@ def sweep_home(context: Context, grace_ms: int, accept_loss: Collection[str] = (
 
     Safe at any time, beside producers, trims and other sweeps. Reports a topic that it cannot sweep
     and sweeps the others. For topics in ``accept_loss``, it also deletes objects that are or may be
-    the only copy of events (``losses``). An incarnation that has only objects then counts as
+    the only copy of events (``lost_commits``). An incarnation that has only objects then counts as
     deleted. Raises ``InvalidError`` for a negative grace period, and ``NotFoundError`` for an
     unknown topic in ``accept_loss``.
     """

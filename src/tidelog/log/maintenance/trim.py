@@ -7,8 +7,9 @@ what the check allows stays allowed.
 A trim has three steps. The next trim or sweep finishes what a crash left:
 
 1. Move ``head.start`` forward, by one conditional write for each partition.
-2. Delete the rows of runs, journals and amendments that are completely below it (``leftovers``),
-   each run or journal with its slot rows in one write. Then narrow the head's range of amendments.
+2. Delete the rows of runs, journals and amendments that are completely below it
+   (``obsolete_rows``), each run or journal with its slot rows in one write. Then narrow the head's
+   range of amendments.
 3. (In a sweep) Delete the objects that no row names any more.
 
 | crash after | what it leaves                            | repair                               |
@@ -33,10 +34,10 @@ import msgspec
 
 from tidelog.catalog.update import read_stable
 from tidelog.context import Context
-from tidelog.coordination.ages import has_own_clock, trusted_now_ms
 from tidelog.coordination.outcome import Sent
+from tidelog.coordination.trusted_time import has_own_clock, trusted_now_ms
 from tidelog.errors import InternalError, InvalidError, UnavailableError
-from tidelog.log.maintenance.leftovers import decode_run, remove_trimmed
+from tidelog.log.maintenance.obsolete_rows import decode_run, remove_trimmed
 from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout
 from tidelog.model.event import to_iso

@@ -48,7 +48,7 @@ import msgspec
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
-from tidelog.coordination.ages import has_own_clock
+from tidelog.coordination.trusted_time import has_own_clock
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.topics import open_head, read_head
 from tidelog.model import layout, limits

@@ -18,10 +18,10 @@ Rows that trims and compiles left behind are not damage.
 
 An object that no row needs is a note if rows list it as unused: a sweep deletes it. A stray, which
 fewer partitions name or list than it has events of, is an error if it proves that the catalog has
-lost commits, and a warning if it may be a loss (``losses``). A producer that is still working, or
-that died between upload and commit, leaves the same behind, so this alone is a warning. The warning
-ends when a sweep deletes the object, a week after noting it, or when a person accepts the loss.
-What a person has accepted is a note.
+lost commits, and a warning if it may be a loss (``lost_commits``). A producer that is still
+working, or that died between upload and commit, leaves the same behind, so this alone is a warning.
+The warning ends when a sweep deletes the object, a week after noting it, or when a person accepts
+the loss. What a person has accepted is a note.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from dataclasses import dataclass, field
 
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.findings import Finding, Severity, VerifyTally
-from tidelog.log.maintenance.losses import (
+from tidelog.log.maintenance.lost_commits import (
     LossProof,
     accepted_until_ms,
     find_losses,
@@ -44,6 +43,7 @@ from tidelog.log.maintenance.losses import (
 )
 from tidelog.log.maintenance.unused import Uses, is_shared, read_unused
 from tidelog.log.maintenance.verify_bytes import read_ahead
+from tidelog.log.maintenance.verify_findings import Finding, Severity, VerifyTally
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
 from tidelog.model import layout

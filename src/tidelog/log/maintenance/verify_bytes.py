@@ -20,7 +20,7 @@ from tidelog.codec.event_batch import problem_of_text
 from tidelog.codec.journal_file import JournalFile
 from tidelog.codec.segment import IdIndex, decode_index, hash_ids, read_index, read_piece
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.findings import VerifyTally
+from tidelog.log.maintenance.verify_findings import VerifyTally
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout
 from tidelog.model.partition_rows import Head, Run, decode_row

@@ -13,11 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidelog.api.journal import presign_s
 from tidelog.codec.event_json import event_lines
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.calls import presign_s
 from tidelog.journal.listing import JournalEntry, list_journals
 from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.api.upkeep import EraseOptions
+from tidelog.api.maintenance import EraseOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.erasure.proof import Proof

@@ -1,5 +1,4 @@
-"""Reads what the rows of a partition refer to, and which of them a sweep may delete. Writes
-nothing.
+"""Reads which objects the rows of a partition need, and which rows a sweep may delete.
 
 Rows come in the order of their keys, so amendments come before journals: if a journal contains an
 amendment, it does so for good. Rows of unused objects come last, so an object that another write
@@ -8,34 +7,24 @@ are many, and they name no object.
 
 Journals and runs must cover every offset from the head's start to its next. If they do not, a row
 is lost or hidden, and the object that it names would look like garbage.
-
-Deletes the rows of unnamed producers that have ended. Starts no threads, takes no locks.
-
-A producer's row has a time of the producer's clock, which may be wrong. So a sweep marks a row that
-looks old with its own time, and deletes it if it is unchanged a week after that mark.
 """
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tidelog.catalog.base import Delete, Put, Row
+from tidelog.catalog.base import Row
 from tidelog.catalog.update import read_stable
 from tidelog.context import Context
 from tidelog.errors import (
-    ConflictError,
     CorruptError,
     InvalidError,
     NotFoundError,
     UnavailableError,
-    UnknownOutcomeError,
 )
-from tidelog.log.maintenance.leftovers import decode_run
+from tidelog.log.maintenance.obsolete_rows import UnnamedProducerRow, decode_run
 from tidelog.log.maintenance.unused import ListedRow, NotedRow
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -48,26 +37,23 @@ from tidelog.model.partition_rows import (
     Strays,
     UnusedObjects,
     decode_row,
-    encode_row,
 )
 from tidelog.model.topic import Topic
 
 __all__ = [
     "KNOWN",
-    "PRODUCER_EXPIRES_MS",
     "AmendmentRow",
     "References",
-    "Silent",
     "UnknownRowError",
     "check_objects",
     "find_gap",
-    "forget_producer",
     "read_references",
     "read_whole",
 ]
 
 
-# The rows that a sweep understands. Another module sweeps what a sink has staged (``staged``).
+# The rows that a sweep understands. Another module sweeps what a sink has staged
+# (``unfinished_writes``).
 KNOWN = frozenset(
     {
         "accepted",
@@ -102,15 +88,6 @@ class AmendmentRow:
     object: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Silent:
-    """An unnamed producer's row, decoded."""
-
-    row: str
-    version: str
-    state: ProducerState
-
-
 @dataclass(slots=True)
 class References:
     """What one partition's rows say."""
@@ -122,7 +99,7 @@ class References:
     has_leftovers: bool = False  # of trims or compiles
     unused: list[ListedRow] = field(default_factory=list)
     noted: list[NotedRow] = field(default_factory=list)  # strays, in partition 0
-    producers: list[Silent] = field(default_factory=list)  # unnamed ones
+    producers: list[UnnamedProducerRow] = field(default_factory=list)  # unnamed ones
     newest_ms: int = 0  # the newest time that a commit or a producer has recorded
 
 
@@ -240,7 +217,7 @@ def read_references(context: Context, topic: Topic, partition: int, head: Head) 
             state = decode_row(row.value, ProducerState, what)
             found.newest_ms = max(found.newest_ms, state.seen_ms)
             if row.row.startswith(layout.producer_row(UNNAMED)):
-                found.producers.append(Silent(row.row, row.version, state))
+                found.producers.append(UnnamedProducerRow(row.row, row.version, state))
     found.applied = list(_applied(pending, journals))
     return found
 
@@ -287,43 +264,3 @@ def _applied(pending: list[AmendmentRow], journals: list[Run]) -> Iterator[Amend
             continue
         if each.sequence <= run.journal.applied:
             yield each
-
-
-# An unnamed producer that is silent for this long has ended.
-PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000
-
-
-def forget_producer(
-    context: Context, place: tuple[Topic, int], row: Silent, newest_ms: int, now_ms: int
-) -> bool:
-    """Step 9 for one row: returns whether it was deleted."""
-    state = row.state
-    if newest_ms - state.seen_ms <= PRODUCER_EXPIRES_MS:
-        return False
-    if state.silent_ms == 0:  # only the producer's clock dates it, which may be wrong
-        _note_silence(context, place, row, now_ms)
-        return False
-    return newest_ms - state.silent_ms > PRODUCER_EXPIRES_MS and _remove_producer(
-        context, *place, row
-    )
-
-
-def _note_silence(context: Context, place: tuple[Topic, int], row: Silent, now_ms: int) -> None:
-    """Marks a row that looks old: the week counts from this mark, which a sweep has dated."""
-    where = layout.topic_partition(place[0].incarnation, place[1])
-    noted = msgspec.structs.replace(row.state, silent_ms=now_ms)
-    change = Put(row.row, encode_row(noted), expect=row.version)
-    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep tries again
-        context.catalog.write(where, change, write_id=context.ids.new())
-
-
-def _remove_producer(context: Context, topic: Topic, partition: int, row: Silent) -> bool:
-    """Deletes one row; returns whether it did. A changed row belongs to a live producer."""
-    where = layout.topic_partition(topic.incarnation, partition)
-    try:
-        context.catalog.write(
-            where, Delete(row.row, expect=row.version), write_id=context.ids.new()
-        )
-    except (ConflictError, UnknownOutcomeError):
-        return False  # if the row is still there, the next sweep tries again
-    return True

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidelog.api.jobs import Jobs
+from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
@@ -24,7 +25,6 @@ from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
-from tidelog.journal.calls import unknown_id
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tidelog.erasure.updates import ArchiveUpdate
     from tidelog.maintenance.turn import Erasure
 
-__all__ = ["CompileOptions", "EraseOptions", "UpkeepCalls"]
+__all__ = ["CompileOptions", "EraseOptions", "MaintenanceCalls"]
 
 
 class EraseOptions(TypedDict, total=False):
@@ -71,7 +71,7 @@ class CompileOptions(TypedDict, total=False):
     on_swap: Callable[[CompileReport], None]  # gets what each swap did
 
 
-class UpkeepCalls(ABC):
+class MaintenanceCalls(ABC):
     """Erasure with its proof, one turn of maintenance, and the drivers of all pipelines."""
 
     context: Context
