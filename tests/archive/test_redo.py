@@ -175,6 +175,29 @@ def test_output_is_made_again_from_the_source_while_that_has_it(
         archive.redo(dates=[DAYS[1]])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"parser": "tests.archive.test_redo:Doubling"},
+        {"schema": "n INT", "keep_value": False},
+    ],
+)
+def test_events_that_the_source_still_has_are_made_again_beside_trimmed_ones(
+    home: Home, options: dict[str, Any]
+) -> None:
+    archive = archived(home, commits=1, each=1, **options)  # of the first day
+    append(home, [3, 1, 4])
+    archive.run()
+    trim(home, 2)  # the first commit, and an event of the second one that is not chosen
+    archive.redo(dates=[DAYS[1]])
+    archive.promote()
+    check_numbers(archive, [0, 3, 1, 4])
+    manifests = list(read_manifests(home.context, archive.reload().pipeline(), "t/0"))
+    assert [each.as_is for each in manifests] == [False], "made again, not carried over"
+    with pytest.raises(InvalidError, match="its source no longer has"):
+        archive.redo(dates=[DAYS[0]])
+
+
 @pytest.mark.parametrize("part", [RedoPart(dates=(DAYS[0],)), RedoPart(partitions=("t/0",))])
 def test_what_is_archived_during_a_redo_is_made_again_from_the_source_too(
     home: Home, part: RedoPart

@@ -199,9 +199,14 @@ class FillSource:
         self._known = {each: self._look(each, held.get(each)) for each in partitions}
         return {each: known.bounds for each, known in self._known.items()}
 
+    def has(self, partition: SourcePartition, offset: str) -> bool:
+        """Returns whether the source holds what the live generation has from an offset on."""
+        with contextlib.suppress(NotFoundError):
+            return self._known_of(partition).end_of_span(int(offset)) is not None
+        return False
+
     def look_again(self) -> None:
-        """Forgets what source and live generation hold: the next range of each partition looks."""
-        self._known = {}
+        self._known = {}  # of source and live generation, until the next range
 
     def read(self, range: SourceRange) -> Iterator[Chunk]:
         return self.reader(range).read()
@@ -210,10 +215,7 @@ class FillSource:
         """Returns a reader of the one that has the start, up to where the other one begins."""
         self._filled.pop(range.partition, None)
         self._completed.pop(range.partition, None)
-        held = self._known.get(range.partition)
-        if held is None:
-            held = self._look(range.partition, self._held().get(range.partition))
-            self._known[range.partition] = held
+        held = self._known_of(range.partition)
         if held.old is not None and not held.old.by_offset:
             return self._read_from_live(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
@@ -271,6 +273,11 @@ class FillSource:
         return self._old.count(start, end)
 
     # Internals.
+
+    def _known_of(self, partition: SourcePartition) -> _FillPartition:
+        if partition not in self._known:
+            self._known[partition] = self._look(partition, self._held().get(partition))
+        return self._known[partition]
 
     def _check_same(self, range: SourceRange, old: Coverage | None) -> None:
         """Raises ``InvalidError`` if a backup holds the events of another topic with this name.

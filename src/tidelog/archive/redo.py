@@ -10,8 +10,8 @@ Each range consists of whole commits of the live generation, and ends where one 
 - Files that do not belong to the part are copied on the server, under names of the new generation.
   They are copied twice, to staging and then to their names, so that a range stays one decision.
 - The events of the other files are read and written again. They come from these files, or, if these
-  hold a transform's or a parser's output, from the source. Where that no longer holds the whole
-  range, the output is written again as it is, as in a backfill.
+  hold a transform's or a parser's output, from the source. Where that no longer holds all of them,
+  the output is written again as it is, as in a backfill. So a range ends where the source begins.
 - The range accounts for exactly what the live one's commits account for. An event that was erased
   is in no file, so it is left out.
 - Dead letters have no date. They are copied, unless all of their source partition is written again.
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -233,14 +233,21 @@ class RedoSource:
         end, files, events = commits[0].end, commits[0].files, commits[0].events
         is_joined = are_offsets(range.start, end) and not isinstance(self, TrackingSource)
         output = self._output(range.partition)
+        is_in_source = partial(self._is_in_source, range.partition)
         for commit in commits[1:] if is_joined else ():
             files, events = files + commit.files, events + commit.events
             if files > _RANGE_FILES or events > _RANGE_EVENTS:
                 break
             if output.holds(commit.start) != output.holds(range.start):
                 break
+            if is_in_source(commit.start) != is_in_source(range.start):
+                break
             end = commit.end
         return replace(range, limit=end)
+
+    def _is_in_source(self, partition: SourcePartition, start: str) -> bool:
+        """Returns whether a commit at an offset is read from the source."""
+        return not self._holds_events and self._fill.has(partition, start)
 
     def _output(self, partition: SourcePartition) -> OutputSpans:
         """Returns which ranges of the live generation hold output, as when this began."""
@@ -253,17 +260,34 @@ class RedoSource:
         is_output = self._output(range.partition).holds(range.start)
         if self._holds_events or not wanted.files:
             return wanted, is_output and self._holds_events
-        given = self._fill.reader(range)
-        if not isinstance(given, CarriedReader) and given.range == range:
-            return PickedReader(given, wanted, self._offsets(wanted)), False
+        offsets = self._offsets(wanted)
+        if not offsets:
+            return replace(wanted, commits=()), False  # all of them were erased
+        chosen = range
+        if are_offsets(range.start, range.limit):
+            held = np.frombuffer(offsets, np.int64)
+            chosen = replace(range, start=str(held[0]), limit=str(held[-1] + 1))
+        given = self._from_source(chosen)
+        if given is not None:
+            return PickedReader(range, given, wanted, offsets), False
         if not self._files.restorable:
             raise InvalidError(
                 f"source partition `{range.partition.text}`: its source no longer has all of "
-                f"{range.start} to {range.limit}, and the files of archive `{self._archive.name}` "
-                "keep no raw values: leave it out of the redo"
+                f"{chosen.start} to {chosen.limit}, and the files of archive "
+                f"`{self._archive.name}` keep no raw values: leave it out of the redo"
             )
         refuse_output(self._archive, self._making)
         return wanted, True
+
+    def _from_source(self, range: SourceRange) -> RangeReader | None:
+        """Returns a reader of events as they were; None if the source lacks some of them."""
+        try:
+            given = self._fill.reader(range)
+        except NotFoundError:
+            if self._files.restorable:
+                raise
+            return None
+        return None if isinstance(given, CarriedReader) or given.range != range else given
 
     def _offsets(self, wanted: PlannedCommits) -> bytes:
         """Returns the offsets in the chosen files, in order."""
@@ -352,13 +376,10 @@ _leaving: type[LeavingOut] = RedoFilesSource
 class PickedReader:
     """Some events of a range, by their offsets; pickles."""
 
-    reader: RangeReader
+    range: SourceRange
+    reader: RangeReader  # of the part of it that has all of them
     files: PlannedCommits  # that hold them in the live generation
     offsets: bytes
-
-    @property
-    def range(self) -> SourceRange:
-        return self.reader.range
 
     @property
     def is_changing(self) -> bool:
@@ -367,19 +388,22 @@ class PickedReader:
     def read(self) -> Iterator[Chunk]:
         """Yields these events. Raises ``InvalidError`` if the source no longer has one of them."""
         wanted = np.frombuffer(self.offsets, np.int64)
-        found = 0
+        found, last = 0, None
         for chunk in self.reader.read():
+            if last is not None:
+                yield last
             mask = np.isin(chunk.batch.column("offset").to_numpy(), wanted)
             found += int(mask.sum())
-            yield replace(chunk, batch=chunk.batch.filter(pa.array(mask)))
-        if found != len(wanted):
-            partition = self.range.partition.text
+            last = replace(chunk, batch=chunk.batch.filter(pa.array(mask)))
+        if last is None or found != len(wanted):
+            read, partition = self.reader.range, self.range.partition.text
             raise InvalidError(
                 f"source partition `{partition}`: its source has {found} of {len(wanted)} events "
-                f"between {self.range.start} and {self.range.limit} that are to be written again: "
+                f"between {read.start} and {read.limit} that are to be written again: "
                 "leave it out of the redo, or backfill the whole archive",
                 partition=partition,
             )
+        yield replace(last, position=self.range.limit)
 
 
 class _ChosenFiles:
