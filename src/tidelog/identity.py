@@ -42,11 +42,9 @@ Two cases look the same: a disk image that runs on a second machine with the sam
 CQL keyspace of the same name on another cluster. An archive outside the home has a second check,
 its ``_owner`` object.
 
-The identity of a home: its id, and whether it is a copy without an identity of its own.
-
-A copy may read everything and write inside itself. But what it inherited also reaches outside:
-archives in other folders, pipelines into Kafka, tables, webhooks. Two homes that work on these
-destroy them, so a copy is refused there until it is adopted.
+**Copies.** A copy may read everything and write inside itself. But what it inherited also reaches
+outside: archives in other folders, pipelines into Kafka, tables, webhooks. Two homes that work on
+these destroy them, so a copy is refused there until it is adopted.
 """
 
 from __future__ import annotations

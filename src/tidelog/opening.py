@@ -2,11 +2,10 @@
 
 This is the only module that chooses implementations: everything above works on the interfaces.
 
-Tests a store's promises before anything is built on them.
-
-Some gateways and emulators silently ignore conditional requests. On such a store two writers could
-both believe that they created the same object. So when a home is created, two threads race to
-create one object: exactly one must win, over several rounds.
+**The probe** tests a store's promises before anything is built on them. Some gateways and emulators
+silently ignore conditional requests. On such a store two writers could both believe that they
+created the same object. So when a home is created, two threads race to create one object: exactly
+one must win, over several rounds.
 """
 
 from __future__ import annotations

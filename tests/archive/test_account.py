@@ -278,7 +278,7 @@ class DeafCatalog(MemoryCatalog):
         super().write(partition, *changes, write_id=write_id)  # type: ignore[arg-type]
 
 
-def test_adoption_ends_when_replies_stay_lost(context: Context) -> None:
+def test_claim_ends_when_replies_stay_lost(context: Context) -> None:
     deaf = DeafCatalog()
     slept: list[float] = []
 
@@ -291,7 +291,7 @@ def test_adoption_ends_when_replies_stay_lost(context: Context) -> None:
     )
     pipeline = Pipeline("a", "inc", ListSource(1, 10), LinesSink(context.store), LocalWorkers(1))
     with pytest.raises(UnavailableError, match="replies stay lost"):
-        Cycle(context, pipeline, "one").adopt(T0, Begin("0", "earliest"))
+        Cycle(context, pipeline, "one").claim(T0, Begin("0", "earliest"))
     assert deaf.writes <= 20
     assert sum(slept) > 1
 

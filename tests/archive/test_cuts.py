@@ -26,7 +26,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline import policy
-from tidelog.pipeline.base import CarriedRange, CarriedReader, CompletedReader
+from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.policy import FilePolicy

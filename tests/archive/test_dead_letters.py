@@ -185,8 +185,8 @@ class Ground:
         for _ in range(60):
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             for partition, held in bounds.items():
-                if not cycle.adopted(partition):
-                    cycle.adopt(partition, Begin(held.first, "earliest"))
+                if not cycle.has_claimed(partition):
+                    cycle.claim(partition, Begin(held.first, "earliest"))
             limits = {p: b.end for p, b in bounds.items() if cycle.position(p) != b.end}
             if step is not None:
                 limits = {

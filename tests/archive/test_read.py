@@ -549,7 +549,7 @@ def test_what_is_published_and_not_committed_yet_is_no_stray(home: Home) -> None
     dying = dataclasses.replace(pipeline, sink=DyingSink(pipeline.sink))
     cycle, partition = Cycle(home.context, dying, "dying"), SourcePartition("t", "0")
     bounds = dying.source.bounds([partition])
-    cycle.adopt(partition, Begin("0", "earliest"))
+    cycle.claim(partition, Begin("0", "earliest"))
     assert cycle.run({partition: "50"}, bounds).errors
     assert list(home.store.list(f"{archive.folder()}/"))
     found = verified(home, archive)

@@ -127,7 +127,7 @@ def test_table_registered_once_follows_every_erasure(home: Home, table: str) -> 
     drive(home, archive)
     register_table(home.context, archive, table)
     assert find_archive(home.context, "daily").tables == (table,)
-    erase_gone(home)  # from files of the first lot, not the last
+    erase_gone(home)  # from files of the first addition, not the last
     assert numbers(archive, table) == left(count=EVENTS + 10)
     erase_gone(home, [*GONE, 65])
     assert numbers(archive, table) == left([*GONE, 65], EVENTS + 10)
@@ -154,7 +154,7 @@ def test_proof_names_stale_tables_and_registering_again_repairs_them(
     drive(home, archive)
     register_table(
         home.context, archive, table
-    )  # so that the changed files are not those of the last lot
+    )  # so that the changed files are not those of the last addition
     home.delete("t", ["id-3"])
     with monkeypatch.context() as patch:  # as a register leaves it that dies beside an erasure
         patch.setattr(erase, "correct_entries", lambda *_: None)
@@ -356,8 +356,8 @@ def test_table_is_recorded_before_it_lists_a_file(
     kind: Any = DeltaLog if table == "delta" else IcebergTable
     real = kind.add
 
-    def dying(self: Any, lot: Any) -> None:
-        real(self, lot)
+    def dying(self: Any, addition: Any) -> None:
+        real(self, addition)
         raise Crash
 
     with monkeypatch.context() as patch:
@@ -381,12 +381,12 @@ def test_sweep_corrects_what_a_register_left_that_died_beside_an_erasure(
     kind: Any = DeltaLog if table == "delta" else IcebergTable
     real = kind.add
 
-    def dying(self: Any, lot: Any) -> None:
-        before = self._data_files(self._table, lot.files) if table != "delta" else []
+    def dying(self: Any, addition: Any) -> None:
+        before = self._data_files(self._table, addition.files) if table != "delta" else []
         erase_gone(home, [65])
         if table != "delta":
             self._data_files = lambda *_: before
-        real(self, lot)
+        real(self, addition)
         raise Crash
 
     with monkeypatch.context() as patch:

@@ -273,12 +273,12 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
             cycle = Cycle(context, replace(pipeline, sink=sink), "one")
             with contextlib.suppress(Crash):
                 for partition in pipeline.source.partitions():
-                    cycle.adopt(partition, Begin("0", "earliest"))
+                    cycle.claim(partition, Begin("0", "earliest"))
                 bounds = pipeline.source.bounds(pipeline.source.partitions())
                 cycle.run({each: held.end for each, held in bounds.items()}, bounds)
         next_one = Cycle(home.context, pipeline, "other")
         for partition in pipeline.source.partitions():
-            next_one.adopt(partition, Begin("0", "earliest"))
+            next_one.claim(partition, Begin("0", "earliest"))
         for _ in range(3):
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             report = next_one.run({each: held.end for each, held in bounds.items()}, bounds)

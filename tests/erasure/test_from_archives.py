@@ -286,7 +286,7 @@ def test_delete_is_refused_while_a_range_with_trimmed_events_is_under_way(
     pipeline = open_pipeline(home.context, archive, LocalWorkers())
     partition = SourcePartition("t", "0")
     stalled = Cycle(home.context, pipeline, "stalled")
-    stalled.adopt(partition, Begin("0", "earliest"))
+    stalled.claim(partition, Begin("0", "earliest"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cycle, "_publish", _die)
         with pytest.raises(Crash):

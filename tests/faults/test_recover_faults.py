@@ -413,7 +413,7 @@ def test_staged_segment_that_a_recovery_has_appended_is_not_appended_again() -> 
     press.store.put("staging/p/1", segment.data)
     staged = StagedSegment("staging/p/1", segment.pieces)
     dead = Copier(press.context, topic, ":pipeline:p:0")
-    dead.adopt(staged.key, staged.pieces)  # and dies before its commit
+    dead.copy_staged(staged.key, staged.pieces)  # and dies before its commit
     assert press.recover(topic).appended == 2
     for _ in range(2):
         driver = Copier(press.context, find_topic(press.context, topic.name), ":pipeline:p:0")
@@ -430,9 +430,9 @@ def test_copy_is_committed_once() -> None:
     first, second = (Copier(press.context, topic, f":pipeline:{each}:0") for each in "pq")
     for each in (first, second):
         each.look()
-    first.commit(first.adopt("staging/p/1", segment.pieces), segment.pieces[0])
+    first.commit(first.copy_staged("staging/p/1", segment.pieces), segment.pieces[0])
     with pytest.raises(AlreadyExistsError, match="another copy of it is committed"):
-        second.commit(second.adopt("staging/p/1", segment.pieces), segment.pieces[0])
+        second.commit(second.copy_staged("staging/p/1", segment.pieces), segment.pieces[0])
     assert press.values(topic) == ["a"]
 
 

@@ -119,8 +119,8 @@ class World:
         bounds = self.source.bounds(partitions)
         for _ in range(60):
             for partition in partitions:
-                if not cycle.adopted(partition):
-                    cycle.adopt(partition, Begin("0", "earliest"))
+                if not cycle.has_claimed(partition):
+                    cycle.claim(partition, Begin("0", "earliest"))
             limits = {
                 p: str(min(int(bounds[p].end), int(cycle.position(p)) + STEP)) for p in partitions
             }
@@ -130,7 +130,7 @@ class World:
             for error in report.errors.values():
                 if isinstance(error, FencedError | CorruptError):
                     raise error
-            done = [cycle.adopted(p) and cycle.position(p) == bounds[p].end for p in partitions]
+            done = [cycle.has_claimed(p) and cycle.position(p) == bounds[p].end for p in partitions]
             if all(done):
                 return False
         return False

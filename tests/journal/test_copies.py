@@ -280,14 +280,14 @@ def test_driver_whose_segment_another_has_appended_and_deleted_reports_no_damage
     delete(press.context, topic)
     staged = _staged(press, topic)
     batch = Batch("q", 1, staged, Contents())
-    copier = Copier.adopt
+    copier = Copier.copy_staged
 
     class Dies(BaseException):
         """Between the last commit and the row."""
 
     def finish_first(self: Copier, *given: object) -> object:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Copier, "adopt", copier)
+            patch.setattr(Copier, "copy_staged", copier)
             write = SparkSink._write
 
             def dies(sink: SparkSink, state: object, *others: object) -> None:
@@ -301,6 +301,6 @@ def test_driver_whose_segment_another_has_appended_and_deleted_reports_no_damage
         return copier(self, *given)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Copier, "adopt", finish_first)
+        patch.setattr(Copier, "copy_staged", finish_first)
         SparkSink(press.context, topic, "s").commit(batch)
     assert ids(press.context, topic) == sorted(set(IDS) - {"x"})

@@ -60,7 +60,7 @@ class AheadArchive(Archive):
     def run_once(self) -> CycleReport:
         """One cycle of a new driver, which reads everything."""
         cycle = self.cycle(self.context())
-        cycle.adopt(PARTITION, Begin("0", "earliest"))
+        cycle.claim(PARTITION, Begin("0", "earliest"))
         return cycle.run({PARTITION: str(STEP)}, self.source.bounds([PARTITION]))
 
     def ranges(self) -> list[tuple[str, str]]:
@@ -253,7 +253,7 @@ def test_failure_of_what_is_read_ahead_is_reported_after_the_range_before() -> N
     archive = AheadArchive(Source(1, 20))
     reports: list[CycleReport] = []
     cycle = archive.cycle(archive.context())
-    cycle.adopt(PARTITION, Begin("0", "earliest"))
+    cycle.claim(PARTITION, Begin("0", "earliest"))
     bounds = archive.source.bounds([PARTITION])
     Cycle.run(cycle, {PARTITION: "9"}, bounds, None, archive.next_range, reports.append)
     assert [sorted(each.committed) for each in reports] == [[PARTITION], []]

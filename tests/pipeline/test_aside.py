@@ -75,8 +75,8 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
     for _ in range(2):
         bounds = pipeline.source.bounds(pipeline.source.partitions())
         for partition in bounds:
-            if not mine.adopted(partition):
-                mine.adopt(partition, Begin("0", "earliest"))
+            if not mine.has_claimed(partition):
+                mine.claim(partition, Begin("0", "earliest"))
         done = mine.run({each: held.end for each, held in bounds.items()}, bounds)
         total.aside += done.aside
         total.errors |= done.errors
@@ -242,7 +242,7 @@ def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: 
     end = {OLD: decode_row(head.value, Progress, "head").position}
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
     third = Cycle(home.context, pipeline, "third")
-    third.adopt(OLD, Begin("0", "earliest"))
+    third.claim(OLD, Begin("0", "earliest"))
     report = third.run(end, pipeline.source.bounds([OLD]))  # it begins no range of its own
     assert [each.events for each in report.aside] == [1]
     told = finalize(home.context, archive, how).notices
@@ -263,7 +263,7 @@ def test_marker_put_after_the_copy_of_the_catalog_is_removed_until_the_folder_ha
     forget(home, archive)
     pipeline = open_pipeline(home.context, archive, LocalWorkers(1))
     second = Cycle(home.context, pipeline, "second")
-    second.adopt(OLD, Begin("0", "earliest"))
+    second.claim(OLD, Begin("0", "earliest"))
     second.run({OLD: "0"}, pipeline.source.bounds([OLD]))
     finalize(home.context, archive, how)
     assert markers(home) == []

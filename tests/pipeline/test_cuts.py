@@ -48,7 +48,7 @@ class CutArchive(Archive):
         """One cycle of a new driver on the first partition."""
         context = self.context()
         cycle = self.cycle(context)
-        cycle.adopt(PARTITION, Begin("0", "earliest"))
+        cycle.claim(PARTITION, Begin("0", "earliest"))
         return cycle.run({PARTITION: limit}, self.source.bounds([PARTITION]))
 
 

@@ -67,8 +67,8 @@ class Archive:
             partitions = self.source.partitions()
             bounds = self.source.bounds(partitions)
             for partition in partitions:
-                if not cycle.adopted(partition):
-                    cycle.adopt(partition, Begin("0", "earliest"), bounds[partition].incarnation)
+                if not cycle.has_claimed(partition):
+                    cycle.claim(partition, Begin("0", "earliest"), bounds[partition].incarnation)
             limits = {
                 p: str(
                     min(
@@ -82,7 +82,7 @@ class Archive:
                 return report
             if any(isinstance(error, LostError) for error in report.errors.values()):
                 return report
-            done = [cycle.position(p) == bounds[p].end for p in partitions if cycle.adopted(p)]
+            done = [cycle.position(p) == bounds[p].end for p in partitions if cycle.has_claimed(p)]
             if all(done) and len(done) == len(partitions):
                 return report
         return report
@@ -155,15 +155,15 @@ def test_driver_that_lost_a_partition_is_fenced_there() -> None:
     context = archive.context()
     partition = SourcePartition("t", "0")
     old, new = archive.cycle(context), archive.cycle(context)
-    old.adopt(partition, Begin("0", "earliest"))
-    new.adopt(partition, Begin("0", "earliest"))
+    old.claim(partition, Begin("0", "earliest"))
+    new.claim(partition, Begin("0", "earliest"))
     bounds = archive.source.bounds([partition])
     report = old.run({partition: "10"}, bounds)
     assert (report.taken, report.events, report.errors) == ({partition}, 0, {})
     assert not old.has(partition)
     living = Cycle(context, old._pipeline, "careful", may_take=lambda owner: owner != new._owner)
     with pytest.raises(TakenError, match="another driver has it"):
-        living.adopt(partition, Begin("0", "earliest"))
+        living.claim(partition, Begin("0", "earliest"))
     assert new.run({partition: "10"}, bounds).events > 0
 
 
@@ -269,7 +269,7 @@ def test_source_that_is_made_again_while_a_range_is_read_is_not_archived() -> No
     archive.source.read = remaking  # type: ignore[method-assign]
     cycle, partition = archive.cycle(archive.context()), SourcePartition("t", "0")
     bounds = archive.source.bounds([partition])
-    cycle.adopt(partition, Begin("0", "earliest"), "first")
+    cycle.claim(partition, Begin("0", "earliest"), "first")
     report = cycle.run({partition: "20"}, bounds)
     assert "was deleted and made again since" in str(report.errors[partition])
     assert list(archive.objects.list("archives/")) == []
@@ -347,7 +347,7 @@ def test_a_partition_is_listed_once_and_under_its_whole_name() -> None:
     context = archive.context()
     long = SourcePartition("t" * 2_000, "0")
     for _ in range(2):
-        archive.cycle(context).adopt(long, Begin("0", "earliest"))
+        archive.cycle(context).claim(long, Begin("0", "earliest"))
     assert read_partitions(context, "inc") == [long.text]
     assert SourcePartition.named(long.text) == long
 

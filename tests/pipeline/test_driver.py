@@ -356,13 +356,13 @@ def test_each_take_over_raises_the_epoch_of_the_head(home: Home) -> None:
     epochs = []
     for number in range(3):
         cycle = Cycle(home.context, home.pipeline, f"driver-{number}")
-        cycle.adopt(partition, Begin("0", "earliest"))
+        cycle.claim(partition, Begin("0", "earliest"))
         head = read_progress(home.context, "inc", partition.text)
         assert head is not None
         assert head.owner == f"driver-{number}"
         epochs.append(head.epoch)
         if number == 1:  # the same driver keeps its epoch, another one takes it from there
-            cycle.adopt(partition, Begin("0", "earliest"))
+            cycle.claim(partition, Begin("0", "earliest"))
             again = read_progress(home.context, "inc", partition.text)
             assert again is not None
             assert again.epoch == head.epoch
@@ -449,19 +449,19 @@ def test_driver_that_stalls_in_a_take_over_does_no_harm(home: Home) -> None:
     """It has decided that the owner is dead, and writes after another one took the partition."""
     partition = SourcePartition("t", "0")
     stalled = Cycle(home.context, home.pipeline, "stalled", may_take=lambda _: late())
-    Cycle(home.context, home.pipeline, "dead").adopt(partition, Begin("0", "earliest"))
+    Cycle(home.context, home.pipeline, "dead").claim(partition, Begin("0", "earliest"))
     other = Cycle(home.context, home.pipeline, "other")
     taken: list[bool] = []
 
     def late() -> bool:
         if taken:
             return False  # its owner is alive
-        other.adopt(partition, Begin("0", "earliest"))
+        other.claim(partition, Begin("0", "earliest"))
         taken.append(True)
         return True
 
     with pytest.raises(TakenError):
-        stalled.adopt(partition, Begin("0", "earliest"))
+        stalled.claim(partition, Begin("0", "earliest"))
     bounds = home.source.bounds([partition])
     assert other.run({partition: "10"}, bounds).events > 0
 
@@ -506,7 +506,7 @@ def test_what_another_driver_commits_after_the_look_does_not_end_a_partition(
         grow(home, 80)
         other = Cycle(home.context, home.pipeline, "other")
         for partition, held in seen.items():
-            other.adopt(partition, Begin(held.first, held.begins, 0))
+            other.claim(partition, Begin(held.first, held.begins, 0))
         assert other.run(dict.fromkeys(seen, "80"), real(partitions)).events
         return seen
 

@@ -27,7 +27,7 @@ from tidelog.errors import InvalidError
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Gap
-from tidelog.pipeline.base import CompletedReader
+from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
 
 T0 = SourcePartition("t", "0")

@@ -141,7 +141,7 @@ def test_gap_of_the_source_before_the_live_files_begin_stays_a_gap(
 def test_run_drains_a_partition_that_begins_again(home: Home, tmp_path: Path) -> None:
     fill(home, range(10))
     an_archive(home, "d")
-    run(home, "d", start="latest")  # adopts it, and commits nothing
+    run(home, "d", start="latest")  # claims it, and commits nothing
     make_again(home, 7)
     with pytest.raises(RemadeError):
         run(home, "d")

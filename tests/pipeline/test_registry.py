@@ -146,14 +146,14 @@ def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> N
     partitions = pipeline.source.partitions()
     bounds = pipeline.source.bounds(partitions)
     for partition in partitions:
-        cycle.adopt(partition, Begin("0", "earliest"))
+        cycle.claim(partition, Begin("0", "earliest"))
     cycle.run(dict.fromkeys(partitions, "3"), bounds)
     assert copied(home) == 6
     delete_pipeline(home.context, "copy")
     report = cycle.run(dict.fromkeys(partitions, "5"), bounds)
     assert all(isinstance(error, FencedError) for error in report.errors.values())
     with pytest.raises(FencedError):
-        Cycle(home.context, pipeline, "later").adopt(partitions[0], Begin("0", "earliest"))
+        Cycle(home.context, pipeline, "later").claim(partitions[0], Begin("0", "earliest"))
     assert copied(home) == 6
     assert made.incarnation == pipeline.id
 
@@ -229,4 +229,4 @@ def test_head_that_a_stalled_driver_would_make_is_closed(home: Home) -> None:
     stalled = Cycle(home.context, opened(home), "stalled")  # sleeps here
     delete_pipeline(home.context, "copy")
     with pytest.raises(FencedError):
-        stalled.adopt(SourcePartition("from", "0"), Begin("0", "earliest"))
+        stalled.claim(SourcePartition("from", "0"), Begin("0", "earliest"))

@@ -76,7 +76,7 @@ def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> 
     """A source that knows no ends has nothing to read; the driver keeps its partition."""
     home = home_on(RepeatingCatalog())
     cycle = Cycle(home.context, home.pipeline, "one")
-    cycle.adopt(PARTITION, Begin("0", "earliest"))
+    cycle.claim(PARTITION, Begin("0", "earliest"))
 
     def nothing(wanted: SourceRange) -> Iterator[Chunk]:
         yield Chunk(pa.RecordBatch.from_pylist([], table_of([], 0).schema), wanted.start)

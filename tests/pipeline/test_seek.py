@@ -112,7 +112,7 @@ def test_generation_that_is_live_again_can_be_moved(home: Home) -> None:
     archive.promote()
     archive.rollback()
     fill(home, 5)
-    archive.seek("latest", "0")  # its heads are frozen until a driver adopts them
+    archive.seek("latest", "0")  # its heads are frozen until a driver claims them
     assert gaps(archive) == [("10", "15", "seek", 5)]
     assert archive.run().events == 0
 

@@ -20,13 +20,13 @@ from tidelog.connectors.source import (
     ExplainingSource,
     GroupSource,
     KnowsEnds,
-    LeavingOut,
     ProbingSource,
     RowSource,
-    Sparse,
+    SkippingSource,
+    SparseSource,
     TimedSource,
     TrackingSource,
-    Vanishing,
+    VanishingSource,
 )
 from tidelog.errors import InternalError
 
@@ -35,9 +35,9 @@ ANSWERED: set[type] = {
     ProbingSource,
     CompletingSource,
     TimedSource,
-    Sparse,
+    SparseSource,
     KnowsEnds,
-    Vanishing,
+    VanishingSource,
 }
 
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
@@ -45,7 +45,7 @@ ANSWERED: set[type] = {
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
     fill.FillSource: ({ExplainingSource, DividingSource}, ANSWERED),
     fill_files.FillFilesSource: (
-        {ExplainingSource, DividingSource, TrackingSource, LeavingOut},
+        {ExplainingSource, DividingSource, TrackingSource, SkippingSource},
         ANSWERED,
     ),
     restore._ArchiveSnapshot: ({ExplainingSource, DividingSource}, set()),

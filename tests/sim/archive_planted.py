@@ -54,7 +54,7 @@ from tidelog.model import layout, limits
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import cycle, failures
 from tidelog.pipeline import date_folders as counting
-from tidelog.pipeline.base import CompletedReader
+from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings

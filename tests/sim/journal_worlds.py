@@ -11,7 +11,7 @@ from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_world import JournalWorld
 from tidelog.catalog.base import Row
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent, _NotingCatalog
+from tidelog.coordination.outcome import SentWrites, _TrackedCatalog
 from tidelog.errors import ConflictError, NotFoundError
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import list_journals, read_journal
@@ -106,11 +106,11 @@ class CopyWorld(JournalWorld):
         self._spawn("sweeper", self.sweep)
 
 
-class _SlowAmendments(_NotingCatalog):
+class _SlowAmendments(_TrackedCatalog):
     """The catalog of a process that often stalls before it reads amendments."""
 
     def __init__(self, context: Context, world: JournalWorld) -> None:
-        super().__init__(context.catalog, Sent())
+        super().__init__(context.catalog, SentWrites())
         self._clock = context.clock
         self._world = world
 

@@ -19,7 +19,7 @@ from tidelog.catalog.base import Change, Put, Row
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context, LogSettings
-from tidelog.coordination.outcome import Sent, _NotingCatalog
+from tidelog.coordination.outcome import SentWrites, _TrackedCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
@@ -37,11 +37,11 @@ __all__ = ["RebalanceWorld"]
 EVENTS = 40  # of each partition, from the beginning
 
 
-class Asked(_NotingCatalog):
+class Asked(_TrackedCatalog):
     """The catalog of a call that deletes a consumer which a person was asked about; it stalls."""
 
     def __init__(self, context: Context, world: RebalanceWorld, lives: range) -> None:
-        super().__init__(context.catalog, Sent())
+        super().__init__(context.catalog, SentWrites())
         self._clock = context.clock
         self._world = world
         self._lives = lives  # that it may have had when it was looked at

@@ -1,10 +1,9 @@
 """Consumers as Python code uses them: ``home.consumers(topic)``, and a handle for each consumer.
 
-Reading as a member of a consumer until everything is read, batch by batch.
-
-A batch is committed after it was handled, so after a crash the last events may come again, and none
-is missing. A run ends when no partition has events left. Partitions whose member died are waited
-for until their leases expire; partitions that a living member holds are left to it.
+**Runs.** A run reads as a member of a consumer until everything is read, batch by batch. A batch is
+committed after it was handled, so after a crash the last events may come again, and none is
+missing. A run ends when no partition has events left. Partitions whose member died are waited for
+until their leases expire; partitions that a living member holds are left to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Pumps as Python code uses them: ``home.pumps``, and a handle for each pump.
+"""Pumps and streams as Python code uses them: ``home.pumps`` and ``home.stream``.
 
-Streams from a source to a handler: ``home.stream``.
-
-Runs of a pipeline: what its caller may say about it, and what it did.
+``run_pipeline`` runs one, also of an archive, with ``RunOptions``, and returns a ``RunResult``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A folder that another archive has marked, or that holds anything, is refused, an
 reused. So is a folder that contains another archive's folder, or is in one (``roots``). If step 2
 finds that out, or may not write there, the row of step 1 is deleted.
 
-The settings of an archive as keyword arguments, and the records they become.
+This module also checks the settings that callers pass as keyword arguments.
 """
 
 from __future__ import annotations

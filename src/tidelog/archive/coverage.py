@@ -1,32 +1,28 @@
-"""What a generation covers of its source, and what another generation lacks of that.
+"""Compares generations: what one covers of its source, and what another lacks of that.
 
-A generation covers, of each source partition, everything from its beginning to its position except
-its gaps. If positions are offsets, coverage is a set of intervals. If the pipeline numbers events
-itself (Kinesis, Scylla), readers of the archive have positions that are borders of commits. Then
-another generation covers a commit only if it has both of its borders.
+**Coverage.** A generation covers, of each source partition, everything from its beginning to its
+position except its gaps. If positions are offsets, coverage is a set of intervals. If the pipeline
+numbers events itself (Kinesis, Scylla), readers of the archive have positions that are borders of
+commits. Then another generation covers a commit only if it has both of its borders.
 
-Finds events that the files of one generation hold and those of another lack.
-
-Positions and gaps say what a generation covers. Within a range, the source may have had fewer
-events than offsets: records that Kafka compacted, holes of a backup, events that a transform of
-another archive dropped. The other generation may have read them earlier, or from elsewhere. So the
-offsets themselves are compared, for ranges that report something missing. A range that was read or
-completed from that generation's files has everything they have.
+**Missing events.** Positions and gaps say what a generation covers. Within a range, the source may
+have had fewer events than offsets: records that Kafka compacted, holes of a backup, events that a
+transform of another archive dropped. The other generation may have read them earlier, or from
+elsewhere. So the offsets themselves are compared, for ranges that report something missing. A range
+that was read or completed from that generation's files has everything they have.
 
 A range only counts, and does not list, the offsets that its own transform dropped or that were
 erased. So a range lacks something if more offsets are missing than that, or if its source lacked
 more offsets than the other generation does.
 
-Finds commits of a generation whose files or manifests are missing or damaged.
+**Damaged commits.** Files or manifests of a commit may be missing or damaged. A backfill skips such
+commits after a person accepts that, one whole commit at a time. What is left of such a commit stays
+in the files of its generation.
 
-A backfill skips them after a person accepts that, one whole commit at a time. What is left of such
-a commit stays in the files of its generation.
-
-Compares two sources of a source partition whose incarnation is unknown.
-
-Files of a backup do not name their topic's incarnation: a topic that was deleted and created again
-has other events at the same offsets. So some events that both hold are compared. They are different
-if none has the same time, id, key or value: an update or a transform may change some of these.
+**Unknown incarnations.** Files of a backup do not name their topic's incarnation: a topic that was
+deleted and created again has other events at the same offsets. So some events that both hold are
+compared. They are different if none has the same time, id, key or value: an update or a transform
+may change some of these.
 """
 
 from __future__ import annotations

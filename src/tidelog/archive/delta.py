@@ -72,17 +72,19 @@ class DeltaLog:
                     return {}
             return {lane: self._table.transaction_version(lane) or 0 for lane in lanes}
 
-    def add(self, lot: TableAddition) -> None:
+    def add(self, addition: TableAddition) -> None:
         with self._translate_errors():
-            table = self._table or self._create(lot.files)
+            table = self._table or self._create(addition.files)
             columns = table.metadata().partition_columns
             table.create_write_transaction(
-                [self._action(file, columns) for file in lot.files],
+                [self._action(file, columns) for file in addition.files],
                 "append",
                 table.schema(),
                 columns,
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(lane, end) for lane, end in lot.through.items()]
+                    app_transactions=[
+                        Transaction(lane, end) for lane, end in addition.through.items()
+                    ]
                 ),
             )
 

@@ -66,17 +66,17 @@ from tidelog.connectors.source import (
     ExplainingSource,
     KnownPartition,
     KnowsEnds,
-    LeavingOut,
     MissingOffsets,
     ProbingSource,
     RangeReader,
+    SkippingSource,
     Source,
     SourcePartition,
     SourceRange,
-    Sparse,
+    SparseSource,
     TimedSource,
     TrackingSource,
-    Vanishing,
+    VanishingSource,
     bounds_apart,
     check_wrapping,
     even_cuts,
@@ -88,7 +88,7 @@ from tidelog.coordination.pipeline_rows import read_listed, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
-from tidelog.pipeline.base import CarriedRange, CarriedReader, CompletedReader
+from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
@@ -155,9 +155,9 @@ class FillSource:
             ProbingSource,
             CompletingSource,
             TimedSource,
-            Sparse,
+            SparseSource,
             KnowsEnds,
-            Vanishing,
+            VanishingSource,
         )
         check_wrapping(self, source, answered)
         self._context = context
@@ -589,7 +589,7 @@ class FillFilesSource(FillSource):
         return {}
 
     def left_out(self) -> dict[str, str]:
-        return self._source.left_out() if isinstance(self._source, LeavingOut) else {}
+        return self._source.left_out() if isinstance(self._source, SkippingSource) else {}
 
     def _live(self) -> dict[SourcePartition, KnownPartition]:
         """Returns what is known about the files that the archive was made of."""
@@ -597,4 +597,4 @@ class FillFilesSource(FillSource):
 
 
 _tracking: type[TrackingSource] = FillFilesSource
-_leaving: type[LeavingOut] = FillFilesSource
+_leaving: type[SkippingSource] = FillFilesSource

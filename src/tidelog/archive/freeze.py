@@ -1,6 +1,6 @@
 """Freezes the heads of a live generation while another is promoted, and releases them.
 
-A frozen head has another version, so its driver fails at its next write. It adopts the head again
+A frozen head has another version, so its driver fails at its next write. It claims the head again
 only while the *gate* (``HeadGate``) is open: the archive's row, whose ``promotion`` names the
 running promote. A promote withdraws that when it is refused. After a crash a later promote does, or
 a driver that finds it older than ``limits.PROMOTION_MS``. After that, the promote can no longer

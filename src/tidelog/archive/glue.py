@@ -84,15 +84,15 @@ class GlueTable:
             return None
         return self._through.lanes
 
-    def add(self, lot: TableAddition) -> None:
+    def add(self, addition: TableAddition) -> None:
         same = self._through is not None and not self.holds_another
-        after = self._plan.after(self._through, lot)
+        after = self._plan.after(self._through, addition)
         with self._translate_errors():
-            table = self._table or self._create(lot.files)
+            table = self._table or self._create(addition.files)
             keys = [each["Name"] for each in table.get("PartitionKeys", ())]
-            found, root = self._locations(keys, lot.files)
+            found, root = self._locations(keys, addition.files)
             location = table["StorageDescriptor"]["Location"]
-            if lot.files:
+            if addition.files:
                 if same and location.startswith(self._url("")) and location != self._url(root):
                     raise self._many_topics(2)
                 location = self._url(root)

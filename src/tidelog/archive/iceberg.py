@@ -9,8 +9,7 @@ would. It is a property, not part of a snapshot's summary, because snapshots exp
 Data files have no columns for folder names. The table has them as partition columns, whose values
 readers get from the metadata.
 
-Lets pyiceberg write small files to S3 with one request, because Iceberg's metadata is small.
-
+``SmallFileIO`` writes metadata to S3 with one request per file, because the files are small.
 Arrow's streams begin every file as a multipart upload, which takes three requests. The property
 ``py-io-impl`` of a catalog names this class.
 """
@@ -100,12 +99,12 @@ class IcebergTable:
             return None
         return self._through.lanes
 
-    def add(self, lot: TableAddition) -> None:
+    def add(self, addition: TableAddition) -> None:
         with self._translate_errors():
-            table = self._table or self._create(lot.files)
-            files = self._data_files(table, lot.files)
+            table = self._table or self._create(addition.files)
+            files = self._data_files(table, addition.files)
             known, same = self._through, not self.holds_another
-            said = msgspec.json.encode(self._plan.after(known, lot)).decode()
+            said = msgspec.json.encode(self._plan.after(known, addition)).decode()
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
                 if not same:

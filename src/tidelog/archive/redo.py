@@ -48,9 +48,9 @@ from tidelog.connectors.source import (
     CountedRange,
     ExplainingSource,
     KnownPartition,
-    LeavingOut,
     MissingOffsets,
     RangeReader,
+    SkippingSource,
     Source,
     SourcePartition,
     SourceRange,
@@ -61,7 +61,7 @@ from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pipeline.base import CarriedRange, CarriedReader
+from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader
 from tidelog.pipeline.endpoints import source_at, store_at
 
 __all__ = ["RedoPlan", "RedoSource", "plan_redo", "redo_source"]
@@ -363,13 +363,13 @@ class RedoFilesSource(RedoSource):
         return {}
 
     def left_out(self) -> dict[str, str]:
-        return self._fill.left_out() if isinstance(self._fill, LeavingOut) else {}
+        return self._fill.left_out() if isinstance(self._fill, SkippingSource) else {}
 
 
 _source: type[Source] = RedoSource
 _explaining: type[ExplainingSource] = RedoSource
 _tracking: type[TrackingSource] = RedoFilesSource
-_leaving: type[LeavingOut] = RedoFilesSource
+_leaving: type[SkippingSource] = RedoFilesSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from tidelog.archive.account import read_account
 from tidelog.connectors.source import (
     Bounds,
-    LeavingOut,
+    SkippingSource,
     Source,
     SourcePartition,
     SourceRange,
@@ -198,7 +198,7 @@ def read_status(
         partitions,
         tuple(aside),
         failures.get(""),
-        source.left_out() if isinstance(source, LeavingOut) else {},
+        source.left_out() if isinstance(source, SkippingSource) else {},
         next(iter(deleted), "") if not bounds else "",
         is_detached(context, archive),
         context.standing.copy_of if is_outside(context, archive) else "",

@@ -97,11 +97,13 @@ class TablePlan:
         """Returns whether a table has the files of another generation."""
         return known is not None and known.generation != self.archive.generation
 
-    def after(self, known: Through | None, lot: TableAddition) -> Through:
+    def after(self, known: Through | None, addition: TableAddition) -> Through:
         """Returns how far a table is once it has these files."""
         lanes = {} if known is None or self.is_of_another(known) else known.lanes
         archive = self.archive
-        return Through(archive.incarnation, archive.generation, {**lanes, **lot.through}, self.home)
+        return Through(
+            archive.incarnation, archive.generation, {**lanes, **addition.through}, self.home
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Table(Protocol):
         """Returns whether ``through`` found files of another generation, which ``add`` replaces."""
         ...
 
-    def add(self, lot: TableAddition) -> None:
+    def add(self, addition: TableAddition) -> None:
         """Adds files and ends in one commit, based on what ``through`` read.
 
         Raises ``ConflictError`` if another commit came first, and if the outcome is unknown.

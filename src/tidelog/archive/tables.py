@@ -6,8 +6,8 @@ partition of the archive, or of the replays of its dead letters):
 
 0. record the table in the archive's row: every later
    erasure and promote reaches it                          → crash: a name without a table
-1. read how far the table is, and where its last lot began → crash: nothing has changed
-2. read the manifests of that lot again, and correct
+1. read how far the table is, and where its last addition began → crash: nothing has changed
+2. read the manifests of that addition again, and correct
    entries of files that an erasure has changed since      → crash: the next one looks again
 3. collect the files of the ranges after that              → crash: the same
 4. add them and the new ends in one commit, which fails
@@ -28,7 +28,7 @@ Every recorded table follows every change of files, whether or not drivers keep 
   the versions of tables that name these files (``forget_files``), because folders may be named by
   fields of erased events. Step 1 reads the table, then the archive's row, so a register that
   stalled during a promote cannot bring the old files back.
-- A register that crashes after step 4 next to an erasure may leave stale entries of its lot. A
+- A register that crashes after step 4 next to an erasure may leave stale entries of its addition. A
   sweep does step 2 for every table (``settle_tables``) and corrects them. So do the next register
   and ``delete --prove``; a proof is not clean before that (``stale_entries``).
 - After a restore of the catalog, a driver moves files of lost ranges away (``pipeline.aside``). A
@@ -199,15 +199,15 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
         change_archive(context, archive.name, lambda found: _with_table(found, name))
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
-        lot = _next_lot(context, archive, table)
+        addition = _next_addition(context, archive, table)
         present = read_archive(context, archive.name)  # after the table, on purpose
         if present.generation != archive.generation:
             archive, table = present, open_table(context, present, name)
             continue
-        if not lot.files and not table.holds_another:
+        if not addition.files and not table.holds_another:
             return RegisterResult(name, table.where, files, events)
         try:
-            table.add(lot)
+            table.add(addition)
         except ConflictError:
             conflicts += 1
             context.clock.sleep(context.random.random() * min(1.0, 0.05 * conflicts))
@@ -220,8 +220,8 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
                 raise
             context.clock.sleep(context.random.random() * refused)
             continue
-        files += len(lot.files)
-        events += sum(file.entry.events for file in lot.files)
+        files += len(addition.files)
+        events += sum(file.entry.events for file in addition.files)
     raise UnavailableError(f"table `{name}`: others keep changing it: try again")
 
 
@@ -282,8 +282,8 @@ def repair_tables(context: Context, archive: Archive) -> list[TidelogError]:
 def settle_tables(context: Context, archive: Archive) -> list[TidelogError]:
     """Does step 2 for every recorded table: a register may have crashed after its step 4.
 
-    Only entries of the last lot can be stale then. Returns the errors of tables that could not be
-    reached. Costs a read of each table of an archive with erased events.
+    Only entries of the last addition can be stale then. Returns the errors of tables that could not
+    be reached. Costs a read of each table of an archive with erased events.
     """
     failed: dict[str, TidelogError] = {}
     for generation in archive.in_state("live", "kept") if archive.tables else ():
@@ -383,24 +383,24 @@ def _plan(archive: Archive, context: str = "") -> TablePlan:
     return TablePlan(archive, context, columns, kept)
 
 
-def _next_lot(context: Context, archive: Archive, table: Table) -> TableAddition:
+def _next_addition(context: Context, archive: Archive, table: Table) -> TableAddition:
     """Steps 1 to 3."""
     lanes = dict(_lanes(context, archive))
     through = _settle_last_lot(context, archive, table, lanes)
     _check_not_aside(context, archive, table)
-    lot = TableAddition()
+    addition = TableAddition()
     for lane, (pipeline, partition) in lanes.items():
         first = 0 if through is None else through.get(lane, 0)
         _check_not_ahead(context, archive, table, (lane, first))
         for manifest in read_manifests(context, pipeline, partition, first):
             files = [_table_file(archive, file) for file in manifest.files if file.kind == "data"]
             if files:
-                lot.files.extend(files)
-                lot.through[lane] = manifest.ordinal + manifest.read
-                lot.through[_begin_key(lane)] = first + 1
-            if through is not None and len(lot.files) >= _FILES_AT_ONCE:
-                return lot
-    return lot
+                addition.files.extend(files)
+                addition.through[lane] = manifest.ordinal + manifest.read
+                addition.through[_begin_key(lane)] = first + 1
+            if through is not None and len(addition.files) >= _FILES_AT_ONCE:
+                return addition
+    return addition
 
 
 def _settle_last_lot(
@@ -480,7 +480,7 @@ def _changed_files(
     lanes: Mapping[str, tuple[str, str]],
     through: Mapping[str, int],
 ) -> list[TableFile]:
-    """Returns the files of the table's last lot that were rewritten."""
+    """Returns the files of the table's last addition that were rewritten."""
     found: list[TableFile] = []
     for lane, (pipeline, partition) in lanes.items():
         began = through.get(_begin_key(lane), 0)
@@ -493,7 +493,7 @@ def _changed_files(
 
 
 def _begin_key(lane: str) -> str:
-    """Returns the key of where a lane's last lot began, plus 1; its value 0: unknown."""
+    """Returns the key of where a lane's last addition began, plus 1; its value 0: unknown."""
     return f"{lane} began"
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tidelog.connectors.archive.source import ArchiveSource
-from tidelog.connectors.source import Bounds, LeavingOut, Source, SourcePartition, bounds_apart
+from tidelog.connectors.source import Bounds, SkippingSource, Source, SourcePartition, bounds_apart
 from tidelog.coordination.pipeline_rows import ReplayedRange
 from tidelog.errors import TidelogError, unexpected
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
@@ -237,7 +237,7 @@ class SourceCheck:
             if each not in known:
                 what = "the source no longer has it, so it was not compared"
                 yield Problem("source", each, what, "nothing, if it was to be deleted there")
-        if isinstance(self._source, LeavingOut):
+        if isinstance(self._source, SkippingSource):
             for each, why in sorted(self._source.left_out().items()):
                 yield Problem("source", each, f"is not read: {why}", "nothing, if that is right")
 

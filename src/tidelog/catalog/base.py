@@ -6,7 +6,7 @@ accident. The one expectation that can become true twice is ``ABSENT``. So a wri
 row which may be deleted later also expects the version of another row. The write that deletes it,
 or an earlier one, changes that other row. So no write that landed can land again.
 
-Removes the bytes of deleted rows that a catalog's own files still hold.
+:func:`clear_deleted_rows` removes the bytes of deleted rows from a catalog's own files.
 """
 
 from __future__ import annotations

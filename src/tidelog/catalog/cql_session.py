@@ -1,14 +1,13 @@
-"""A session on the catalog's CQL table, and the driver's errors: all that we know about the driver.
+"""The catalog's CQL table: sessions, the driver's errors, and every statement that we send.
 
-The driver retries nothing on its own. Its errors are translated here, once. Only a write that is
-known never to have begun counts as unavailable. After any other trouble it may have landed, even if
-an overloaded server refused it: it may have refused only the last step of a decided write.
+**Sessions.** The driver retries nothing on its own. Its errors are translated here, once. Only a
+write that is known never to have begun counts as unavailable. After any other trouble it may have
+landed, even if an overloaded server refused it: it may have refused only the last step of a decided
+write.
 
-The catalog's CQL table: its address, its shape, and every statement that we send to it.
-
-Keys are blobs of UTF-8, so the table's order is code point order. Every write is conditional; one
-that expects nothing asks for ``"unset" = null``, a column that is never set. A refused write
-returns the columns in its conditions, so they include the value too.
+**The table.** Keys are blobs of UTF-8, so the table's order is code point order. Every write is
+conditional; one that expects nothing asks for ``"unset" = null``, a column that is never set. A
+refused write returns the columns in its conditions, so they include the value too.
 """
 
 from __future__ import annotations

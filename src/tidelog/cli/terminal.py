@@ -1,8 +1,8 @@
-"""Asking before something is destroyed: one rule for all commands that do so.
+"""What commands share at the terminal: questions before a deletion, and signals.
 
-The options that say which readers a trim or a delete of a topic may pass.
+**Questions.** One rule decides when a command asks before it destroys something.
 
-Ctrl-C and SIGTERM for commands that run long: noted at first, so that a command can end well.
+**Signals.** The first Ctrl-C or SIGTERM is noted, so that a long command can end cleanly.
 
 This is the one place that decides how such a command exits: with 128 and the signal's number, as
 its work may not be done, unless it was asked to follow, where a signal is the way to end it.

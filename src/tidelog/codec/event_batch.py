@@ -4,10 +4,9 @@ The event columns have the same names everywhere. A batch in *stored* columns ha
 contains. The position (topic, partition, offset) comes from the catalog, and is added in front when
 a batch is returned to a caller.
 
-A digest of events that does not depend on their order, nor on how they are split into tables.
-
-DuckDB hashes each event, and the hashes are added up. The digest distinguishes a batch that was
-computed again from one with other events; it does not withstand an attacker. Another version of
+**Digests.** A digest of events does not depend on their order, nor on how they are split into
+tables. DuckDB hashes each event, and the hashes are added up. The digest distinguishes a batch that
+was computed again from one with other events; it does not withstand an attacker. Another version of
 DuckDB may hash differently: digests of different versions are not compared, only the counts are.
 """
 

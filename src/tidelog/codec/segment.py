@@ -7,11 +7,10 @@ end of the batches and Arrow's footer, where Arrow readers do not look, is what 
 about each partition when it uploaded the segment. So a segment that no row names can prove that the
 catalog has lost commits.
 
-The id index of a run: four bytes for each id, stored beside the run in its object.
-
-An id is hashed to 64 bits, of which the upper half is kept, sorted, block by block. A block is a
-row group of a journal, or a whole piece of a segment. A lookup that finds an id's half in a block
-reads that block's ids to be certain; one in some thousands of these reads is a false positive.
+**The id index** of a run has four bytes for each id, beside the run in its object. An id is hashed
+to 64 bits, of which the upper half is kept, sorted, block by block. A block is a row group of a
+journal, or a whole piece of a segment. A lookup that finds an id's half in a block reads that
+block's ids to be certain; one in some thousands of these reads is a false positive.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 # ruff: noqa: PLC0415 - one lazy import for each scheme
-"""Opens sources by URL: Kafka, Kinesis, Scylla's change logs, topics, archives, files.
+"""Opens sources and sinks by URL.
 
-A source has one method, ``read(range)``, which yields Arrow batches in event columns. It runs on a
-driver or in a Spark task. A source holds plain settings, pickles, and opens its connections where
-it is used. Its promise: order within a source partition, and it never skips events silently. It
-must not know pipelines, sinks or the catalog of its reader.
+**Sources** are Kafka, Kinesis, Scylla's change logs, topics, archives and files. A source has one
+method, ``read(range)``, which yields Arrow batches in event columns. It runs on a driver or in a
+Spark task. A source holds plain settings, pickles, and opens its connections where it is used. Its
+promise: order within a source partition, and it never skips events silently. It must not know
+pipelines, sinks or the catalog of its reader.
 
 ``source`` defines the protocols; each system has a folder with its own source. ``merge`` puts the
 events of several files into one order. Other packages add a source through the entry point group
 ``tidelog.sources``.
 
-Opens the sinks of pipelines by URL: topics, Kafka, Kinesis.
-
-A sink stages the output of a range and publishes it after the pipeline recorded a manifest. Its
-promise: publishing twice, or from two drivers at once, publishes once, wherever the target can
-detect that. Staged files are never visible. A sink must not know sources or pipelines.
+**Sinks** of pipelines are topics, Kafka and Kinesis. A sink stages the output of a range and
+publishes it after the pipeline recorded a manifest. Its promise: publishing twice, or from two
+drivers at once, publishes once, wherever the target can detect that. Staged files are never
+visible. A sink must not know sources or pipelines.
 
 ``sink`` defines the protocols. ``archive.sink`` writes the files of archives. ``topic.sink``,
 ``kafka.sink`` and ``kinesis.sink`` write events to a log, staged by ``topic.segments``. Other

@@ -1,11 +1,12 @@
 # ruff: noqa: PLC0415 - one lazy import for each scheme
-"""The protocols of sinks: a writer stages each range, and ``publish`` makes it visible.
+"""The protocols of sinks: those of pipelines, and those of playbacks.
 
-Playback sinks: topics, files, standard output, HTTP, Kafka, Kinesis, or nothing.
+**Pipelines.** A writer stages each range, and ``publish`` makes it visible.
 
-Events arrive in lots, ordered by time. When ``put`` returns, the sink has the lot for good. Ids,
-keys, types, times and headers do not change. A lot carries the number of its first event. A process
-that resumes a playback puts the unfinished lot again, with the same number.
+**Playbacks** write to topics, files, standard output, HTTP, Kafka, Kinesis, or nothing. Events
+arrive in lots, ordered by time. When ``put`` returns, the sink has the lot for good. Ids, keys,
+types, times and headers do not change. A lot carries the number of its first event. A process that
+resumes a playback puts the unfinished lot again, with the same number.
 
 Between the two attempts, events of the lot may be deleted or updated. So no sink counts events
 within a lot: each transaction or request carries exactly one lot.

@@ -39,21 +39,21 @@ __all__ = [
     "GroupSource",
     "KnownPartition",
     "KnowsEnds",
-    "LeavingOut",
     "MissingOffsets",
     "Parent",
     "PlannedReader",
     "ProbingSource",
     "RangeReader",
     "RowSource",
+    "SkippingSource",
     "Source",
     "SourcePartition",
     "SourceRange",
-    "Sparse",
+    "SparseSource",
     "TimedSource",
     "TrackingSource",
     "VanishedError",
-    "Vanishing",
+    "VanishingSource",
     "bounds_apart",
     "check_incarnation",
     "check_wrapping",
@@ -440,7 +440,7 @@ class VanishedError(NotFoundError):
 
 
 @runtime_checkable
-class Sparse(Protocol):
+class SparseSource(Protocol):
     """A source whose offsets may have large gaps, and which knows where its next event is."""
 
     def reach(self, range: SourceRange, end: str) -> str:
@@ -452,7 +452,7 @@ class Sparse(Protocol):
 
 
 @runtime_checkable
-class LeavingOut(Protocol):
+class SkippingSource(Protocol):
     """A source that does not read everything that is there."""
 
     def left_out(self) -> dict[str, str]:
@@ -461,7 +461,7 @@ class LeavingOut(Protocol):
 
 
 @runtime_checkable
-class Vanishing(Protocol):
+class VanishingSource(Protocol):
     """A source whose partitions can vanish without an error, such as topics of a pattern."""
 
     def may_vanish(self) -> bool:
@@ -484,11 +484,11 @@ OPTIONAL = (
     CompletingSource,
     ExplainingSource,
     TrackingSource,
-    LeavingOut,
+    SkippingSource,
     TimedSource,
-    Sparse,
+    SparseSource,
     KnowsEnds,
-    Vanishing,
+    VanishingSource,
     DividingSource,
 )
 """The optional protocols of a source."""

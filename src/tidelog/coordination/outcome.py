@@ -1,9 +1,9 @@
 """The errors of a call that was only partly done, worded in one place.
 
 ``UnavailableError`` means that nothing of a call was stored. So a call of several writes, or of one
-that may be sent again, tracks what it sends (``Sent``). Once one of its writes has landed or has an
-unknown outcome, the call never raises that error, whatever fails after it. The same holds for a
-catalog that refuses us for good, such as with credentials that have expired since.
+that may be sent again, tracks what it sends (``SentWrites``). Once one of its writes has landed or
+has an unknown outcome, the call never raises that error, whatever fails after it. The same holds
+for a catalog that refuses us for good, such as with credentials that have expired since.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tidelog.errors import (
 )
 from tidelog.model.event import Positions
 
-__all__ = ["Sent", "append_error"]
+__all__ = ["SentWrites", "append_error"]
 
 
-class Sent:
+class SentWrites:
     """Tracks whether a call has sent a write that landed, may have landed, or may still land.
 
     Thread-safe: it only ever becomes true.
     """
 
     def __init__(self) -> None:
-        self.something = False
+        self.any = False
 
-    def noting(self, context: Context) -> Context:
+    def tracked(self, context: Context) -> Context:
         """Returns the same context; writes through it are tracked here."""
-        return dataclasses.replace(context, catalog=_NotingCatalog(context.catalog, self))
+        return dataclasses.replace(context, catalog=_TrackedCatalog(context.catalog, self))
 
     @contextlib.contextmanager
-    def told(self, what: str, advice: str) -> Iterator[None]:
+    def unknown_if_any(self, what: str, advice: str) -> Iterator[None]:
         """Turns ``UnavailableError`` into ``UnknownOutcomeError`` if something was sent."""
         try:
             yield
         except UnavailableError as exc:
-            if not self.something:
+            if not self.any:
                 raise
             raise self.error(what, advice, exc) from exc
 
@@ -56,10 +56,10 @@ class Sent:
         )
 
 
-class _NotingCatalog(Catalog):
+class _TrackedCatalog(Catalog):
     """A catalog whose writes are tracked."""
 
-    def __init__(self, inner: Catalog, sent: Sent) -> None:
+    def __init__(self, inner: Catalog, sent: SentWrites) -> None:
         self.inner = inner
         self._sent = sent
 
@@ -86,17 +86,17 @@ class _NotingCatalog(Catalog):
             with self._asking():
                 self.inner.write(partition, *changes, write_id=write_id)
         except UnknownOutcomeError:
-            self._sent.something = True
+            self._sent.any = True
             raise
-        self._sent.something = True
+        self._sent.any = True
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turns a refusal for good into ``UnavailableError`` once something was sent (``told``)."""
+        """Turns a refusal for good into ``UnavailableError`` once something was sent."""
         try:
             yield
         except InvalidError as exc:
-            if not self._sent.something:
+            if not self._sent.any:
                 raise
             raise UnavailableError(str(exc), **exc.context) from exc
 

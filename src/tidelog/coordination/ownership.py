@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent
+from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.model.partition_rows import HeldRow, decode_row, encode_row
 from tidelog.process import ProcessGuard, RefusingLock
@@ -53,9 +53,9 @@ def write_held(context: Context, where: str, what: str, held: Put, *others: Chan
     written, and ``UnknownOutcomeError`` if a reply was lost and no row shows the outcome.
     """
     write_id = context.ids.new()
-    sent = Sent()
-    context = sent.noting(context)
-    with sent.told(what, "try again"):
+    sent = SentWrites()
+    context = sent.tracked(context)
+    with sent.unknown_if_any(what, "try again"):
         for attempt in range(_ATTEMPTS):
             try:
                 context.catalog.write(where, held, *others, write_id=write_id)
@@ -81,9 +81,9 @@ def write_repeatedly(context: Context, where: str, *changes: Change) -> str:
     """
     write_id = context.ids.new()
     delays = context.backoff.delays_s(context.random)
-    sent = Sent()
-    context = sent.noting(context)
-    with sent.told(f"write to `{where}`", "try again"):
+    sent = SentWrites()
+    context = sent.tracked(context)
+    with sent.unknown_if_any(f"write to `{where}`", "try again"):
         while True:
             try:
                 context.catalog.write(where, *changes, write_id=write_id)

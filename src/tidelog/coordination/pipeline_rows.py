@@ -11,13 +11,12 @@ where the one before it ends, and the newest rows are never merged. So a reader 
 continues in the merged row. A head that was read before may be older than the rows:
 ``read_commits_to`` leaves out what was committed since.
 
-Dead letters after replays: which files still count, by the rows of the catalog.
-
-A replay is a pipeline of its own beside a generation. It goes through the dead letters of a source
-partition in passes, and its positions are ``<pass>:<offset>``. Each of its commits covers a range
-of offsets. The dead-letter files that begin in that range no longer count: the commit's manifest
-says what became of their events. It lists data files, and a dead-letter file for those that failed
-again. A later pass may cover that one again.
+**Dead letters.** The rows also say which files of dead letters still count after replays. A replay
+is a pipeline of its own beside a generation. It goes through the dead letters of a source partition
+in passes, and its positions are ``<pass>:<offset>``. Each of its commits covers a range of offsets.
+The dead-letter files that begin in that range no longer count: the commit's manifest says what
+became of their events. It lists data files, and a dead-letter file for those that failed again. A
+later pass may cover that one again.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent
+from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.erasure import proof_places
@@ -153,7 +153,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
     events = amended.events
     with _after(topic.name, amended) as sent:
         trimmed = erase_trimmed(context, topic, amender.why, ids)
-        sent.something |= bool(trimmed.events)
+        sent.any |= bool(trimmed.events)
         if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
             events += amender.delete(wanted).events
         redact_reasons(context, owners_of(context, topic), sought.deletions)
@@ -173,7 +173,7 @@ def delete_key(
     events = amended.events
     with _after(topic.name, amended) as sent:
         trimmed = erase_trimmed(context, topic, amender.why, key=key)
-        sent.something |= bool(trimmed.events)
+        sent.any |= bool(trimmed.events)
         if trimmed.found:  # as above
             events += amender.delete_key(key, progress).events
         sought = matcher_of((), key)
@@ -182,11 +182,11 @@ def delete_key(
 
 
 @contextmanager
-def _after(topic: str, amended: AmendResult) -> Iterator[Sent]:
+def _after(topic: str, amended: AmendResult) -> Iterator[SentWrites]:
     """Runs what follows a delete in the topic; its errors never say that nothing was stored."""
-    sent = Sent()
-    sent.something = bool(amended.events)
-    with sent.told(f"delete in `{topic}`", _AGAIN):
+    sent = SentWrites()
+    sent.any = bool(amended.events)
+    with sent.unknown_if_any(f"delete in `{topic}`", _AGAIN):
         yield sent
 
 
@@ -226,11 +226,11 @@ def erase_trimmed(
         aside = search_aside(context, archive, sought, len(found), of_topic)
         found, new = found | aside, new | aside
         numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
-    sent = Sent()
-    with sent.told(f"delete in `{topic.name}`", _AGAIN):
+    sent = SentWrites()
+    with sent.unknown_if_any(f"delete in `{topic.name}`", _AGAIN):
         for events, until_ms in _lots(new, numbers):
             record = _record(context, why, events, until_ms, mark)
-            version = put_record(sent.noting(context), topic, record)  # step 2
+            version = put_record(sent.tracked(context), topic, record)  # step 2
             _enter(context, topic, record, version)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return ErasedFromArchives(len(new), found_ids, len(found), tuple(unseen))
@@ -344,9 +344,9 @@ def erase_archived(
     sources = tuple(AuditedSource(line.partition, line.incarnation) for line in lines)
     numbers = {line: number for number, line in enumerate(lines)}
     mark = "" if key is None else key_mark(key)
-    sent = Sent()
-    context = sent.noting(context)
-    with sent.told(f"erase from archive `{archive.name}`", "erase again"):
+    sent = SentWrites()
+    context = sent.tracked(context)
+    with sent.unknown_if_any(f"erase from archive `{archive.name}`", "erase again"):
         for events, until_ms in _lots(found, numbers):
             record = _record(context, why, events, until_ms, mark)
             put_record(context, archive, msgspec.structs.replace(record, sources=sources))

@@ -1,4 +1,4 @@
-"""Names made of events, rows that quote events, and unfinished uploads, for a proof.
+"""Places where a proof must look besides objects: names, rows, uploads and reasons in audits.
 
 **Names.** A parser such as ``split:user`` names a folder by a field of the events in it. A folder
 with a file that still holds events has its name from these. A folder whose events were all erased
@@ -19,14 +19,10 @@ before objects, and waits a little for those that may end: a finished one is the
 process that has not begun its upload has the bytes only in memory, which no proof can see. The
 protocols (``rewrite.is_under_way``) cover what it may write.
 
-Places that a proof need not search, or searches strictly: of other topics, and of files.
-
-Redacts reasons in audits that quote an erased event: people write them, and audits stay.
-
-A record has hashes of ids and keys, but its reason is text, such as ``customer-7 asked for it``. A
-delete replaces the words that equal one of its ids or its key, in all records of the topic and its
-archives. Only records that are done change: another process may be about to write the next state of
-one that is begun.
+**Reasons.** People write the reasons in audits, and audits stay. A record has hashes of ids and
+keys, but its reason is text, such as ``customer-7 asked for it``. A delete replaces the words that
+equal one of its ids or its key, in all records of the topic and its archives. Only records that are
+done change: another process may be about to write the next state of one that is begun.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ __all__ = [
     "COPYING",
     "LOG",
     "MOVING",
-    "ORPHAN",
     "REASON",
     "RIGHTS",
+    "STRAY",
     "TABLE",
     "UNREAD",
     "UNSEEN",
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
-ORPHAN = (
+STRAY = (
     "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
     "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
     "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "

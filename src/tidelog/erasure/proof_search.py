@@ -210,7 +210,7 @@ class _ProofSearch:
             if kind == "amendments":
                 if info.key not in values:
                     self._add(
-                        info.key, "is the value of an update that no row names", remedies.ORPHAN
+                        info.key, "is the value of an update that no row names", remedies.STRAY
                     )
             elif kind == "segments":
                 self._segment(store, info.key, data, live.get(info.key, []))
@@ -271,7 +271,7 @@ class _ProofSearch:
             self._add(
                 key,
                 f"holds {total - counted} of them: {what}",
-                remedies.COMPILE if runs else remedies.ORPHAN,
+                remedies.COMPILE if runs else remedies.STRAY,
             )
 
     def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:

@@ -1,11 +1,11 @@
-"""Finds where pumps, restores and named playbacks copied the events of a topic.
+"""Finds the copies of a topic's events that pumps, restores and named playbacks made.
 
 The catalog records each of them with its source and sink. A deleted pipeline is known by its
 producers in the topic that it wrote to, whose rows are permanent and name source partitions. A
 proof of an erasure searches these topics, with their archives, and lists the other sinks. An
 unnamed playback, a deleted one, and a consumer that produces leave no such record.
 
-Where events were copied from: an erasure from a copy does not reach it, and says so.
+The other way round, an erasure from a copy does not reach its origin, and names it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ import msgspec
 
 from tidelog.codec.event_batch import bytes_without_value, has_additions
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent
+from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.amendment_writer import AmendmentChange, Applied, Marker
@@ -118,9 +118,9 @@ class Amender:
     @contextmanager
     def _call(self, op: str, advice: str) -> Iterator[Amender]:
         """Runs one call, and tracks what is sent, which decides the error that the call raises."""
-        sent = Sent()
-        with sent.told(f"{op} in `{self.topic.name}`", advice):
-            yield Amender(sent.noting(self._context), self._lookup, self.why, self._pool)
+        sent = SentWrites()
+        with sent.unknown_if_any(f"{op} in `{self.topic.name}`", advice):
+            yield Amender(sent.tracked(self._context), self._lookup, self.why, self._pool)
 
     def _delete_key(self, key: bytes, progress: Callable[[int], None]) -> AmendResult:
         amended = 0
@@ -331,8 +331,8 @@ class Amender:
         except MovedError:
             return [mark for mark in marks if (partition, mark.offset) not in applied]
         finally:
-            if marker.left:
-                list_apart(self._context, self.topic, partition, marker.left)
+            if marker.abandoned:
+                list_apart(self._context, self.topic, partition, marker.abandoned)
         heads[partition] = marker.reached
         return ()
 

@@ -13,18 +13,17 @@ Every write expects the head as we know it, and counts its rows in it. Five rule
   our own, or from a read.
 - A large value may be stored again because a sweep has raised the floor above its generation, or
   its event may have to be looked up again. Then its old key is listed as unused, by the write that
-  names the new one or by a separate one (``left``).
+  names the new one or by a separate one (``abandoned``).
 - A lost reply is settled by the rows of the batch, once the head has moved past the version that
   the write expects. A row with a higher sequence than the head had before that write is ours, or
   newer than ours. Either way the change is done, and writing it again would bring an older value
   back. An offset without such a row shows that the batch did not land, and never will.
 
-Appends events only if their ids are new.
-
-Such events go to the partition of their id. There, the check and the append are atomic: the append
-expects the partition's end as it was when the check found nothing, and the check is repeated when
-others have moved that end. Other partitions, where a key or a person has put events with the same
-id, are checked before. But other producers can append there at the same time.
+**Inserts.** An insert appends events only if their ids are new. Such events go to the partition of
+their id. There, the check and the append are atomic: the append expects the partition's end as it
+was when the check found nothing, and the check is repeated when others have moved that end. Other
+partitions, where a key or a person has put events with the same id, are checked before. But other
+producers can append there at the same time.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Marker:
     audit: str
     at_ms: int
     applied: Applied = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)  # stored values that no row will name
+    abandoned: list[str] = field(default_factory=list)  # stored values that no row will name
     _looked: int = field(init=False)  # amendments up to here were checked, for all changes
     _found: Seen = field(init=False)
     _stored: dict[int, tuple[int, str]] = field(default_factory=dict)  # offset → generation, key
@@ -146,7 +145,7 @@ class Marker:
             if not marks:
                 return
             new_head, rows = self._plan(marks, head)
-            rows += list_unused(write_id, [*self._replaced_objects(marks, head), *self.left])
+            rows += list_unused(write_id, [*self._replaced_objects(marks, head), *self.abandoned])
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -169,7 +168,7 @@ class Marker:
         """Counts a batch as written: the last amendments that a head has."""
         if self._looked == head.amendments - len(marks):
             self._looked = head.amendments
-        self.left.clear()
+        self.abandoned.clear()
         self._done(marks)
 
     def _done(self, marks: Sequence[AmendmentChange]) -> None:
@@ -293,7 +292,7 @@ class Marker:
         """Marks the stored value of a change to be listed as unused: no row will name it."""
         _, key = self._stored.pop(mark.offset, (-1, ""))
         if key:
-            self.left.append(key)
+            self.abandoned.append(key)
 
     def _moved_error(self, is_settled: bool) -> Exception:
         where = f"partition `{self.topic.name}/{self.partition}`"

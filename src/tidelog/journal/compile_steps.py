@@ -1,17 +1,16 @@
-"""Builds journals from a group of rows: step 3 of a compile. Needs only the store.
+"""Two steps of a compile: building journals from a group of rows, and the swap.
 
-It reads rows as a stream from the partition's start on, with amendments applied, and encodes them
-as they come. So a journal never contains events that were trimmed before it was built. Memory holds
-a row group and the bytes of one journal. A group becomes one journal, or several if updates have
-made it much larger.
+**Build** (step 3) needs only the store. It reads rows as a stream from the partition's start on,
+with amendments applied, and encodes them as they come. So a journal never contains events that were
+trimmed before it was built. Memory holds a row group and the bytes of one journal. A group becomes
+one journal, or several if updates have made it much larger.
 
-The swap: journals replace the rows that they were built from, in one write.
-
-The write expects the head as it was just read, and the row of the compiler. It lists the objects of
-journals that it replaces as unused. If the head has moved, the swap reads it again and repeats the
-write with the same journals: producers, trims and amendments may come in between. Another swap may
-not: if ``compiled`` has changed, the compiler plans again. Each row that is replaced must still
-reach above the start, so a trim before the swap never means the row that the swap puts.
+**Swap.** Journals replace the rows that they were built from, in one write. It expects the head as
+it was just read, and the row of the compiler. It lists the objects of journals that it replaces as
+unused. If the head has moved, the swap reads it again and repeats the write with the same journals:
+producers, trims and amendments may come in between. Another swap may not: if ``compiled`` has
+changed, the compiler plans again. Each row that is replaced must still reach above the start, so a
+trim before the swap never means the row that the swap puts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ by those of its own range are an Arrow stream. Each entry lists the offsets that
 so that a reader ignores deleted events and old values. A compile applies them. :func:`read_journal`
 is such a reader: it needs an entry with a URL, and neither a home nor credentials.
 
-The journals and runs that cover a partition from its start to its end.
+:func:`covering` yields the rows that cover a partition from its start to its end.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The ledger contains only hashes. A row is the hash of an id, or of a key whose events were all
 deleted, and the time up to which its events are erased. That is the time of the delete, by this
-machine's clock or by the store's if that is ahead (``ages``), or the time of the newest deleted
-event if it is later. An event with that id or key and a later time is a new event. Ordinary
-producers do not read the ledger.
+machine's clock or by the store's if that is ahead (``coordination.trusted_time``), or the time of
+the newest deleted event if it is later. An event with that id or key and a later time is a new
+event. Ordinary producers do not read the ledger.
 
 Everything that copies events into a topic from a place that may still hold erased ones (pumps,
 restores, playbacks, the Spark sink, recoveries) uses a :class:`Copier`. Copies and deletes meet in
@@ -437,7 +437,7 @@ def _append(
     named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
 
     def copy(staged: StagedSegment) -> StoredSegment:
-        return producer.adopt(staged.key, staged.pieces)
+        return producer.copy_staged(staged.key, staged.pieces)
 
     def commit(partition: int) -> LedgerMovedError | None:
         copies = dict(stored)

@@ -3,11 +3,10 @@
 It fetches a segment's piece as a whole and checks it before it returns anything. Of a journal it
 fetches the footer, and only the row groups and columns that the caller wants, and checks each.
 
-Amendments that are not compiled yet, and how they change the events that a reader gets.
-
-A reader reads the head, then the amendments of its range, and then the rows of runs and journals. A
-compile deletes an amendment's row only after a journal contains it. So whatever is compiled or
-deleted in the meantime, the reader never sees an older state.
+**Amendments** that are not compiled yet change the events that a reader gets. A reader reads the
+head, then the amendments of its range, and then the rows of runs and journals. A compile deletes an
+amendment's row only after a journal contains it. So whatever is compiled or deleted in the
+meantime, the reader never sees an older state.
 
 :class:`EventRows` is what passes between the layers of a reader: events, and the offsets that they
 cover.

@@ -39,7 +39,7 @@ delayed repeat of an old creation can never bring a deleted topic back. Closed h
 there is none, and a delayed repeat of it would create an open head in a deleted topic, to which a
 stalled producer could append.
 
-Updates a partition's head against concurrent writers, for changes that are safe to repeat.
+:func:`raise_head` changes a partition's head against concurrent writers, and is safe to repeat.
 """
 
 from __future__ import annotations

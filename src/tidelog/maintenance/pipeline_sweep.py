@@ -24,15 +24,14 @@ anything is staged. While one does, what is staged under the erasure's epoch sta
 sweep of an archive finishes such an erasure: it may have crashed, and its topic may be deleted. It
 also corrects entries of tables that a crashed register left stale next to an erasure.
 
-Before that, a sweep merges a bounded number of old commits of archives (``commit_retention``).
+Before that, a sweep merges a bounded number of old commits of archives (see Retention).
 
 A playback by Spark has no rows. It deletes what it staged, unless it is killed; then the sweep
 does, once nothing of it is younger than the grace period.
 
-Merges old commits of archives, and deletes old commits of named pipelines.
-
-A driver writes a row and a manifest for each range: 8,760 a year per source partition if it commits
-every hour. All of them list files, so none can be deleted. A sweep merges old ones:
+**Retention.** A driver writes a row and a manifest for each range: 8,760 a year per source
+partition if it commits every hour. All of them list files, so none can be deleted. A sweep merges
+old ones:
 
 1. list the rows; choose neighbors that are not among the newest
    ``limits.COMMITS_UNMERGED``, and that no erasure changes       → crash: nothing

@@ -3,10 +3,8 @@
 ``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
 ``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps.
 
-Finishes an erasure: compiles, erases from archives, sweeps.
-
-Readers see deletes at once. These steps delete the bytes; each may crash and be repeated. The
-scribe does the same in the background, after its grace period.
+**Erasures.** Readers see deletes at once. These steps delete the bytes; each may crash and be
+repeated. The scribe does the same in the background, after its grace period.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """An archive as the registry stores it, and the rows of its date folders.
 
-The account of a source partition: what happened to every offset since the archive's beginning.
-
-Each offset between ``begin`` and ``end`` is one of these, and they add up to ``span``:
+**The account** of a source partition says what happened to every offset. Each offset between
+``begin`` and ``end`` is one of these, and they add up to ``span``:
 
 - *archived*: its event is in a data file
 - *dead*: its event is a dead letter

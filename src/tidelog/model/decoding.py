@@ -8,12 +8,10 @@ lock that forks respect too. Stored types derive from :class:`Persisted`.
 is the value as JSON. The second one, ``{"crc32c":"0123abcd"}``, is the crc32c of the first. Tools
 that read a sequence of JSON values can read both.
 
-Limits how deep a value from outside may nest, with the same limit on every interpreter.
-
-Parsers in C recurse. How deep they get depends on the interpreter's version, its recursion limit
-and how much of the stack is in use. So text and bytes from outside are measured before they are
-parsed. Most contain fewer brackets than the limit, which one ``bytes.count`` shows; only the others
-are scanned.
+**Depth.** The depth of a value from outside has one limit on every interpreter. Parsers in C
+recurse. How deep they get depends on the interpreter's version, its recursion limit and how much of
+the stack is in use. So text and bytes from outside are measured before they are parsed. Most
+contain fewer brackets than the limit, which one ``bytes.count`` shows; only the others are scanned.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An event and its position, and the checks before anything is written.
+"""Events and their positions, and the checks before anything is written.
 
-The positions of an append's events: a sequence without one object per position.
+:class:`Positions` has those of an append's events, without one object per position.
 """
 
 from __future__ import annotations

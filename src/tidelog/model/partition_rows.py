@@ -1,9 +1,8 @@
 """The rows of a topic's partition: its head, runs and journals, amendments and producers.
 
-Names of producers: those that users give, and Tidelog's own.
-
-A producer's row decides which events count as stored, so two writers that share a name by accident
-lose events. So each kind of writer has its own prefix, which no other name begins with:
+**Names of producers.** A producer's row decides which events count as stored, so two writers that
+share a name by accident lose events. So each kind of writer has its own prefix, which no other name
+begins with:
 
 - ``~<id>``: without a name; a sweep deletes the row when it is old
 - ``~once-<hash>``: a request with an idempotency key, or a recovery of one object's events

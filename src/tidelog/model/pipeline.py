@@ -201,8 +201,8 @@ class Progress(Persisted, frozen=True):
     position: str  # where reading resumes
     ordinal: int  # how many events were committed so far; numbers events without offsets
     epoch: int  # raised whenever a driver takes the partition
-    closed: bool = False  # its generation is retired; no driver adopts it again
-    frozen: str = ""  # id of the promote that has frozen it, until a driver may adopt it again
+    closed: bool = False  # its generation is retired; no driver claims it again
+    frozen: str = ""  # id of the promote that has frozen it, until a driver may claim it again
     incarnation: str = ""  # of what the source reads; empty: unknown
     totals: Totals = Totals()
     looked: int = 0  # epoch under which a driver last looked for forgotten ranges

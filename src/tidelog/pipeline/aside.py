@@ -7,7 +7,7 @@ must not stay where readers list them.
 
 Their manifests are still in the store. ``looked`` in a head is its epoch when a driver last
 looked for lost ranges and then wrote the head. Lost ranges have that epoch or a later one, and no
-sweep deletes such manifests. A driver lists them when it adopts a source partition. After adoption,
+sweep deletes such manifests. A driver lists them when it claims a source partition. After that,
 if no range is decided:
 
 1. Of the manifests that no commit names, choose those from the
@@ -25,7 +25,7 @@ if no range is decided:
 5. Delete the files.                                          → done
 
 No range begins until all files named by ``aside`` rows are deleted where readers list them. The
-next driver that adopts the partition finds the rows and resumes.
+next driver that claims the partition finds the rows and resumes.
 
 This module touches no marker, because the row of a folder decides (``finalize``): finalize deletes
 a marker that is newer than the restored catalog, and a new one lists the current files.
@@ -77,7 +77,7 @@ def late_manifests(context: Context, pipeline: str, partition: str, epoch: int) 
 
 
 class SettingAside(NamedTuple):
-    """The steps for an adopted source partition without a decided range."""
+    """The steps for a claimed source partition without a decided range."""
 
     context: Context
     pipeline: str

@@ -16,14 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.codec.event_batch import one_batch
-from tidelog.connectors.merge import within
 from tidelog.connectors.sink import RecordRefusedError, Sink, Written
 from tidelog.connectors.source import (
-    ChangingReader,
     Chunk,
-    CountedRange,
-    DividingReader,
     MissingOffsets,
     RangeReader,
     Source,
@@ -40,14 +35,12 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
-from tidelog.model.pipeline import Aside, Commit, FileEntry, Intent, Manifest, Progress
+from tidelog.model.pipeline import Aside, Commit, Intent, Manifest, Progress
+from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pool import Pool
 
 __all__ = [
     "NO_ERASED_ROWS",
-    "CarriedRange",
-    "CarriedReader",
-    "CompletedReader",
     "CycleReport",
     "ErasedRows",
     "FrozenError",
@@ -60,7 +53,7 @@ __all__ = [
     "TaskOutput",
     "Track",
     "Workers",
-    "adoption_error",
+    "claim_error",
     "closed_error",
     "commit_of",
     "frozen",
@@ -73,103 +66,6 @@ __all__ = [
     "taken_head",
     "with_left_out",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedReader:
-    """Reads a range of a source, and from files the events that the source no longer has.
-
-    Kafka's compaction deletes records inside the range that a partition still holds. A backup may
-    be a copy without dead letters, or without some files. The live generation may have these
-    events in its files. So a generation that is being built reads both, in offset order. For an
-    offset in both, the source's event counts. The files are opened at the first offset that the
-    source lacks.
-    """
-
-    reader: RangeReader
-    files: RangeReader  # of a part of the range
-    generation: int  # of the files
-
-    @property
-    def range(self) -> SourceRange:
-        return self.reader.range
-
-    @property
-    def is_changing(self) -> bool:
-        return any(
-            isinstance(each, ChangingReader) and each.is_changing
-            for each in (self.reader, self.files)
-        )
-
-    def part(self, start: str, limit: str) -> RangeReader | None:
-        """Implements ``DividingReader.part``, if both of its readers do."""
-        if not (isinstance(self.reader, DividingReader) and isinstance(self.files, DividingReader)):
-            return None
-        reader, whole = self.reader.part(start, limit), self.files.range
-        first, last = max(int(start), int(whole.start)), min(int(limit), int(whole.limit))
-        if reader is None or first >= last:
-            return reader  # the files have nothing of this part
-        files = self.files.part(str(first), str(last))
-        return None if files is None else replace(self, reader=reader, files=files)
-
-    def read(self) -> Iterator[Chunk]:
-        """Yields the chunks of the source, with the missing events in between."""
-        rows, at = _FileRows(self.files), int(self.range.start)
-        for chunk in self.reader.read():
-            end = int(chunk.position)
-            if chunk.batch.num_rows < end - at:
-                yield from _fill_chunk(chunk, rows, at, end)
-            else:
-                yield chunk
-            at = max(at, end)
-
-
-def _fill_chunk(chunk: Chunk, rows: _FileRows, start: int, end: int) -> Iterator[Chunk]:
-    """Yields a chunk that ends at an offset, in parts of bounded size."""
-    left = chunk.batch
-    for more in rows.between(start, end):
-        offsets = _offsets(more)
-        if not (mask := np.isin(offsets, _offsets(left), invert=True)).any():
-            continue
-        border = int(offsets[-1]) + 1
-        before, left = within(left, 0, border), within(left, border, end)
-        both = one_batch([before, more.filter(pa.array(mask)).cast(before.schema)])
-        order = np.argsort(_offsets(both), kind="stable")
-        yield Chunk(both.take(pa.array(order)), str(border))
-    yield replace(chunk, batch=left)
-
-
-class _FileRows:
-    """The events of files, from the first requested offset on."""
-
-    def __init__(self, reader: RangeReader) -> None:
-        self._reader = reader
-        self._chunks: Iterator[Chunk] | None = None
-        self._left: pa.RecordBatch | None = None  # of the last batch
-
-    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yields the events of ``[start, end)``. Calls must go forward."""
-        if self._chunks is None:
-            self._chunks = self._reader.read()
-        while True:
-            batch = self._left
-            if batch is None:
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    return
-                batch = chunk.batch
-            wanted = within(batch, start, end)
-            rest = batch.slice(np.searchsorted(_offsets(batch), end))
-            self._left = rest if rest.num_rows else None
-            if wanted.num_rows:
-                yield wanted
-            if self._left is not None:
-                return
-
-
-def _offsets(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = batch.column("offset").to_numpy()
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +85,7 @@ class ErasedRows:
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     ids: ErasedIds = NOTHING_ERASED  # and keys, each up to a time
 
-    def left(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def remaining(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the events that were not erased."""
         if not batch.num_rows or not (len(self.offsets) or len(self.ids)):
             return batch
@@ -205,43 +101,6 @@ NO_ERASED_ROWS = ErasedRows()
 def with_left_out(staged: Written, events: int) -> Written:
     """Returns what was staged, with this many more events counted as erased."""
     return replace(staged, left_out=staged.left_out + events) if events else staged
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedRange:
-    """What a pipeline must know about a range from another generation's files."""
-
-    generation: int
-    as_is: bool  # the files hold the output of a transform, so no other transform runs
-    counted: CountedRange | None = None  # of ranges whose events the pipeline numbers itself
-    note: bytes = b""  # identifies the source partition, for a source that tracks
-    files: tuple[FileEntry, ...] = ()  # to copy beside what is read; `staged` is where they are
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedReader:
-    """Reads a range from another generation's files; pickles."""
-
-    reader: RangeReader
-    carried: CarriedRange
-
-    @property
-    def range(self) -> SourceRange:
-        return self.reader.range
-
-    @property
-    def is_changing(self) -> bool:
-        return isinstance(self.reader, ChangingReader) and self.reader.is_changing
-
-    def read(self) -> Iterator[Chunk]:
-        return self.reader.read()
-
-    def part(self, start: str, limit: str) -> CarriedReader | None:
-        """Implements ``DividingReader.part``, if events keep their offsets."""
-        if self.carried.counted is not None or not isinstance(self.reader, DividingReader):
-            return None
-        part = self.reader.part(start, limit)
-        return None if part is None else replace(self, reader=part)
 
 
 @dataclass
@@ -412,7 +271,7 @@ class Task:
         end, read, left_out, notes = self.range.start, 0, 0, []
         for chunk in self.chunks():
             notes.append(chunk.note)
-            rows = self.erased.left(chunk.batch)
+            rows = self.erased.remaining(chunk.batch)
             if rows.num_rows:
                 try:
                     writer.write(rows)
@@ -503,10 +362,10 @@ def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> 
     )
 
 
-def adoption_error(pipeline: str, partition: str) -> UnavailableError:
+def claim_error(pipeline: str, partition: str) -> UnavailableError:
     """Returns the error of a source partition that could not be taken, for reasons that pass."""
     return UnavailableError(
-        f"source partition `{partition}` of pipeline `{pipeline}`: could not be adopted, replies "
+        f"source partition `{partition}` of pipeline `{pipeline}`: could not be claimed, replies "
         "stay lost or others keep changing its head: try again",
         partition=partition,
     )

@@ -34,7 +34,8 @@ from tidelog.errors import (
 )
 from tidelog.model import layout
 from tidelog.model.pipeline import FileEntry, Intent, Manifest
-from tidelog.pipeline.base import CarriedReader, Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, Track
+from tidelog.pipeline.carried_ranges import CarriedReader
 from tidelog.pipeline.policy import check_plan
 
 __all__ = [

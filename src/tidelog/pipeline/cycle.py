@@ -17,7 +17,7 @@ Each source partition goes through these steps. Every write expects its ``head``
 4. do: a task for each cut reads its part of the range and
    stages its files (``cuts``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
-   (``erased_before``)                                     → crash: staged files without a name
+   (``archive.erased_events``)                             → crash: staged files without a name
    (a range that is deleted, or is empty and ends where it
    began, is withdrawn: the ``intent`` is deleted and the
    driver plans again; if the sink refuses a record, the
@@ -97,7 +97,7 @@ from tidelog.pipeline.base import (
     Task,
     TaskOutput,
     Track,
-    adoption_error,
+    claim_error,
     closed_error,
     commit_of,
     head_error,
@@ -120,9 +120,10 @@ from tidelog.pipeline.failures import (
 from tidelog.pipeline.policy import check_plan, end_before
 from tidelog.store.base import put_same
 
-__all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
+__all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]
 
-ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in total, per source partition
+# 5 to 10 s in total, per source partition
+CLAIM_RETRIES = Backoff(attempts=16, base_ms=5, max_ms=1_000)
 
 _NAMES_CHARS = 16  # of an id: enough to be unique
 
@@ -157,10 +158,10 @@ class Cycle:
         self.drivers = 1  # that share the rate of the pipeline
         self._tracks: dict[SourcePartition, Track] = {}
         self._stale: set[SourcePartition] = set()
-        self._doubtful: set[SourcePartition] = set()  # they may be ours: a reply was lost
+        self._maybe_claimed: set[SourcePartition] = set()  # they may be ours: a reply was lost
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog lost
 
-    def adopt(
+    def claim(
         self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
     ) -> bool:
         """Steps 0 and 1. Returns whether the partition is new; a new one begins at ``begin``.
@@ -172,7 +173,7 @@ class Cycle:
         conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        for delay_s in ADOPTION.delays_s(self._context.random):
+        for delay_s in CLAIM_RETRIES.delays_s(self._context.random):
             row = self._context.catalog.get(where, "head")
             found = None
             if row is not None:
@@ -192,41 +193,41 @@ class Cycle:
                     self._list(partition)
                 if found is None or found.frozen:
                     self._pipeline.gate()  # after the list: a promote that began since has read it
-                self._doubtful.add(partition)
+                self._maybe_claimed.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
                 track = Track(partition, where, head, write_id, late=late)
                 self._tracks[partition] = track
                 self._stale.add(partition)  # until its intent is known too
-                self._doubtful.discard(partition)
+                self._maybe_claimed.discard(partition)
                 self._read_intent(track)
                 self._stale.discard(partition)
                 return row is None
             self._context.clock.sleep(delay_s)
-        raise adoption_error(self._pipeline.name, partition.text)
+        raise claim_error(self._pipeline.name, partition.text)
 
-    def adopted(self, partition: SourcePartition) -> bool:
+    def has_claimed(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""
         return partition in self._tracks and partition not in self._stale
 
     def is_ended(self, partition: SourcePartition) -> bool:
-        """Returns whether a person ended an adopted partition."""
+        """Returns whether a person ended a claimed partition."""
         return bool(self._tracks[partition].head.ended)
 
     def partitions(self) -> list[SourcePartition]:
-        """Returns all partitions that this driver has adopted (``has``)."""
+        """Returns all partitions that this driver has claimed (``has``)."""
         return list(self._tracks)
 
     def has(self, partition: SourcePartition) -> bool:
-        """Returns whether this driver has adopted it, even if its rows must be read again."""
+        """Returns whether this driver has claimed it, even if its rows must be read again."""
         return partition in self._tracks
 
     def has_range(self, partition: SourcePartition) -> bool:
-        """Returns whether an adopted partition has a range in progress, or may have one."""
+        """Returns whether a claimed partition has a range in progress, or may have one."""
         return partition in self._stale or self._tracks[partition].intent is not None
 
-    def doubtful(self) -> list[SourcePartition]:
+    def maybe_claimed(self) -> list[SourcePartition]:
         """Returns partitions that may be this driver's, since a reply was lost."""
-        return sorted(self._doubtful - self._tracks.keys())
+        return sorted(self._maybe_claimed - self._tracks.keys())
 
     def release(self, partition: SourcePartition) -> None:
         """Step 8. Keeps the partition if that may have failed; another driver may have it."""
@@ -245,15 +246,15 @@ class Cycle:
     def _drop(self, partition: SourcePartition) -> None:
         """Forgets a partition that is not this driver's any more."""
         self._tracks.pop(partition, None)
-        for each in (self._stale, self._looked, self._doubtful):
+        for each in (self._stale, self._looked, self._maybe_claimed):
             each.discard(partition)
 
     def heads(self) -> dict[SourcePartition, Progress]:
         """Returns the heads of this driver's partitions, as it knows them."""
-        return {each: track.head for each, track in self._tracks.items() if self.adopted(each)}
+        return {each: track.head for each, track in self._tracks.items() if self.has_claimed(each)}
 
     def position(self, partition: SourcePartition) -> str:
-        """Returns the committed position of an adopted partition."""
+        """Returns the committed position of a claimed partition."""
         return self._tracks[partition].head.position
 
     def run(
@@ -264,7 +265,7 @@ class Cycle:
         find_next: FindNext = read_no_more,
         on_round: Callable[[CycleReport], None] = lambda _: None,
     ) -> CycleReport:
-        """Steps 2 to 7 for all adopted partitions with an intent or a limit to read to.
+        """Steps 2 to 7 for all claimed partitions with an intent or a limit to read to.
 
         ``parts`` says into about how many tasks to cut a range; 1 by default. ``on_round`` gets
         what was done, a range of each partition at most, while the next ones are read.
@@ -379,17 +380,17 @@ class Cycle:
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:
-        """Stores what now identifies an adopted partition for its source, without a range."""
+        """Stores what now identifies a claimed partition for its source, without a range."""
         track = self._tracks[partition]
         head = msgspec.structs.replace(track.head, note=note)
         try:
             change = Put("head", encode_row(head), expect=track.head_version)
             track.head_version, track.head = self._write(track, change), head
-        except FencedError:  # the next adoption shows which driver has it
+        except FencedError:  # the next claim shows which driver has it
             self._stale.add(partition)
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
-        """Records that an adopted partition vanished early, after finishing a decided range."""
+        """Records that a claimed partition vanished early, after finishing a decided range."""
         track = self._tracks[partition]
         if track.intent is None or not track.intent.manifest:
             self._accept(track, vanished_head(track.head, end, self._context.clock.now_ms()))
@@ -567,7 +568,7 @@ class Cycle:
     def _contain_errors(self, track: Track, report: CycleReport) -> Iterator[None]:
         """Reports any exception of one partition, without stopping the others.
 
-        The known rows of that partition may be wrong after that, so it must be adopted again.
+        The known rows of that partition may be wrong after that, so it must be claimed again.
         """
         try:
             yield

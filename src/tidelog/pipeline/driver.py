@@ -29,10 +29,10 @@ from tidelog.connectors.source import (
     DividingSource,
     SourcePartition,
     SourceRange,
-    Sparse,
+    SparseSource,
     TrackingSource,
     VanishedError,
-    Vanishing,
+    VanishingSource,
     bounds_apart,
 )
 from tidelog.context import Context
@@ -228,7 +228,7 @@ class Driver:
         self._resume(cycle, bounds, errors)
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
-        self._adopt(cycle, bounds, errors)
+        self._claim(cycle, bounds, errors)
         plan = self._plan(cycle, bounds, errors, everything)
         self._how.on_look(sum(plan.waiting.values()))
         report = self._run(cycle, plan, bounds, errors)
@@ -243,7 +243,7 @@ class Driver:
         bounds: Mapping[SourcePartition, Bounds],
         errors: Mapping[SourcePartition, TidelogError],
     ) -> CycleReport:
-        """Runs the cycle's steps for adopted partitions, and records the outcome."""
+        """Runs the cycle's steps for claimed partitions, and records the outcome."""
         self._full -= plan.limits.keys()
         events_max, more = self._due.events_max(), dict(errors)
 
@@ -308,7 +308,7 @@ class Driver:
         errors: dict[SourcePartition, TidelogError],
         error: TidelogError | None = None,
     ) -> bool:
-        """Adopts partitions that the source does not list now, if a range is in progress.
+        """Claims partitions that the source does not list now, if a range is in progress.
 
         The next run of the cycle commits a decided range. It withdraws one whose events are
         missing; while the source cannot be reached (``error``), that waits. Returns whether there
@@ -328,8 +328,8 @@ class Driver:
                 if intent is None:
                     self._away.add(partition)
                 elif intent.manifest or why is None or isinstance(why, NotFoundError):
-                    if not cycle.adopted(partition):
-                        cycle.adopt(partition, Begin("", "earliest"))  # its head exists
+                    if not cycle.has_claimed(partition):
+                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
                     found = True
         return found
 
@@ -379,7 +379,7 @@ class Driver:
             seen = source.seen()
             ends = {each: seen[each] for each in seen if not self._is_theirs(heads.get(each))}
             self._seen_ends.keep(ends, positions, is_last)
-        elif isinstance(source, Vanishing) and source.may_vanish():
+        elif isinstance(source, VanishingSource) and source.may_vanish():
             self._seen_ends.keep(self._ends, positions, is_last)
 
     def _find_vanished(
@@ -387,7 +387,7 @@ class Driver:
     ) -> None:
         """Reports partitions that the source no longer lists, and that had more than was read."""
         source = self._pipeline.source
-        if isinstance(source, Vanishing) and source.may_vanish():
+        if isinstance(source, VanishingSource) and source.may_vanish():
             ends = self._seen_ends.stored()
             for partition in ends.keys() - set(listed):
                 if self._share.is_theirs(partition):
@@ -401,8 +401,8 @@ class Driver:
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
                 with _contain_errors(partition, {}, errors):
-                    if not cycle.adopted(partition):
-                        cycle.adopt(partition, Begin("", "earliest"))  # its head exists
+                    if not cycle.has_claimed(partition):
+                        cycle.claim(partition, Begin("", "earliest"))  # its head exists
                     cycle.accept_vanished(partition, str(error.context["end"]))
                     del errors[partition]
 
@@ -457,21 +457,21 @@ class Driver:
         work = span("tidelog.pipeline", pipeline=name, partitions=partitions)
         return work if partitions else contextlib.nullcontext()
 
-    def _adopt(
+    def _claim(
         self,
         cycle: Cycle,
         bounds: dict[SourcePartition, Bounds],
         errors: dict[SourcePartition, TidelogError],
     ) -> None:
-        """Adopts all partitions that may begin, and removes the others from ``bounds``."""
-        new = [partition for partition in bounds if not cycle.adopted(partition)]
+        """Claims all partitions that may begin, and removes the others from ``bounds``."""
+        new = [partition for partition in bounds if not cycle.has_claimed(partition)]
         if new and not self._members.is_alone():
             self._failures.taken()
         for partition in new:
             with _contain_errors(partition, bounds, errors):
                 held = bounds[partition]
                 begin, note = self._beginnings.find(partition, held)
-                cycle.adopt(partition, begin, held.incarnation, note)
+                cycle.claim(partition, begin, held.incarnation, note)
             if partition not in bounds and partition not in errors:
                 self._share.lost(partition)
         source = self._pipeline.source
@@ -502,7 +502,7 @@ class Driver:
         if not source.before(start, bounds.end):
             return bounds.end
         limit = source.cut(start, bounds.end, parts * self._due.events_max())
-        if isinstance(source, Sparse) and source.before(limit, bounds.end):
+        if isinstance(source, SparseSource) and source.before(limit, bounds.end):
             return source.reach(SourceRange(partition, start, limit), bounds.end)
         return limit
 

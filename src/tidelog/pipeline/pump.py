@@ -3,7 +3,7 @@
 A pump is a named pipeline. By default its name follows from source and topic, so a pump that was
 killed resumes, and a second one with the same name waits as a standby.
 
-The status of a pump: progress, lag and failures, by source partition.
+The status of a pump has the progress, lag and failures of each source partition.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ _ROWS_AT_ONCE = 25
 
 
 def close_heads(context: Context, pipeline: str) -> None:
-    """Closes all heads: every driver fails at its next write, and none adopts them again."""
+    """Closes all heads: every driver fails at its next write, and none claims them again."""
     for partition in read_partitions(context, pipeline):
         _close(context, pipeline, partition)
 

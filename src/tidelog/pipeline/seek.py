@@ -402,7 +402,7 @@ class _Seek(Cycle):
             self._begin(partition, held, plan, where)
             return
         head = decode_row(row.value, Progress, f"head of `{partition.text}`")
-        if head.frozen:  # by a promote that may be over, as for a driver that adopts it
+        if head.frozen:  # by a promote that may be over, as for a driver that claims it
             self._pipeline.gate()
             head = msgspec.structs.replace(head, frozen="")
         if head.closed or head.ended:

@@ -169,7 +169,7 @@ class DriverShare:
 
     def leave(self, cycle: Cycle) -> None:
         """Releases all partitions, and leaves the drivers. What fails ends with the lease."""
-        for partition in (*cycle.partitions(), *cycle.doubtful()):
+        for partition in (*cycle.partitions(), *cycle.maybe_claimed()):
             with contextlib.suppress(TidelogError):
                 cycle.release(partition)
         with contextlib.suppress(TidelogError):
@@ -210,7 +210,7 @@ class DriverShare:
         )
 
     def _is_free(self, partition: SourcePartition) -> bool:
-        """Returns whether it may be taken; an adoption decides that again."""
+        """Returns whether it may be taken; a claim decides that again."""
         if self._members.is_alone():
             return True
         owner = self._members.owner_of(partition)
@@ -229,7 +229,7 @@ class DriverShare:
         away = [each for each in idle if each not in self.listed]
         excess = sum(each in self.listed for each in held) - share
         beyond = [each for each in reversed(idle) if each in self.listed][: max(0, excess)]
-        for partition in (*away, *beyond, *cycle.doubtful()):
+        for partition in (*away, *beyond, *cycle.maybe_claimed()):
             with contextlib.suppress(TidelogError):  # it stays, and the next look tries again
                 cycle.release(partition)
                 self._failures.released(partition)

@@ -269,7 +269,7 @@ class Beginnings:
 
 
 class Lineage:
-    """The parents of partitions that are about to be adopted, from one look at the source."""
+    """The parents of partitions that are about to be claimed, from one look at the source."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class Lineage:
 
     def _position(self, partition: SourcePartition) -> str | None:
         """Returns how far it is committed, by this or another driver."""
-        if self._cycle.adopted(partition):
+        if self._cycle.has_claimed(partition):
             return self._cycle.position(partition)
         head = read_progress(self._context, self._pipeline.id, partition.text)
         return None if head is None else head.position

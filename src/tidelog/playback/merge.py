@@ -11,10 +11,9 @@ millisecond, which is returned run by run, because its order is that of partitio
 that overlap very many windows wait in files. While one window is processed, the runs of the next
 are fetched.
 
-Loads runs for a playback, filters and sorts them, and buffers them.
-
-A run is read once, however many windows it is part of, and kept until its last event is out. One
-that waits long may be moved into a file without a name, which vanishes with the process.
+**Loading.** A run is read once, however many windows it is part of, and kept until its last event
+is out. One that waits long may be moved into a file without a name, which vanishes with the
+process.
 
 ``Loader`` loads runs, journals and their row groups, with amendments applied. It needs only the
 store, so tasks use it too. It caches the footers of journals while their row groups are played.

@@ -2,7 +2,7 @@
 
 ``session`` has the steps of a named playback.
 
-Paces a playback, and counts its slots.
+:func:`paced` keeps its speed, and :class:`SlotCounter` counts its slots.
 """
 
 from __future__ import annotations

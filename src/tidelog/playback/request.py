@@ -8,12 +8,11 @@ some of it can be distinguished from one that does not.
 A journal counts as committed when its newest run was: as of an earlier time, a partition ends where
 the journal begins. So compiling makes earlier states coarser, and never wrong.
 
-Finds the runs of a partition that overlap a time range, by their slot rows.
-
-A run is in the lowest level of slots where it touches at most two (``model.times``). So a lookup
-reads, for each level, the rows of the slots that the range overlaps: one range scan, which returns
-only existing rows, however long the gaps. Levels without rows cost nothing: reading the next row
-after a level's range skips all of them at once.
+**Slots.** The runs of a partition that overlap a time range are found by their slot rows. A run is
+in the lowest level of slots where it touches at most two (``model.times``). So a lookup reads, for
+each level, the rows of the slots that the range overlaps: one range scan, which returns only
+existing rows, however long the gaps. Levels without rows cost nothing: reading the next row after a
+level's range skips all of them at once.
 
 The scans are lazy, so memory does not grow with the range. They show every run that existed when
 they began. Journals may replace runs during the scans, and then there may be new rows before the

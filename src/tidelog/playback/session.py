@@ -30,7 +30,7 @@ A forgotten name can be used again. Its row ``state`` stays forever, so no delay
 a playback back, and it counts generations: what sinks know about an older one, such as its
 producer, is never mistaken for the new one's.
 
-The registry lists names; only the rows of the playback itself decide.
+**Names.** The registry lists names; only the rows of the playback itself decide.
 
 1. begin: the name into the registry          → a name without a pin, which is not listed
 2. begin: the rows ``pin`` and ``state``      → a playback without an owner

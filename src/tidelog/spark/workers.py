@@ -276,7 +276,7 @@ def _read(
             try:
                 for chunk in task.chunks():
                     check_rows(chunk.batch)
-                    rows = task.erased.left(chunk.batch)
+                    rows = task.erased.remaining(chunk.batch)
                     left_out += chunk.batch.num_rows - rows.num_rows
                     if rows.num_rows:
                         sizes = _row_bytes(rows)

@@ -38,7 +38,7 @@ skipped. So no driver must be fenced. The row is never older than a decided batc
 driver cannot decide an old batch again, and a manifest can be deleted when its batch is done.
 
 Events that were erased from the topic are skipped at step 5, unless they are newer
-(``log.copying``). The row counts them, and a warning is logged.
+(``log.ledger``). The row counts them, and a warning is logged.
 """
 
 from __future__ import annotations

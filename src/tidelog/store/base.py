@@ -3,13 +3,12 @@
 Keys are ``/``-separated text, relative to the store's root. Objects are created, never overwritten.
 The only exception is :meth:`Store.replace`, which is conditional and only erases archived events.
 
-Creates objects under keys that nothing names yet.
+**New objects.** Functions here create objects under keys that nothing names yet. The upload comes
+first, and a row names the object afterwards. If the upload fails or its reply is lost, no row ever
+names it: nothing is stored that counts, and a sweep deletes what may be there. So the caller gets
+``UnavailableError``, which is safe to retry, and never ``UnknownOutcomeError``.
 
-The upload comes first, and a row names the object afterwards. If the upload fails or its reply is
-lost, no row ever names it: nothing is stored that counts, and a sweep deletes what may be there. So
-the caller gets ``UnavailableError``, which is safe to retry, and never ``UnknownOutcomeError``.
-
-It also checks the object that records the owner of a folder.
+:func:`check_mark` checks the object that records the owner of a folder.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ The timeout of a request depends on its size: 10 s, and a second more for each M
 s times a power of two. A read also ends when nothing arrives for 10 s. A reply counts only as a
 whole: it must have as many bytes as it says, and the etag that every store sends.
 
-Translates the errors of obstore and boto3, once, for every remote store.
+**Errors** of obstore and boto3 are translated here, once, for every remote store:
 
 - Refused for good (rights, credentials, clock, region, size, bucket): ``InvalidError`` or
   ``NotFoundError`` at once, with what to do. A retry will not help.

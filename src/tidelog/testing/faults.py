@@ -24,13 +24,11 @@ What does not happen here: bytes that rot (tests damage objects by hand), and a 
 answers. A lost reply goes through the same settling as in the network backends, so a protocol sees
 what it would see in production: done, or an unknown outcome.
 
-Simulated hosts and processes.
-
-Each host has its own wall clock, which may be wrong by a year and may jump, and its own monotonic
-clock, which is accurate from its own origin. A process runs on one host, has threads (actors of the
-scheduler) and dies as a whole: by a crash of one of its threads, by :meth:`Process.kill`, or when
-its main thread returns. Processes on the same host can see that it has died, like
-:class:`tidelog.process.LocalProcesses` does; others cannot.
+**Hosts and processes** are simulated. Each host has its own wall clock, which may be wrong by a
+year and may jump, and its own monotonic clock, which is accurate from its own origin. A process
+runs on one host, has threads (actors of the scheduler) and dies as a whole: by a crash of one of
+its threads, by :meth:`Process.kill`, or when its main thread returns. Processes on the same host
+can see that it has died, like :class:`tidelog.process.LocalProcesses` does; others cannot.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ whatever it tries on the way out fails the same way. Actors may belong to an :cl
 real lock across a call to the world: another actor that wants it would block the one thread
 forever. :mod:`tidelog.testing.threads` replaces those locks.
 
-A clock that moves only on request, and ids that repeat from a seed.
+Its clock moves only on request, and its ids repeat from a seed.
 """
 
 from __future__ import annotations

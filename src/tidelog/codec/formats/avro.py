@@ -1,14 +1,12 @@
 """Avro container files of records named ``tidelog.Event``: the event columns, or typed ones.
 
 ``timestamp`` is a long with the logical type timestamp-millis. Batches are encoded column by column
-(``avro_container``), since record by record is twenty times slower; reading back needs fastavro.
+here, since record by record is twenty times slower. Files with any schema and codec can be read.
 
-Avro container files: reads them with any schema and codec, and encodes Arrow columns as records.
+**Reading.** fastavro decodes records, but its own reader of files lacks the codecs that need other
+packages (snappy, zstandard), although Arrow has these. So blocks are unpacked here.
 
-fastavro decodes records, but its own reader of files lacks the codecs that need other packages
-(snappy, zstandard), although Arrow has these. So blocks are unpacked here.
-
-For writing, every column becomes an array of its encoded cells, and a record is its cells joined.
+**Writing.** Every column becomes an array of its encoded cells, and a record is its cells joined.
 So the cost is a few passes over each column, and no Python object for each event.
 """
 

@@ -1,8 +1,6 @@
-"""Batches on their way into a file and back: split by size, put into columns, and returned.
+"""What all formats share: splits batches by size, and opens byte streams that count or compress.
 
-Byte streams: sinks that count, text streams that compress, and errors of decoders.
-
-The caller owns its sinks: whatever is closed here, they stay open.
+The caller owns its sinks: closing a stream of this module leaves them open.
 """
 
 from __future__ import annotations

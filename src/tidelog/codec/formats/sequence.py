@@ -4,12 +4,11 @@ The key is the offset in eight bytes (``LongWritable``), or a MessagePack map (`
 the offset, 3 the timestamp in milliseconds, 2 the event's key if it has one. A null value is an
 empty record. What does not fit into Secor's records is in the sidecar.
 
-Hadoop's SequenceFile, version 6, read and written without Hadoop: records of a key and a value.
-
-A file is a header and then either records (plain, or each value compressed) or blocks of many
-records whose keys and values are compressed together. The file's sync marker, by which Hadoop
-splits a file, comes before every block, and about every 100 KB between records. Keys are
-``LongWritable`` or ``BytesWritable``; values are always ``BytesWritable``.
+**Files.** SequenceFiles of version 6 are read and written without Hadoop. A file is a header and
+then either records (plain, or each value compressed) or blocks of many records whose keys and
+values are compressed together. The file's sync marker, by which Hadoop splits a file, comes before
+every block, and about every 100 KB between records. Keys are ``LongWritable`` or ``BytesWritable``;
+values are always ``BytesWritable``.
 """
 
 from __future__ import annotations

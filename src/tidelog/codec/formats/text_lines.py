@@ -1,15 +1,14 @@
-"""Records of text with a delimiter between them, and a sidecar beside them.
+"""Files of text: delimited values, or JSON lines, with a sidecar beside them.
 
 The format decides what a record looks like: its *shape* makes records of values. Lengths are in the
 sidecar, so a value may contain the delimiter and still comes back whole.
 
-Delimited text is each value followed by a delimiter, by default a line break. Values are written as
-they are, so readers of the text alone must know that none contains the delimiter. A null value is
-an empty record. Everything else is in the sidecar, so that everything comes back exactly.
+**Delimited text** is each value followed by a delimiter, by default a line break. Values are
+written as they are, so readers of the text alone must know that none contains the delimiter. A null
+value is an empty record. Everything else is in the sidecar, so that everything comes back exactly.
 
-JSON lines, in two modes: a line is the event's value, or the whole event.
-
-In mode ``value`` line *n* is event *n*, and every line is JSON, whatever the value was:
+**JSON lines** have two modes: a line is the event's value, or the whole event. In mode ``value``
+line *n* is event *n*, and every line is JSON, whatever the value was:
 
 * a value that is JSON on one line stays as it is, byte for byte;
 * JSON over several lines gets spaces for its line breaks, which means the same;

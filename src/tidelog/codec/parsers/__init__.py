@@ -8,8 +8,7 @@ archives, files or where events come from.
 ``base`` has the interface, ``msgpack`` is the one to copy, ``folders`` makes names of times. A
 parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``.
 
-Parsers of other packages: by the entry point group ``tidelog.parsers``, or as ``module:Class``.
-
+Parsers of other packages come by the entry point group ``tidelog.parsers``, or as ``module:Class``.
 Either is called with an argument (the text after a ``|``, or after an entry point's name) and the
 layout settings, and returns a ``Parser`` or a ``TimeParser``. Its results are checked: no path
 leads out of the archive's folder, and an event on which it raises is a dead letter.

@@ -4,14 +4,13 @@ none.
 A parser works on whole batches rather than single events. Its result for an event depends on that
 event alone: the same events in other batches get the same folders.
 
-Names of partitions, made from times and from arbitrary data.
+**Names of folders** are made from times and from arbitrary data. Data never leads out of the
+archive's folder: characters that are special in a path, a shell or Hive are written as ``%XX``, as
+Hive does, and so is a leading ``_`` or ``.``, which readers of archives skip. Different data get
+different names. Names of topics and source partitions, which other systems choose, follow the same
+rule.
 
-Data never leads out of the archive's folder: characters that are special in a path, a shell or Hive
-are written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers of archives
-skip. Different data get different names. Names of topics and source partitions, which other systems
-choose, follow the same rule.
-
-How times become folders: the settings of a user, checked when they are set.
+:class:`LayoutSettings` says how times become folders, and is checked when it is created.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ An epoch's unit follows from its size, as in Secor: from 10^18 on nanoseconds, f
 microseconds, from 10^12 on milliseconds, below that seconds. A time outside of the years 1970 to
 9999 is an error, never a default. A time without a zone is UTC.
 
-DuckDB over Arrow: one expression for a whole column of text, on the caller's own core.
-
-It reads no files, loads no extension and uses no network. The column is named ``v``.
+DuckDB evaluates one expression for a whole column of text, on the caller's own core. It reads no
+files, loads no extension and uses no network. The column is named ``v``.
 """
 
 from __future__ import annotations

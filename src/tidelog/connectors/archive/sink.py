@@ -2,7 +2,7 @@
 
 A writer handles one range of a source partition. Without a parser (a *backup*) all its events go
 into one folder in source order. With one, each goes into the folder that the parser returns. An
-event that the parser, the schema or a restore (``acceptance``) refuses becomes a dead letter with
+event that the parser, the schema or a restore (``staging``) refuses becomes a dead letter with
 the reason. More dead letters than the configured share stop the range. Several writers may write
 parts of it, so that is decided after all of them (``FilesSink.judge``).
 

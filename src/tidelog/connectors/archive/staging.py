@@ -12,11 +12,10 @@ file in memory, or on the local disk.
 same bytes is done: another driver, or this one before a crash, published it. A missing staged file
 is fine if its target is right. If both are missing, a file was deleted that must not be.
 
-Decides which events an archive accepts: exactly those that a restore can put into a topic.
-
-Sources may have events that no topic accepts, such as Kafka records with 20,000 headers, or files
-with empty ids. Such an event becomes a dead letter, complete and with the reason; the events around
-it are archived. A restore, which also reads dead letters, leaves it in the archive and counts it
+**Acceptance.** An archive accepts exactly the events that a restore can put into a topic. Sources
+may have events that no topic accepts, such as Kafka records with 20,000 headers, or files with
+empty ids. Such an event becomes a dead letter, complete and with the reason; the events around it
+are archived. A restore, which also reads dead letters, leaves it in the archive and counts it
 (``RestorableSink``). The limits are those for copies: neither Tidelog's own additions to an event
 nor a lower ``event_bytes_max`` refuses it.
 """

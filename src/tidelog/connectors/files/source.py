@@ -50,12 +50,12 @@ from tidelog.connectors.source import (
     Bounds,
     Chunk,
     KnownPartition,
-    LeavingOut,
     RangeReader,
+    SkippingSource,
     Source,
     SourcePartition,
     SourceRange,
-    Sparse,
+    SparseSource,
     TrackingSource,
     offset_at,
     range_offsets,
@@ -469,5 +469,5 @@ def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> Invalid
 _: type[Source] = FilesSource
 _reader: type[RangeReader] = PlannedFiles
 _tracking: type[TrackingSource] = FilesSource
-_leaving: type[LeavingOut] = FilesSource
-_sparse: type[Sparse] = FilesSource
+_leaving: type[SkippingSource] = FilesSource
+_sparse: type[SparseSource] = FilesSource

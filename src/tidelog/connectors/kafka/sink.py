@@ -17,12 +17,9 @@ has begun, and the number of the group at that time. If the group has no number 
    commits for longer than that.
 3. Any other range is not sent again on a guess: a person must say how far it got.
 
-Plays events into a Kafka topic, in order, in transactions that also record the progress.
-
-Each lot is one transaction, which also commits the planned end of the lot. So a process that
-resumes a named playback knows whether the last lot is there, even if some of its events were
-deleted or updated since. Committed events appear once. ``kafka.sink`` describes how events look in
-Kafka.
+**Playbacks** send each lot in one transaction, which also commits the planned end of the lot. So a
+process that resumes a named playback knows whether the last lot is there, even if some of its
+events were deleted or updated since. Committed events appear once.
 """
 
 from __future__ import annotations

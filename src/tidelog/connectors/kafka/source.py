@@ -53,7 +53,7 @@ from tidelog.connectors.source import (
     Source,
     SourcePartition,
     SourceRange,
-    Vanishing,
+    VanishingSource,
     check_incarnation,
     checked_at_end,
     even_cuts,
@@ -345,5 +345,5 @@ def _number(partition: SourcePartition) -> int:
 
 
 _: type[Source] = KafkaSource
-_vanishing: type[Vanishing] = KafkaSource
+_vanishing: type[VanishingSource] = KafkaSource
 _dividing: type[DividingSource] = KafkaSource

@@ -4,7 +4,7 @@ The address has the region, endpoint and stream. Credentials come from the envir
 own chain. The SDK's retries are off: this module retries throttled and unanswered calls, with
 growing waits and a bounded number of attempts.
 
-The ``Date`` of a response is Kinesis's own time, so our clock may be wrong.
+Times of Kinesis come from the ``Date`` of its responses, so a wrong clock here does no harm.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ message and its MD5. The message has a table of partition keys, a table of expli
 the records that refer to them. A record that only looks like that, or is damaged, is not unpacked:
 its bytes are one event.
 
-Positions in a Kinesis shard, which are not numbers: Kinesis does not say where a shard ends.
-
-A *place* is where reading resumes::
+**Positions** in a shard are not numbers, because Kinesis does not say where a shard ends. A *place*
+is where reading resumes::
 
     oldest           at the oldest record that Kinesis still has
     at:<ms>          at the first record that arrived at this time or later

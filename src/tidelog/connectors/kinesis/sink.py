@@ -1,25 +1,21 @@
-"""Writes events to a Kinesis stream, at least once.
+"""Writes events to a Kinesis stream, in the order of each partition key, at least once.
 
-A writer stages segments in the home's store, and publishing puts their events (``writer``). Kinesis
+A writer stages segments in the home's store, and publishing puts their events. Kinesis
 stores no progress, so a second publish, after a crash or by another driver, puts a range again from
 its beginning. Then the events of at most one range per source partition are there twice. Readers of
-the stream must detect that by content or tolerate it. Order is kept for each partition key.
+the stream must detect that by content or tolerate it.
 
-Writes events to a Kinesis stream, in the order of each partition key, at least once.
+**Repeats.** Kinesis does not detect repeated puts: an unanswered put is sent again and may be
+stored twice. A put of many records may fail for some. Then the first failed record of a partition
+key is sent again with every later record of that key. So the last records of a key are always in
+order, but some may be stored twice.
 
-Kinesis does not detect repeated puts: an unanswered put is sent again and may be stored twice. A
-put of many records may fail for some. Then the first failed record of a partition key is sent again
-with every later record of that key. So the last records of a key are always in order, but some may
-be stored twice.
+**Contents.** Only the value and key of an event are sent: Kinesis has no place for more, and none
+for null, so a null value is sent as empty. The partition key is the event's key, otherwise its id,
+otherwise a hash of its value. A key that Kinesis refuses, not UTF-8 or over 256 characters, is
+hashed. Events that came from Kinesis with an explicit hash key are sent with it.
 
-Only the value and key of an event are sent: Kinesis has no place for more, and none for null, so a
-null value is sent as empty. The partition key is the event's key, otherwise its id, otherwise a
-hash of its value. A key that Kinesis refuses, not UTF-8 or over 256 characters, is hashed. Events
-that came from Kinesis with an explicit hash key are sent with it.
-
-Plays events into a Kinesis stream, in the order of each partition key.
-
-Kinesis cannot detect repeats. ``writer`` describes how events look there.
+**Playbacks** put their events in the same way.
 """
 
 from __future__ import annotations

@@ -16,11 +16,9 @@ The value of an event is JSON::
 
 Unchanged columns are not included. Elements added to a list have their times as keys.
 
-Describes a change log: the columns of the base table, and the log's columns for each.
-
-The schema is read from the server's own tables, never from the driver's metadata. After reading a
-window, a reader compares its schema with the current one: rows cannot have a column that is in
-neither.
+**The schema** of a change log has the columns of the base table, and the log's columns for each. It
+is read from the server's own tables, never from the driver's metadata. After reading a window, a
+reader compares its schema with the current one: rows cannot have a column that is in neither.
 """
 
 from __future__ import annotations

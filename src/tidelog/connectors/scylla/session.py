@@ -4,7 +4,7 @@ Each process has one session for each table, because connecting takes longer tha
 Rows of the table and its log stay bytes, which ``types`` decodes; the driver decodes others.
 Neither the driver nor this module retries: the reader reads the range again.
 
-Parses the address of the ``scylla`` source: which change log to read, and how.
+The address of the source says which change log to read, and how.
 """
 
 from __future__ import annotations

@@ -9,21 +9,17 @@ already there: a second publish, after a crash or by another driver, resumes aft
 named producer's, which no sweep deletes.
 
 After the commits, each segment gets a witness, which shows a catalog that lost them
-(``log.witnesses``). A second publish adds it if a driver crashed before that.
+(``log.producer.staged``). A second publish adds it if a driver crashed before that.
 
-Events erased from the topic are skipped and counted (``log.copying``): by writers, with the
+Events erased from the topic are skipped and counted (``log.ledger``): by writers, with the
 ledger that the driver knew, and before the commit if the ledger has grown since.
 
 ``FieldedSink`` wraps a sink, and sets key, id, type and time of events from their JSON first.
 
-Plays events into a topic of the same home, each of them once.
-
-A lot is one segment and one commit per partition. A named playback appends as the producer
-``:playback:<name>``, with numbered events: in each partition, those of a lot count from the lot's
-own number, and the next lot begins after them. So a partition whose producer row has reached the
-number of a lot has its complete part of that lot, and does not get it again.
-
-Events that were erased from the target are skipped and counted (``log.copying``).
+**Playbacks.** A lot is one segment and one commit per partition. A named playback appends as the
+producer ``:playback:<name>``, with numbered events: in each partition, those of a lot count from
+the lot's own number, and the next lot begins after them. So a partition whose producer row has
+reached the number of a lot has its complete part of that lot, and does not get it again.
 """
 
 from __future__ import annotations

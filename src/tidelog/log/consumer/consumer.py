@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent
+from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.consumer import handler as handlers
 from tidelog.log.consumer.leases import (
@@ -123,12 +123,12 @@ class Consumer:
         >>> consumer.commit()
         """
         lost: FencedError | None = None
-        sent = Sent()
-        with sent.told(f"commit of consumer `{self.name}`", "commit again"):
+        sent = SentWrites()
+        with sent.unknown_if_any(f"commit of consumer `{self.name}`", "commit again"):
             for partition, reader in list(self._readers.items()):
                 try:
                     with self._lock:
-                        sent.something |= self._commit(partition, reader)
+                        sent.any |= self._commit(partition, reader)
                 except FencedError as exc:
                     self._readers.pop(partition, None)
                     lost = exc
@@ -304,9 +304,9 @@ class Consumer:
             return {"events_read": 0, "done": False, "busy": True}
         reader = self._reader_of(partition)
         read = 0
-        sent = Sent()  # the handler's own errors pass unchanged
+        sent = SentWrites()  # the handler's own errors pass unchanged
         told = functools.partial(
-            sent.told, f"read of `{self._topic.name}/{partition}`", "read again"
+            sent.unknown_if_any, f"read of `{self._topic.name}/{partition}`", "read again"
         )
         try:
             while read < max_events:
@@ -319,7 +319,7 @@ class Consumer:
                         handler(event)
                     with told():
                         self._membership.commit(partition, (event.offset or 0) + 1, reader.epoch)
-                    sent.something = True
+                    sent.any = True
                     read += 1
             held = self._membership.held.get(partition)
             if held and held.lease.cursor != reader.position:

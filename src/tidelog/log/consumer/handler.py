@@ -9,10 +9,9 @@ old enough. A share is one of n consumers that each handle a part of the events,
 its own, for handlers that must run in parallel on keys of one partition. Members of one consumer
 share partitions instead, and need no share.
 
-Fate: a handler that fails at random, before, in the middle and after its work.
-
-A consumer gives an event at least once. So a handler must leave the same behind however often it
-is given one, and wherever it broke off before. Run it under a fate to prove that::
+**Fate.** A consumer delivers an event at least once. So a handler must have the same effect however
+often it gets an event, and wherever it failed before. A :class:`Fate` makes a handler fail at
+random, before, in the middle of and after its work. Run a handler under one to test that::
 
     fate = Fate(seed=7)
 

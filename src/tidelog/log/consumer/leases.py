@@ -33,8 +33,6 @@ has none, so its lease row is watched, which each of its commits changes. A memb
 than its fair share releases leases by itself; no lease is taken from a living owner.
 
 ``start`` decides where a consumer begins the first time that a member takes a lease.
-
-What a member reads from one partition under one lease, and how far it has delivered.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ commit. The contents of strays prove more, without any clock:
   (``producer.staged``). If the witness says that a partition has committed the segment, and the
   partition neither names nor lists it, that is a proof.
 - A journal lists the segments that its offsets came from. Offsets above the head's, or from other
-  segments than those of the partition's rows, are a proof (``origins``). No compile or later commit
+  segments than those of the partition's rows, are a proof (see Origins). No compile or later commit
   hides that.
 - The key of an update's value contains the newest amendment before it, and the key of a journal the
   epoch of its compiler and its first offset. A number above that of the head or of the ``compile``
@@ -37,12 +37,11 @@ proof. An object that was deleted before its rows were read proves nothing: a sw
 before the rows that list them. A person may accept a loss; the row ``accepted`` keeps the date up
 to which that holds.
 
-The segments that a partition's offsets came from, and whether a stray journal agrees.
-
-Every offset belongs to one event for good, and each journal lists the segments that its offsets
-came from. Compiles carry these lists over. A journal may list other segments than the partition's
-rows, or reach past the partition's end. Either proves that the catalog had these commits and lost
-them. No later commit or compile hides that. Trimmed offsets have no rows, and prove nothing.
+**Origins.** Every offset belongs to one event for good, and each journal lists the segments that
+its offsets came from. Compiles carry these lists over. A journal may list other segments than the
+partition's rows, or reach past the partition's end. Either proves that the catalog had these
+commits and lost them. No later commit or compile hides that. Trimmed offsets have no rows, and
+prove nothing.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ import msgspec
 
 from tidelog.catalog.update import read_stable
 from tidelog.context import Context
-from tidelog.coordination.outcome import Sent
+from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.trusted_time import has_own_clock, trusted_now_ms
 from tidelog.errors import InternalError, InvalidError, UnavailableError
 from tidelog.log.maintenance.obsolete_rows import decode_run, remove_trimmed
@@ -118,9 +118,9 @@ def trim_topic(
     starts = _plan(context, topic, to)
     if check is not None:
         check(starts)
-    sent = Sent()
-    context = sent.noting(context)
-    with sent.told(f"trim of `{topic.name}`", "trim again"):
+    sent = SentWrites()
+    context = sent.tracked(context)
+    with sent.unknown_if_any(f"trim of `{topic.name}`", "trim again"):
         return [
             _trim(context, topic, partition, start) for partition, start in sorted(starts.items())
         ]

@@ -165,7 +165,7 @@ class Appender:
         """Step 3. Raises ``UnavailableError`` for any failure: no row names the object yet."""
         return self._upload(segment, self._context.ids.new(), "")
 
-    def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> StoredSegment:
+    def copy_staged(self, staged: str, pieces: tuple[Piece, ...]) -> StoredSegment:
         """Step 3 for a segment in staging: copies it. Raises ``NotFoundError`` if it is missing.
 
         All copies of one staged segment have the same id, in every process.
@@ -381,7 +381,7 @@ class Appender:
         raise self._unknown(partition, "replies keep getting lost")
 
     def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
-        """Adopts the head and the producer's row that a conflict returned.
+        """Takes over the head and the producer's row that a conflict returned.
 
         A row that the conflict does not mention is as we know it. If it mentions neither, both are
         read again.
@@ -517,7 +517,7 @@ class Appender:
             )
         self._topic = topic
         if stored.staged is not None:
-            return self.adopt(stored.staged, stored.segment.pieces)
+            return self.copy_staged(stored.staged, stored.segment.pieces)
         origin, _ = layout.segment_origin(stored.key)
         again = self._upload(stored.segment, origin, self._context.ids.new())
         return dataclasses.replace(again, is_copy=True)

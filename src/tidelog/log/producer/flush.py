@@ -1,16 +1,15 @@
-"""A flush: events that travel together, from the buffer to their offsets.
+"""A flush: events that are stored together, from the buffer to their offsets.
 
-It also tracks failed flushes that a producer's ``flush`` and ``close`` have yet to raise. A call
+**Failures.** A failed flush is kept until a producer's ``flush`` or ``close`` raises it. A call
 that promises durability covers everything that was sent before it. A flush does not record which
 thread sent which event, since that would cost time for each of them. So each thread that was alive
 when a flush failed gets the failure from its own next ``flush`` or ``close``. A failure that no
 call has raised yet goes to the next call of any thread. If the futures of all failed events have
 raised, the failure is not raised again.
 
-The buffer of a producer: events that wait, and how they become Arrow.
-
-Most events have only a value and a time, so these have lists of their own, which are cheap to
-extend. What only some events have is kept apart, with the row number.
+**The buffer** holds the events that wait, and turns them into Arrow. Most events have only a value
+and a time, so these have lists of their own, which are cheap to extend. What only some events have
+is kept apart, with the row number.
 """
 
 from __future__ import annotations

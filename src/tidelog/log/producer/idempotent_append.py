@@ -8,7 +8,7 @@ that depends on the events. A sweep deletes its rows after a week, like those of
        in each partition of the events                           → nothing
     2. claim the key: create the row in its own partition,
        unless events go there, whose commit creates it first     → the key is for these events
-    3. upload one segment for the partitions without a row       → an orphan, swept later
+    3. upload one segment for the partitions without a row       → a stray, swept later
     4. one commit for each of these partitions, which also       → its events, and the row by
        creates the row                                             which a retry finds them
 

@@ -1,9 +1,4 @@
-"""The description of what the server takes and answers, in OpenAPI; a test walks it.
-
-The words that descriptions of operations are made of, in OpenAPI.
-
-The description of what the server does with events by their ids, and of journals.
-"""
+"""The server's OpenAPI document; a test walks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a socket may do: uvicorn's HTTP connection, with an end to its patience.
+"""Uvicorn's HTTP connection, with timeouts and limits for each socket.
 
 A head that does not end, a body that trickles, a client that takes no answer: each is closed after
 a time. A head that is too large reaches the app as a mark in its scope, and is refused there.

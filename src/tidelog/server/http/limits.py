@@ -1,6 +1,6 @@
-"""What a client may take: bytes, requests a second, and time. Nothing here waits.
+"""Limits of a client: bytes, requests a second, and time; and threads for calls that block.
 
-Threads for what blocks: the catalog and the store, away from the event loop.
+No limit waits. The catalog and the store are called in threads, away from the event loop.
 """
 
 from __future__ import annotations

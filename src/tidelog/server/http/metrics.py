@@ -1,25 +1,21 @@
-"""What the server has done, for Prometheus.
+"""What the server did and used: metrics for Prometheus, logs, health checks and usage.
 
-The loop's own thread counts, in plain numbers, so that a request pays next to nothing; they become
-metrics when a request asks for them.
+**Metrics.** The loop's own thread counts, in plain numbers, so that a request pays next to nothing;
+they become metrics when a request asks for them.
 
-What the operator should know, on standard error: one line a second at most.
+**Logs.** Warnings go to standard error, one line a second at most. The access log has one JSON
+object per request. A line has the time, the request's id, the client's address, the token's id, the
+method, the path, the operation, the status and the milliseconds. It has no query, as that may hold
+a token, and no id of an event, as that may be personal data, which an erasure does not find here. A
+thread writes lines, so that no request waits for a disk; when more wait than it may hold, some are
+dropped, and the next line counts them. The file is opened again for each write, so it can be
+rotated; only its owner can read it.
 
-What was asked and answered, as one JSON object per line; and the ids of requests.
+**Health.** ``/healthz`` says that the process answers, ``/readyz`` that store and catalog do too.
 
-A line has the time, the request's id, the client's address, the token's id, the method, the path,
-the operation, the status and the milliseconds. It has no query, as that may hold a token, and no id
-of an event, as that may be personal data, which an erasure does not find here. A thread writes
-lines, so that no request waits for a disk; when more wait than it may hold, some are dropped, and
-the next line counts them. The file is opened again for each write, so it can be rotated; only its
-owner can read it.
-
-``/healthz``: the process answers. ``/readyz``: the store and the catalog do too.
-
-What clients used, on its way to the home: when each token, and on request how often each topic.
-
-Requests only change a number in memory. Once a minute a thread stores what has changed since; what
-a crash loses is the last minute.
+**Usage.** The home stores when each token was used, and on request how often each topic. Requests
+only change a number in memory. Once a minute a thread stores what has changed since; what a crash
+loses is the last minute.
 """
 
 from __future__ import annotations

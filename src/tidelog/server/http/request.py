@@ -1,22 +1,20 @@
-"""Bodies of requests, and the one bound on the bytes that requests hold in the process.
+"""Reads requests: bodies, headers, paths and queries.
 
-A request has a place from the first byte of its body until its events are stored. It counts the
-bytes that have come, and then what its events take in memory. All places together have one bound,
-and those of one client a half of it; a client that is alone is always let in. When an upload does
-not fit, the largest one that is slow loses its place: clients that send nothing, or bytes one by
-one, keep no other out.
+**Bodies.** One limit covers the bytes that all requests hold in the process. A request has a place
+from the first byte of its body until its events are stored. It counts the bytes that have come, and
+then what its events take in memory. All places together have one bound, and those of one client a
+half of it; a client that is alone is always let in. When an upload does not fit, the largest one
+that is slow loses its place: clients that send nothing, or bytes one by one, keep no other out.
 
-Headers of a request by name: one that is given twice never loses a value without a word.
+**Headers** are found by name; one that is given twice never loses a value silently.
 
-Paths and queries of requests: routes that match the whole path, and both are text.
+**Paths.** Routes match the whole path. What a path names is read, updated and erased, so a path
+names exactly one thing. Starlette's own routes end at ``$``, which also matches before a last
+newline, and ``.`` does not match newlines; and percent-encoded bytes that are not UTF-8 arrive here
+as U+FFFD. Both would let a request for one id reach the event of another. In a query such bytes
+would change what is stored or searched for.
 
-What a path names is read, updated and erased, so a path names exactly one thing. Starlette's own
-routes end at ``$``, which also matches before a last newline, and ``.`` does not match newlines;
-and percent-encoded bytes that are not UTF-8 arrive here as U+FFFD. Both would let a
-request for one id reach the event of another. In a query such bytes would change what is stored or
-searched for.
-
-Bodies that were compressed: gzip and zstd, up to the size that a plain body may have.
+**Compression.** Bodies may be gzip or zstd, up to the size that a plain body may have.
 """
 
 from __future__ import annotations
