@@ -15,7 +15,7 @@ from tests.support.inline_tasks import InlineTasks
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.read import ReadRequest, archived_rows
-from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.erasure.proof import Proof
@@ -127,6 +127,35 @@ def test_archive_is_verified_the_same(
     assert verify_archive(with_tasks(home, tasks), archive, how) == expected
     assert sum(told) == expected.bytes
     assert tasks.done["check_range"] >= 2
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_files_that_an_erasure_rewrites_during_a_verify_are_not_damaged(
+    home: Home, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    archive, first = an_archive_of_ranges(home, parser=AT), iter([{3}, {5}])
+    check_files = _VerifyLook._check_files
+
+    def erase() -> None:
+        erase_from_archives(home.context, home.topic("t"), {0: next(first, set())})
+
+    class Slow(InlineTasks):
+        def run(self, *args: Any) -> Iterator[tuple[Any, Any]]:
+            found = list(super().run(*args))
+            erase()  # after the listing
+            yield from found
+
+    def check(*args: Any) -> None:
+        erase()  # after the rows were read
+        check_files(*args)
+
+    monkeypatch.setattr(_VerifyLook, "_check_files", check)
+    how = ArchiveVerifyOptions(deep=deep)
+    assert verify_archive(with_tasks(home, Slow()), archive, how).problems == []
+    assert next(first, None) is None, "both were erased"
+    damage(home, archive)
+    kinds = sorted(each.kind for each in verify_archive(home.context, archive, how).problems)
+    assert kinds == ["missing", "size"]
 
 
 def test_files_that_tasks_have_read_are_not_read_again(

@@ -43,6 +43,7 @@ from tidelog.archive.verify_rows import (
 )
 from tidelog.catalog.base import Row
 from tidelog.codec.parsers import LayoutSettings
+from tidelog.connectors.archive.staging import is_published
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     Manifests,
@@ -514,20 +515,21 @@ class _VerifyLook:
 
     def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
         size = self._sizes.get(file.target)
-        if size is None:  # committed after the listing, or deleted
-            try:
-                size = self._store.head(file.target).size
-            except NotFoundError:
-                if self._is_replaced(manifest, file):
-                    self._recount.found(file.kind, file.events)  # they were there
-                else:
-                    what = f"is not there; it held {file.events} events"
-                    self.tally.add(Problem("missing", file.target, what, self._restore))
-                return False
-        if size != file.size:
-            what = f"has {size} bytes, its manifest says {file.size}"
-            self.tally.add(Problem("size", file.target, what, self._restore))
-        return size == file.size
+        if size == file.size:
+            return True
+        try:
+            size = self._store.head(file.target).size  # since the listing it may have changed
+            problem = "size", f"has {size} bytes, its manifest says {file.size}"
+        except NotFoundError:
+            problem = "missing", f"is not there; it held {file.events} events"
+        if size == file.size:
+            return True
+        if not self._is_replaced(manifest, file):
+            kind, what = problem
+            self.tally.add(Problem(kind, file.target, what, self._restore))
+        elif file.kind != "sidecar":
+            self._recount.found(file.kind, file.events)  # they were there
+        return False
 
     def _count(self, manifest: Manifest, file: FileEntry) -> int | Problem:
         """Returns how many events a file holds, from the file itself."""
@@ -552,9 +554,25 @@ class _VerifyLook:
             return Problem("contents", file.target, str(exc), self._restore)
 
     def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
-        """Returns whether a replay has replaced these dead letters since its rows were read."""
-        if file.kind != "dead":
-            return False
-        pipeline = self._archive.pipeline(self.tally.generation)
-        replays = Replays(self.context, pipeline, manifest.partition)
-        return any(f.target == file.target and not counts for f, counts in replays.dead())
+        """Returns whether a file has changed as recorded since its rows were read.
+
+        An erasure or an update rewrites files, and a replay replaces dead letters.
+        """
+        pipeline, partition = self._archive.pipeline(self.tally.generation), manifest.partition
+        if file.kind == "dead":
+            replays = Replays(self.context, pipeline, partition)
+            if any(f.target == file.target and not counts for f, counts in replays.dead()):
+                return True
+        return any(
+            other.target == file.target and other != file and is_published(self._store, other)
+            for each in (pipeline, replay_pipeline(pipeline))
+            for other in self._recorded(each, partition)
+        )
+
+    def _recorded(self, pipeline: str, partition: str) -> Iterator[FileEntry]:
+        """Yields the files of a source partition as recorded now, and by erasures under way."""
+        for committed in read_commits(self.context, pipeline, partition):
+            for key in {committed.manifest, committed.rewrite} - {""}:
+                with contextlib.suppress(NotFoundError, CorruptError):
+                    for part in read_manifest(self.context.store.get(key), key).parts:
+                        yield from part.files
