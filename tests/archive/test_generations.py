@@ -101,6 +101,24 @@ def test_a_backfill_from_a_backup_goes_on_from_the_source(home: Home) -> None:
     assert listed(home, promoted, 2) == Counter(range(660))
 
 
+def test_driver_of_a_backup_that_was_opened_before_the_promote_decides_nothing(home: Home) -> None:
+    fill(home, 600)
+    backup, live = an_archive(home, "raw"), an_archive(home, "daily", parser="json:at")
+    drive(home, backup)
+    drive(home, live)
+    making = ArchiveFormat(parser="json:at", layout={"granularity": "hour"}, source="archive:raw")
+    built, generation = begin_backfill(home.context, "daily", making)
+    drive(home, built, generation)
+    promoted = promote(home.context, "daily")
+    fill(home, 60, first=600)
+    drive(home, promoted)
+    with pytest.raises(FencedError, match="generation 2 is live"):  # the backup ends before it
+        drive(home, built, generation, accept_loss=True)
+    fill(home, 40, first=660)
+    assert drive(home, promoted) == 40
+    assert listed(home, promoted, 2) == Counter(range(700))
+
+
 def _before(home: Home, offset: int) -> object:
     from tidelog.log.maintenance.trim import ToOffsets
 

@@ -553,6 +553,9 @@ BUGS: Mapping[str, Bug] = {
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
     "what a backup lacks was never there": Bug("P4a", _holes_count_as_never_there, HolesWorld),
+    "a driver keeps the source of a backfill": Bug(
+        "P4a", drivers_planted.driver_keeps_its_source, HolesWorld
+    ),
     "a backup is read to its end": Bug("P4a", _backup_is_read_to_its_end, HolesWorld),
     "promote does not freeze heads": Bug("P4a", _promote_does_not_freeze, GenerationsWorld),
     "erasure leaves kept generations out": Bug(

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidelog.archive.freeze import HeadGate
+from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.pipeline import cycle
 from tidelog.pipeline.base import TakenError
 from tidelog.pipeline.cycle import Cycle
@@ -15,6 +17,7 @@ from tidelog.pipeline.share import DriverMembers
 
 __all__ = [
     "commit_under_an_old_epoch",
+    "driver_keeps_its_source",
     "living_drivers_lose_partitions",
     "take_keeps_the_epoch",
 ]
@@ -54,3 +57,16 @@ def take_keeps_the_epoch(patch: Patch) -> None:
         return msgspec.structs.replace(head, epoch=found.epoch if found else head.epoch)
 
     patch.setattr(cycle, "taken_head", same)
+
+
+def driver_keeps_its_source(patch: Patch) -> None:
+    """A driver that was opened for a backfill takes partitions after the promote."""
+    check = HeadGate.__call__
+
+    def ignoring(self: HeadGate) -> None:
+        state = read_archive(self._context, self._archive.name).state_of(self._generation)
+        if state == "live":
+            self._state = state
+        check(self)
+
+    patch.setattr(HeadGate, "__call__", ignoring)

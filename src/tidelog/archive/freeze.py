@@ -10,6 +10,10 @@ drivers for at most a minute, and clocks decide nothing else.
 An unfinished range is settled under the freeze: a decided one is published and committed, any other
 is withdrawn. So a kept generation has no unfinished range that an erasure would wait for.
 
+A driver checks the gate whenever it takes a partition, after it has read its head. A driver that
+was opened for a backfill reads a backup, and what the live generation had then. After the promote,
+the head may be past the end of both, which must not look like a source that lost its events.
+
 A listed source partition without a head gets a frozen one without a position. A driver lists a
 partition before it checks the gate: if the promote has already read the list, the gate is closed.
 """

@@ -191,8 +191,9 @@ class Cycle:
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
                     self._list(partition)
-                if found is None or found.frozen:
-                    self._pipeline.gate()  # after the list: a promote that began since has read it
+                # After the list: a promote that began since has read it. After the head: its
+                # position may come from the source that its generation has since it was promoted.
+                self._pipeline.gate()
                 self._maybe_claimed.add(partition)
                 self._context.catalog.write(where, change, write_id=write_id)
                 track = Track(partition, where, head, write_id, late=late)
