@@ -175,6 +175,20 @@ def test_a_room_says_what_it_is(path: Path) -> None:
         assert place.is_dir() or place.with_suffix(".py").exists(), f"names `{name}`, which is gone"
 
 
+@of_each(SOURCES)
+def test_docstrings_refer_to_modules_that_exist(path: Path) -> None:
+    docstring = ast.get_docstring(parsed(path)) or ""
+    for name in re.findall(r"``([a-z_]+(?:\.[a-z_]+)+)``", docstring):
+        room, *rest = name.split(".")
+        place = ROOT / "src" / "tidelog" / room
+        if not place.is_dir() or name == "spark.archives":  # a setting of Spark
+            continue
+        while rest and (place / rest[0]).is_dir():
+            place /= rest.pop(0)
+        found = not rest or (place / f"{rest[0]}.py").exists()
+        assert found, f"refers to `{name}`, which is gone"
+
+
 IMPORTS = re.compile(
     r"^[\s\"']*from (tidelog[\w.]*) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)", re.M
 )

@@ -3,11 +3,10 @@
 The home is the one that ``TIDELOG_HOME`` names. A handler raises what fails, so Lambda or the
 service that called it tries again. This room does not know how anything is stored.
 
-A consumer as a function: it is notified, reads a partition once, and asks to be called again.
-
-A call gets notifications (``{"topic": …, "partition": …, "offset": …}``) of a topic's target
-``lambda:``, or of its target ``sns:`` by a subscription of the function, or of a queue between the
-two. For each partition that they name:
+**Consumers.** A function is notified, reads a partition once, and asks to be called again. A call
+gets notifications (``{"topic": …, "partition": …, "offset": …}``) of a topic's target ``lambda:``,
+or of its target ``sns:`` by a subscription of the function, or of a queue between the two. For each
+partition that they name:
 
 1. Read up to ``max_events`` of the consumer's next events, and give each to ``handle``. The cursor
    moves after each of them. An error of ``handle`` ends the call, and its event comes again.
@@ -18,24 +17,21 @@ two. For each partition that they name:
 
 A call that dies has handled what its cursor says. Lambda retries it, and its lease ends by step 3.
 
-The scribe as a function: a message of its queue is one turn of maintenance of one home.
+**Scribes.** A message of the queue is one turn of maintenance of one home. A message ``{}`` is for
+the home of the settings. ``{"replica": "NAME"}`` is for the home that ``TIDELOG_HOMES`` gives this
+name: a JSON object of config strings by name. So one function serves several homes, and a schedule
+with a message for each of them decides how often. A turn that fails raises, so the queue gives its
+message again; the message of a turn that never ran expires.
 
-A message ``{}`` is for the home of the settings. ``{"replica": "NAME"}`` is for the home that
-``TIDELOG_HOMES`` gives this name: a JSON object of config strings by name. So one function serves
-several homes, and a schedule with a message for each of them decides how often. A turn that fails
-raises, so the queue gives its message again; the message of a turn that never ran expires.
-
-Events into topics by functions: records of a Kinesis stream, and pixels of an HTTP API.
-
-A batch of records is appended under a key of its own: its stream, shard, and first and last number.
-Lambda retries a batch as it was, so a retry stores nothing twice, and ids are those that a pump
-gives (``connectors.kinesis``). Records that a producer library has put together are taken apart.
+**Ingest.** Functions append records of a Kinesis stream, and pixels of an HTTP API. A batch of
+records is appended under a key of its own: its stream, shard, and first and last number. Lambda
+retries a batch as it was, so a retry stores nothing twice, and ids are those that a pump gives
+(``connectors.kinesis``). Records that a producer library has put together are taken apart.
 
 A pixel is answered when its event is durable. The API has no tokens, so the function names the
 topics that it appends to, and a request cannot choose the id of its event.
 
-Playback as a function: it is called with what to play, as ``tidelog playback --params`` is.
-
+**Playbacks.** A call says what to play, as ``tidelog playback --params`` does:
 ``{"topic": …, "start": …, "end": …, "to": …, "resume": …}``; times are text, or milliseconds since
 1970. It logs a line for each slot, and ``Success`` at the end. Shortly before its time is over it
 stops. A playback under a name (``resume``) goes on where it was when it is called again.

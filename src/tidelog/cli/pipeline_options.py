@@ -1,12 +1,7 @@
-"""What commands that drive a pipeline share: options, workers, progress, and the way to stop.
+"""What commands that drive a pipeline share: options, workers, progress, metrics and signals.
 
-The world of a command whose work is traced, where OpenTelemetry is set up.
-
-The options that say how an archive's files are made, shared by ``create`` and ``backfill``.
-
-The file in which a command keeps its metrics, for a textfile collector.
-
-What ``archive run`` does after its cycles: keep a file of metrics.
+The options that say how an archive's files are made are shared by ``create`` and ``backfill``. A
+command can keep its metrics in a file, for a textfile collector.
 """
 
 from __future__ import annotations

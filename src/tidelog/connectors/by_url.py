@@ -16,9 +16,9 @@ publishes it after the pipeline recorded a manifest. Its promise: publishing twi
 drivers at once, publishes once, wherever the target can detect that. Staged files are never
 visible. A sink must not know sources or pipelines.
 
-``sink`` defines the protocols. ``archive.sink`` writes the files of archives. ``topic.sink``,
-``kafka.sink`` and ``kinesis.sink`` write events to a log, staged by ``topic.segments``. Other
-packages add a sink through the entry point group ``tidelog.sinks``.
+``sink`` defines the protocols. ``connectors.archive.sink`` writes the files of archives.
+``topic.sink``, ``kafka.sink`` and ``kinesis.sink`` write events to a log, staged by
+``topic.segments``. Other packages add a sink through the entry point group ``tidelog.sinks``.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ when it starts (``source.refreshed``). The runs of a range are cut at its border
 journals also within. The slices are grouped into tasks of about equal size, in the order of
 partitions and offsets.
 
-Runs on executors: opens the store, and reads and writes objects, without a catalog.
-
-A batch read checks the catalog before that, if its machine can reach it (``source.refreshed``).
-What is read is checked like by every reader: the bytes against their checksums, the events against
-their count. Only the needed row groups and columns of a journal are fetched. Credentials come from
-the executor's own environment.
+**Executors** open the store, and read and write objects, without a catalog. A batch read checks the
+catalog before that, if its machine can reach it (``source.refreshed``). What is read is checked
+like by every reader: the bytes against their checksums, the events against their count. Only the
+needed row groups and columns of a journal are fetched. Credentials come from the executor's own
+environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs the tasks of maintenance on a Spark session, as ``tasks.TaskRunner`` describes.
 
 Items go out in waves, since callers list them as they read rows. A wave is one job: a DataFrame
-whose partitions are lots of items of about the same size. If an executor dies, Spark runs its lot
-again; if the session's Java process ends, the wave runs again in a new one.
+whose partitions are groups of items of about the same size. If an executor dies, Spark runs its
+group again; if the session's Java process ends, the wave runs again in a new one.
 """
 
 from __future__ import annotations

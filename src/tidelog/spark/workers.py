@@ -1,21 +1,21 @@
-"""Workers on a Spark cluster: each job is a DataFrame, whose partitions run tasks.
+"""Workers on a Spark cluster, with transforms and sessions.
 
-Without a transform, a task reads its range and writes its files itself, so no event passes through
-Spark. It returns what was staged, or the error of that range. If an executor dies, Spark runs the
-task again; each writer stages under its own names, so attempts never collide. Where there are many
-more tasks than cores, several share a Spark partition.
+Each job is a DataFrame, whose partitions run tasks. Without a transform, a task reads its range and
+writes its files itself, so no event passes through Spark. It returns what was staged, or the error
+of that range. If an executor dies, Spark runs the task again; each writer stages under its own
+names, so attempts never collide. Where there are many more tasks than cores, several share a Spark
+partition.
 
 Spark's UI and event log show the pipeline and the ranges of a job, and with a transform how many
 events came in and went out. Listeners get the events and bytes of each job as observed metrics with
 the name ``tidelog``. The job's group is ``tidelog-<pipeline>``; cancelled, its ranges are done
 again later.
 
-Runs a user's transform between a range and its files: a function of DataFrames.
-
-The ranges of a cycle become one DataFrame in event columns, with one Spark partition each. The
-function changes it, and the sink's writer gets the result in the same Spark task. Rows may be
-dropped and changed, but not moved: each keeps its offset, in its partition and in order. Anything
-else is detected, so that an archive's ranges stay what they say they are:
+**Transforms.** A user's function of DataFrames runs between a range and its files. The ranges of a
+cycle become one DataFrame in event columns, with one Spark partition each. The function changes it,
+and the sink's writer gets the result in the same Spark task. Rows may be dropped and changed, but
+not moved: each keeps its offset, in its partition and in order. Anything else is detected, so that
+an archive's ranges stay what they say they are:
 
 1. the reading half of a task notes the offsets that it returned, in a file of that task alone
 2. the writing half gets rows, whose offsets must rise
@@ -27,11 +27,9 @@ Spark collects rows for the writing half, by number: to measure each row takes l
 it. So the reading half counts the bytes of large rows, in whole columns. If a batch might not fit
 into memory, the ranges with such rows are read again with batches that Spark measures.
 
-Sessions of Spark: opens them, and replaces one whose Java process ended.
-
-A session lives in a Java process of its own. If that ends (out of memory, killed), or if its
-cluster ends the application, every later call fails. ``replace_session`` forgets such a session
-and opens another one, so a driver that follows continues without a restart.
+**Sessions.** A session lives in a Java process of its own. If that ends (out of memory, killed), or
+if its cluster ends the application, every later call fails. ``replace_session`` forgets such a
+session and opens another one, so a driver that follows continues without a restart.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ its sink and batch, under new ids, and returns them to the driver. They are not 
 yet. An attempt that fails, or that Spark does not count, leaves objects that no row names. They are
 deleted when a batch is done, or by a sweep a day later (``log.maintenance.unfinished_writes``).
 
-Commits a Spark write on the driver: staged segments become runs of the topic, once.
-
-A batch of a named sink has six steps:
+**Commits.** On the driver, staged segments become runs of the topic, once. A batch of a named sink
+has six steps:
 
 1. tasks stage segments in the folder of the batch    → crash: objects that no row names
 2. before the first batch, record the topic in the
@@ -15,10 +14,9 @@ A batch of a named sink has six steps:
 3. put a manifest that names the staged segments      → crash: the same
 4. change the sink's row from the last batch to this
    one, with the manifest: now the content is decided → crash: the next process resumes at step 5
-5. copy each staged segment to the topic's segments,
-   in its current generation, and commit its pieces,
-   guarded by the sink's producer rows; then put a
-   witness for it (``log.witnesses``)                 → crash: some runs; the next one skips these
+5. copy each staged segment to the topic's segments, in its current generation, and commit its
+   pieces, guarded by the sink's producer rows; then put a witness for it (``log.producer.staged``)
+   → crash: some runs; the next one skips these
 6. mark the sink's row as done; then delete what is
    staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 

@@ -1,9 +1,4 @@
-"""``tidelog archive``: create, run, list, status, manifest; other files have its other commands.
-
-``tidelog archive delete``: end an archive, and delete its files on request.
-
-``tidelog archive erase``: events of an archive whose topic is gone, by id or by key.
-"""
+"""``tidelog archive``: create, run, list, delete and erase; other files have its other commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``tidelog archive``: backfill, promote, rollback and drop of generations, flush and seek.
-
-``tidelog archive restore``: events of an archive go back into a topic or into Kafka.
-"""
+"""``tidelog archive``: backfill, promote, rollback, drop, flush, seek and restore."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``tidelog archive``: status, finalize and register: what makes an archive known to others.
-
-How commands show the account of source partitions: as a table with its gaps, or as JSON.
-"""
+"""``tidelog archive``: status, finalize and register; and tables of accounts."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""``tidelog demo``: the main job from end to end, shown to a person.
+"""``tidelog demo`` and ``tidelog sample-traffic``: what Tidelog does, shown to a person.
 
-On a real home in a folder of its own: produces events, shares them among consumers, archives them
-by date and hour on Spark, counts them with another engine, and draws the result.
+**The demo** works on a real home in a folder of its own. It produces events, shares them among
+consumers, archives them by date and hour on Spark, counts them with another engine, and draws the
+result.
 
-``tidelog sample-traffic``: what ``tidelog up --demo`` shows: orders, clicks, and their readers.
-
-Besides the orders of the demo there are clicks, a few of which are not JSON, so that an archive has
-dead letters; a pump that gives clicks the key of their user; and two consumers, one that keeps up
-and one that falls behind at times.
+**Sample traffic** is what ``tidelog up --demo`` shows: orders, clicks, and their readers. Besides
+the orders of the demo there are clicks, a few of which are not JSON, so that an archive has dead
+letters; a pump that gives clicks the key of their user; and two consumers, one that keeps up and
+one that falls behind at times.
 """
 
 from __future__ import annotations

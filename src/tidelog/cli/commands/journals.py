@@ -1,9 +1,4 @@
-"""``tidelog journals``: the objects that hold the events of a time range.
-
-``tidelog compile``: many runs become one journal, with amendments applied.
-
-``tidelog scribe``: compiles, applies amendments and sweeps in the background.
-"""
+"""``tidelog journals``, ``compile`` and ``scribe``: lists journals and makes them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""``tidelog pipeline``: pumps, streams and restores by name: how far they are, seeks, removal.
-
-``tidelog pump``: any source into a topic, each event once.
-
-``tidelog spark-env``: Tidelog as an archive for Spark's executors.
-"""
+"""``tidelog pump``, ``pipeline`` and ``spark-env``: pipelines other than archives."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # ruff: noqa: PLC0415 - the server's libraries may not be there
-"""``tidelog serve``: the home over HTTP.
-
-``tidelog load``: sample traffic, to size a deployment.
-"""
+"""``tidelog serve`` and ``tidelog load``: a home over HTTP, and sample traffic to size a server."""
 
 from __future__ import annotations
 

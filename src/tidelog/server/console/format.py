@@ -1,9 +1,9 @@
-"""How values stand on a page: numbers, sizes, times, and bytes that may be anything.
+"""Formats values for a page: numbers, sizes, times, any bytes, and lines of charts.
 
 Templates escape all that they show. What escaping leaves, characters that are invisible or that
 turn the direction of a line, is made visible here.
 
-Lines on a page: points of a series as the coordinates of an SVG, and the labels beside it.
+A line of a chart is the points of a series as the coordinates of an SVG, with labels beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who looks at the console, and what their forms must prove.
+"""Sessions of the console: who looks, what a form must prove, and the pages of tokens.
 
 A person shows a token once, in a form, and gets a session of its own: a random id in a cookie that
 scripts cannot read and that no other site can make the browser send. The token itself is in no
@@ -8,9 +8,7 @@ expires; and with the process. On an open server there is no cookie.
 A form changes something only when it carries a mark that is made of the session's id, or of a
 secret of this process where there is none, and when the browser says that our own page sent it.
 
-What a page is asked, and what it answers with. No HTTP here.
-
-Pages of tokens: created, listed and revoked.
+Requests and answers of pages are plain values here, without HTTP.
 """
 
 from __future__ import annotations

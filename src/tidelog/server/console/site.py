@@ -1,13 +1,12 @@
-"""The console's way of a request: its place, who asks, the page, and what a browser may do with it.
+"""Handles a request to the console: finds its page, checks who asks, and renders it.
 
 1. find the place; none is 404, another method 405
 2. let the request in, as the gate does; without a token the answer is the form that asks for one
 3. for a form: its origin, its mark, and the right to change something
 4. make the page in a thread, and send it with headers that allow nothing but our own files
 
-Every address of the console, and who may ask for it.
-
-Templates and the files beside them: read once, and the same for everybody.
+This module lists every address of the console, with who may ask for it. Templates and the files
+beside them are read once.
 """
 
 from __future__ import annotations
