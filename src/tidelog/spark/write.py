@@ -14,9 +14,10 @@ has six steps:
 3. put a manifest that names the staged segments      → crash: the same
 4. change the sink's row from the last batch to this
    one, with the manifest: now the content is decided → crash: the next process resumes at step 5
-5. copy each staged segment to the topic's segments, in its current generation, and commit its
-   pieces, guarded by the sink's producer rows; then put a witness for it (``log.producer.staged``)
-   → crash: some runs; the next one skips these
+5. copy each staged segment to the topic's segments,
+   in its current generation, and commit its pieces,
+   guarded by the sink's producer rows; then put a
+   witness for it (``log.producer.staged``)           → crash: some runs; the next one skips these
 6. mark the sink's row as done; then delete what is
    staged for this batch and earlier ones             → crash: the batch, perhaps with leftovers
 
