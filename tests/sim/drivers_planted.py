@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import greenlet
 import msgspec
 import pytest
 
 from tidelog.archive.freeze import HeadGate
-from tidelog.coordination.pipeline_rows import read_archive
+from tidelog.model.pipeline import Progress
 from tidelog.pipeline import cycle
 from tidelog.pipeline.base import TakenError
 from tidelog.pipeline.cycle import Cycle
@@ -60,13 +61,20 @@ def take_keeps_the_epoch(patch: Patch) -> None:
 
 
 def driver_keeps_its_source(patch: Patch) -> None:
-    """A driver that was opened for a backfill takes partitions after the promote."""
-    check = HeadGate.__call__
+    """A driver that was opened for a backfill takes heads after the promote."""
+    decode, check = cycle.decode_row, HeadGate.__call__
+    found: dict[greenlet.greenlet, Any] = {}
+
+    def noting(value: bytes, kind: type, what: str) -> Any:
+        row = decode(value, kind, what)
+        if kind is Progress:
+            found[greenlet.getcurrent()] = row
+        return row
 
     def ignoring(self: HeadGate) -> None:
-        state = read_archive(self._context, self._archive.name).state_of(self._generation)
-        if state == "live":
-            self._state = state
-        check(self)
+        head = found.pop(greenlet.getcurrent(), None)
+        if head is None or head.frozen:
+            check(self)
 
+    patch.setattr(cycle, "decode_row", noting)
     patch.setattr(HeadGate, "__call__", ignoring)
