@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.homes import a_catalog
 from tidelog.catalog import sqlite as sqlite_module
+from tidelog.catalog import sqlite_connections
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 
@@ -217,3 +218,19 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_malformed_addresses_are_refused(url: str, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         a_catalog(url)
+
+
+def test_connection_of_an_ended_thread_waits_for_no_fork(tmp_path: Path) -> None:
+    """The garbage collector drops it in any thread, which may hold what the fork waits for."""
+    process = sqlite_connections._process
+    raw = sqlite3.connect(tmp_path / "c.sqlite", check_same_thread=False)
+    held = [sqlite_connections._ThreadConnection(tmp_path / "c.sqlite", raw)]
+    collecting = threading.Thread(target=held.clear, daemon=True)
+    with process.closing:  # as during a fork
+        collecting.start()
+        collecting.join(30)
+        assert not collecting.is_alive()
+        raw.execute("SELECT 1")
+    process.close_dropped()
+    with pytest.raises(sqlite3.ProgrammingError):
+        raw.execute("SELECT 1")

@@ -73,7 +73,7 @@ class _ThreadConnection:
         if self.lock.acquire(timeout=_CLOSE_S):
             try:
                 if not self.busy and not self.closed:
-                    self._end()
+                    self.end()
             finally:
                 self.lock.release()
 
@@ -83,9 +83,9 @@ class _ThreadConnection:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
 
     def __del__(self) -> None:
-        with _process.closing:  # no fork happens while SQLite closes a file
-            if not self.closed:
-                self._end()
+        if not self.closed:
+            _process.dropped.append(self)
+            _process.close_dropped()
 
     def is_cut_off(self) -> bool:
         """Returns whether SQLite's log is not the one in the folder any more."""
@@ -95,7 +95,8 @@ class _ThreadConnection:
             and _is_deleted(self.log_path)
         )
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Closes it; abandons it if that would harm others."""
         if self.is_cut_off():  # closing would move the deleted log into the file
             _process.cut_off(self.path)
             self.abandon()
@@ -112,6 +113,7 @@ class _Process:
         self.opening = threading.RLock()  # held while a connection is opened, and during a fork
         self.closing = threading.RLock()  # held while a dropped one is closed, and during a fork
         self.opened: weakref.WeakSet[_ThreadConnection] = weakref.WeakSet()
+        self.dropped: list[_ThreadConnection] = []  # of ended threads, to be closed
         self.under_way: list[Path] = []  # files that are being opened
         self.refused: dict[Path, str] = {}  # files that cannot be opened here, and why
 
@@ -120,18 +122,34 @@ class _Process:
         for held in list(self.opened):
             held.close()
         self.closing.acquire()  # last: the fork must not wait for a statement that waits for it
+        self.close_dropped()
 
     def after_in_parent(self) -> None:
         self.closing.release()
         self.opening.release()
+        self.close_dropped()
+
+    def close_dropped(self) -> None:
+        """Closes what ended threads have left, unless a fork or another thread is at it.
+
+        The garbage collector calls this in any thread, whatever locks that has, so it must not
+        wait: a fork holds ``closing`` while it waits for locks of other modules.
+        """
+        while self.dropped and self.closing.acquire(blocking=False):  # so no fork begins now
+            try:
+                with contextlib.suppress(IndexError):  # a signal handler was faster
+                    self.dropped.pop().end()
+            finally:
+                self.closing.release()
 
     def after_in_child(self) -> None:
         self.pid = os.getpid()
         self.opening, self.closing = threading.RLock(), threading.RLock()
-        for held in list(self.opened):
+        for held in (*self.opened, *self.dropped):
             if not held.closed:
                 self.refused[held.path] = _FORKED
                 held.abandon()
+        self.dropped = []
         self.refused |= dict.fromkeys(self.under_way, _FORKED)
         self.under_way = []
         self.opened = weakref.WeakSet()
@@ -218,6 +236,7 @@ class Connections:
             self._local = threading.local()
 
     def _open(self) -> _ThreadConnection:
+        _process.close_dropped()
         with _process.opening, self._under_way():
             held = _ThreadConnection(self._path, self._opener("rw"))
             _process.opened.add(held)
