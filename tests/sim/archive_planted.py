@@ -591,7 +591,4 @@ BUGS: Mapping[str, Bug] = {
     "an update passes over ranges under way": Bug(
         "P4", moves_planted.update_passes_over_ranges_under_way, MovesWorld
     ),
-    "a stream passes a failed event": Bug(
-        "P3", moves_planted.stream_passes_a_failed_event, MovesWorld
-    ),
 }

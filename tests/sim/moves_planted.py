@@ -9,13 +9,11 @@ import pytest
 from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.erasure import updates
 from tidelog.pipeline import cuts, seek
-from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
     "redo_leaves_dead_letters_out",
     "seek_records_no_gap",
-    "stream_passes_a_failed_event",
     "update_passes_over_ranges_under_way",
 ]
 
@@ -46,13 +44,3 @@ def seek_records_no_gap(patch: Patch) -> None:
 def update_passes_over_ranges_under_way(patch: Patch) -> None:
     """An update does not wait for ranges that may have read the old value."""
     patch.setattr(updates, "is_under_way", lambda *_: False)
-
-
-def stream_passes_a_failed_event(patch: Patch) -> None:
-    """A stream commits a range whose handler has failed."""
-    deliver = HandlerWorkers._deliver_unit
-
-    def past(self: HandlerWorkers, task: Any, unit: Any) -> tuple[int, int]:
-        return deliver(self, task, unit) or (0, 0)
-
-    patch.setattr(HandlerWorkers, "_deliver_unit", past)
