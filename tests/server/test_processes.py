@@ -214,7 +214,8 @@ def test_an_idle_server_ends_at_once_and_says_where_it_listened(home: str) -> No
     with socket.create_connection((host, int(port))):  # one that says nothing holds up no stop
         process.terminate()
         out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, b"")
+    assert process.returncode == 0
+    assert out == f"Console: http://{host}:{port}/   API: http://{host}:{port}/docs\n".encode()
 
 
 def test_several_servers_of_one_home_share_it(home: str) -> None:

@@ -49,8 +49,8 @@ _CUT_OFF = (
     "lost its locks or its log: start the process again, and copy catalogs in another process"
 )
 
-_Log = tuple[int, int]
-"""Which file a log is: device and inode."""
+_File = tuple[int, int]
+"""Which file is at a path: device and inode."""
 
 
 class _ThreadConnection:
@@ -59,7 +59,8 @@ class _ThreadConnection:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path.resolve()
         self.log_path = f"{self.path}-wal"
-        self.log = _log_at(self.log_path)  # None: of a file that never changes
+        self.log = _identity(self.log_path)  # None: of a file that never changes
+        self.file = _identity(str(self.path))
         self.connection = connection
         self.lock = threading.RLock()  # taken for each statement
         self.busy = 0  # statements of the thread that has the lock; 2 in a signal handler
@@ -91,14 +92,14 @@ class _ThreadConnection:
         """Returns whether SQLite's log is not the one in the folder any more."""
         return (
             self.log is not None
-            and _log_at(self.log_path) != self.log
+            and _identity(self.log_path) != self.log
             and _is_deleted(self.log_path)
         )
 
     def end(self) -> None:
         """Closes it; abandons it if that would harm others."""
         if self.is_cut_off():  # closing would move the deleted log into the file
-            _process.cut_off(self.path)
+            _process.cut_off(self)
             self.abandon()
         else:
             self.connection.close()
@@ -116,6 +117,7 @@ class _Process:
         self.dropped: list[_ThreadConnection] = []  # of ended threads, to be closed
         self.under_way: list[Path] = []  # files that are being opened
         self.refused: dict[Path, str] = {}  # files that cannot be opened here, and why
+        self.cut: dict[Path, _File | None] = {}  # files whose log this process has lost
 
     def before_fork(self) -> None:
         self.opening.acquire()
@@ -154,12 +156,23 @@ class _Process:
         self.under_way = []
         self.opened = weakref.WeakSet()
 
-    def cut_off(self, path: Path) -> None:
+    def cut_off(self, found: _ThreadConnection) -> None:
         """Never uses the connections to a file again: its log was deleted or replaced."""
-        self.refused[path] = _CUT_OFF
+        self.cut[found.path] = found.file
         for held in list(self.opened):
-            if held.path == path and not held.closed:
+            if held.path == found.path and held.file == found.file and not held.closed:
                 held.abandon()
+
+    def why_refused(self, path: Path) -> str:
+        """Returns why a file cannot be opened here; empty if it can.
+
+        A file that was created where one was deleted is another one. The inode of the old one is
+        not used again, as this process never closes it.
+        """
+        for each, why in self.refused.items():
+            if _same_file(path, each):
+                return why
+        return _CUT_OFF if path in self.cut and _identity(str(path)) == self.cut[path] else ""
 
     def check(self) -> None:
         """Notices a fork that ran no hooks."""
@@ -196,7 +209,7 @@ class Connections:
                 if held.closed:
                     continue  # a fork was faster
                 if held.is_cut_off():
-                    _process.cut_off(held.path)
+                    _process.cut_off(held)
                     continue  # to be refused
                 held.busy += 1
                 try:
@@ -211,9 +224,9 @@ class Connections:
         if held is None:
             return
         if not held.closed and held.is_cut_off():
-            _process.cut_off(held.path)
-        if held.path in _process.refused:  # perhaps by another thread
-            raise UnknownOutcomeError(f"catalog `{self._path}`: {_process.refused[held.path]}")
+            _process.cut_off(held)
+        if _process.cut.get(held.path, held) == held.file:  # perhaps by another thread
+            raise UnknownOutcomeError(f"catalog `{self._path}`: {_CUT_OFF}")
 
     @contextlib.contextmanager
     def once(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -247,9 +260,8 @@ class Connections:
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[None]:
         real = self._path.resolve()
-        for path, why in _process.refused.items():
-            if _same_file(real, path):
-                raise InvalidError(f"catalog `{self._path}`: {why}")
+        if why := _process.why_refused(real):
+            raise InvalidError(f"catalog `{self._path}`: {why}")
         _process.under_way.append(real)
         try:
             yield
@@ -257,7 +269,7 @@ class Connections:
             _process.under_way.remove(real)
 
 
-def _log_at(path: str) -> _Log | None:
+def _identity(path: str) -> _File | None:
     try:
         found = os.stat(path)
     except OSError:

@@ -330,9 +330,9 @@ def test_memory_is_bounded_whatever_the_folders_are(
     assert memory_mib(tmp_path, form, folders, parts=150) < 500
 
 
-def test_portions_are_what_grouping_row_by_row_gives() -> None:
+def test_portions_are_what_grouping_row_by_row_gives(tmp_path: Path) -> None:
     names = [f"n{number * 7 % 11}" for number in range(500)]
-    sink = FilesSink(FilesSettings("memory:", "a", "d", parser=BY_NAME))
+    sink = FilesSink(FilesSettings(f"file://{tmp_path}", "a", "d", parser=BY_NAME))
     writer: Any = sink.writer("orders/3", "staging")
     (whole,) = batches(names, size=500)
     found = defaultdict(list)
