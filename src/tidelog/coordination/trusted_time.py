@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
+from tidelog.clock import SystemClock
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
@@ -89,7 +90,7 @@ def store_now_ms(context: Context) -> int:
     where the disk is full. Raises ``InvalidError`` all the same if the folder is read-only.
     """
     if not has_own_clock(context.store):
-        now_ms = context.clock.now_ms()
+        now_ms = max(context.clock.now_ms(), SystemClock().now_ms())  # which dates the files
         _delete_probes(context, now_ms)
         return now_ms
     for _ in range(_TRIES):
