@@ -309,7 +309,7 @@ class Console:
     def _find_counted(
         self, scope: Scope, headers: dict[bytes, bytes]
     ) -> tuple[Route, dict[str, str]]:
-        """Find a place; what anybody may have, or nobody, counts for the address that asks.
+        """Find a place; a request for a public or an unknown path counts for the client's address.
 
         ``NotFoundError``, ``MethodError``, ``TooManyError``.
         """
