@@ -7,7 +7,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 
 def refuse(self: threading.Thread) -> None:

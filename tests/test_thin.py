@@ -32,7 +32,7 @@ WORKING = (  # rooms and modules that do work; values that calls return may come
     "tidelog.maintenance.follower",
     "tidelog.maintenance.pipeline_sweep",
     "tidelog.maintenance.turn",
-    "tidelog.model.backoff",
+    "tidelog.model.times.Backoff",
     "tidelog.model.layout",
 )
 DRIVING = re.compile(r"\bDriver\(|\bcatalog\.write\(|\bcreate_archive\(|\bopen_pipeline\(")

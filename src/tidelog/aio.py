@@ -33,7 +33,7 @@ from tidelog.log.consumer.leases import Start
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import Event, Position
 from tidelog.model.playback import Time
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = ["AsyncConsumer", "AsyncProducer", "consumer", "playback", "producer"]
 

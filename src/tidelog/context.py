@@ -20,7 +20,7 @@ from typing import Protocol
 from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, Ids
 from tidelog.identity import HomeIdentity
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.process import NoProcesses, Processes
 from tidelog.settings import LogSettings, Settings, config_string
 from tidelog.store.base import Store

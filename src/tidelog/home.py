@@ -20,14 +20,13 @@ import pyarrow as pa
 
 from tidelog.api.append_lines import LineCalls
 from tidelog.api.browse import BrowseCalls
-from tidelog.api.consumers import Consumers
+from tidelog.api.consumers import Consumers, NotifyCalls
 from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
-from tidelog.api.notify import NotifyCalls
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
-from tidelog.coordination.actions import user_at_host
+from tidelog.coordination.audit import user_at_host
 from tidelog.coordination.tokens import Tokens
 from tidelog.errors import InternalError, InvalidError, TidelogError
 from tidelog.journal.amendment_writer import append_absent
@@ -56,10 +55,10 @@ from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.opening import World, create_context, open_context, real_world
 from tidelog.playback.merge import play_arrow, play_events
-from tidelog.pool import Pool
 from tidelog.process import check_process
 from tidelog.settings import Settings, check_options, config_string, load_settings
 from tidelog.store import Store
+from tidelog.tasks import Pool
 
 if TYPE_CHECKING:
     from tidelog.api.archives import Archives

@@ -47,8 +47,7 @@ from tidelog.model import layout
 from tidelog.process import LocalProcesses
 from tidelog.settings import Settings, load_settings
 from tidelog.store import Store, open_store
-from tidelog.store.cache import CachedStore
-from tidelog.store.wrappers import Meter, MeteredStore, RetryingStore
+from tidelog.store.wrappers import CachedStore, Meter, MeteredStore, RetryingStore
 
 __all__ = [
     "World",

@@ -20,7 +20,6 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
-from tidelog.api.jobs import Jobs as Jobs
 from tidelog.api.maintenance import CompileOptions as CompileOptions
 from tidelog.api.maintenance import EraseOptions as EraseOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
@@ -38,9 +37,9 @@ from tidelog.archive.archive import FormatOptions as FormatOptions
 from tidelog.archive.dead_letters import ReplayResult as ReplayResult
 from tidelog.archive.finalize import FinalizeResult as FinalizeResult
 from tidelog.archive.finalize import FolderNotice as FolderNotice
-from tidelog.archive.history import ArchivedRange as ArchivedRange
-from tidelog.archive.history import ArchiveHistory as ArchiveHistory
-from tidelog.archive.history import HistoryBar as HistoryBar
+from tidelog.archive.metrics import ArchivedRange as ArchivedRange
+from tidelog.archive.metrics import ArchiveHistory as ArchiveHistory
+from tidelog.archive.metrics import HistoryBar as HistoryBar
 from tidelog.archive.read import FindResult as FindResult
 from tidelog.archive.read import file_rows as read_file  # noqa: F401
 from tidelog.archive.redo import RedoPlan as RedoPlan
@@ -50,11 +49,13 @@ from tidelog.archive.status import PartitionStatus as PartitionStatus
 from tidelog.archive.table_files import TableStatus as TableStatus
 from tidelog.archive.tables import RegisterResult as RegisterResult
 from tidelog.archive.verify import ArchiveVerifyReport as ArchiveVerifyReport
-from tidelog.archive.verify_rows import Problem as Problem
+from tidelog.archive.verify_checks import Problem as Problem
 from tidelog.connectors.forward import Forwarder as Forwarder
 from tidelog.connectors.forward import open_forwarder as open_forwarder
+from tidelog.coordination.audit import AuditRecord as AuditRecord
 from tidelog.coordination.jobs import JobRecord as JobRecord
-from tidelog.coordination.keepers import SupervisedPart as SupervisedPart
+from tidelog.coordination.jobs import Jobs as Jobs
+from tidelog.coordination.jobs import SupervisedPart as SupervisedPart
 from tidelog.coordination.tokens import Tokens as Tokens
 from tidelog.erasure.from_archives import DeleteResult as DeleteResult
 from tidelog.erasure.from_archives import ErasedFromArchives as ErasedFromArchives
@@ -63,7 +64,6 @@ from tidelog.erasure.proof import Trace as Trace
 from tidelog.erasure.rewrite import ArchiveErasure as ArchiveErasure
 from tidelog.erasure.updates import ArchiveUpdate as ArchiveUpdate
 from tidelog.journal.amend import AmendResult as AmendResult
-from tidelog.journal.audit import AuditRecord as AuditRecord
 from tidelog.journal.compile import CompileReport as CompileReport
 from tidelog.journal.compile_policy import CompilePolicy as CompilePolicy
 from tidelog.journal.listing import JournalEntry as JournalEntry

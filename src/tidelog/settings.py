@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
 from tidelog.model.address import nearest, parse_address
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 
 __all__ = [
     "DEFAULT_FOLDER",

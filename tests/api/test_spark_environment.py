@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 import tidelog
-from tidelog.api import spark_environment as environment
-from tidelog.api.spark_environment import FOLDER, pack_environment
+from tidelog.api import spark_workers as environment
+from tidelog.api.spark_workers import FOLDER, pack_environment
 from tidelog.errors import AlreadyExistsError, InvalidError
 
 

@@ -18,7 +18,7 @@ from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Home
 from tidelog.codec.event_batch import EVENT_SCHEMA, batch_of, whole_ms, with_position
 from tidelog.codec.formats import FormatSettings, open_format
-from tidelog.codec.formats.sidecar import sidecar_name
+from tidelog.codec.formats.parquet import sidecar_name
 from tidelog.connectors.sink import RecordRefusedError
 from tidelog.errors import InvalidError
 from tidelog.model.event import from_iso

@@ -12,13 +12,13 @@ from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.dead_letters import ReplayOptions, replay
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.rewrite import EraseLane, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.journal.amendment_writer import Marker
-from tidelog.journal.audit import Why
 from tidelog.log import topics
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.pipeline_sweep import sweep_archives

@@ -24,10 +24,10 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
+from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.home import World, create_home
-from tidelog.journal.audit import Why, read_audit
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -20,10 +20,10 @@ from tidelog.archive.generations import drop_generation, promote, rollback
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.from_archives import delete_events
-from tidelog.journal.audit import Why
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat

@@ -22,11 +22,11 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote, rollback
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_commits, read_progress
 from tidelog.erasure.from_archives import erase_archived
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
-from tidelog.journal.audit import Why
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions

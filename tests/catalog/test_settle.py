@@ -10,7 +10,7 @@ import pytest
 from tidelog.catalog.base import ABSENT, Change, Put, Row, conflict
 from tidelog.catalog.update import LostReplyError, Repeat, write_settled
 from tidelog.errors import ConflictError, InvalidError, UnknownOutcomeError
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.testing.scheduler import FakeClock
 
 CHANGES: tuple[Change, ...] = (Put("a", b"2", expect="v1"), Put("b", b"2", expect=ABSENT))

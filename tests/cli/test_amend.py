@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.all_times import ALL_TIMES_OPTIONS
 from tests.support.cli_run import Run
 from tidelog.codec.event_json import id_line, ids_of_lines
-from tidelog.journal.audit import id_mark
+from tidelog.coordination.audit import id_mark
 
 
 @pytest.fixture

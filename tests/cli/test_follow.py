@@ -19,7 +19,7 @@ from tests.support.up_run import SECONDS_MAX, archived, eventually, is_gone, tid
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.delete import end_archive
-from tidelog.coordination.keepers import SupervisedPart
+from tidelog.coordination.jobs import SupervisedPart
 from tidelog.maintenance.follower import Follower
 from tidelog.pipeline.base import LocalWorkers
 

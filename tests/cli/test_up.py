@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.support.cli_run import TIDELOG, finish, start
 from tests.support.up_run import SECONDS_MAX, archived, eventually, is_gone, post, tidelog, upped
 from tidelog import Event, Home
-from tidelog.coordination.keepers import Keepers
+from tidelog.coordination.jobs import Keepers
 from tidelog.home import open_home
 from tidelog.log.producer.producer import Producer
 from tidelog.model.event import from_iso

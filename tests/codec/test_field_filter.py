@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidelog.codec.field_filter import parse_field_filter
+from tidelog.codec.fields import parse_field_filter
 from tidelog.errors import InvalidError
 
 VALUES: list[Any] = [

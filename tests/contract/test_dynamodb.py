@@ -41,7 +41,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.model.address import parse_address
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.testing.scheduler import FakeClock
 
 ENVIRON = {"AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": "anything"}

@@ -18,7 +18,7 @@ from tidelog.clock import SystemClock
 from tidelog.context import Context
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.maintenance.sweep import sweep_home
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.store.base import Store
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.scheduler import FakeClock, seeded_ids

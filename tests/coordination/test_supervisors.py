@@ -8,7 +8,7 @@ import msgspec
 
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context
-from tidelog.coordination.keepers import (
+from tidelog.coordination.jobs import (
     BEAT_MS,
     Keeper,
     Keepers,

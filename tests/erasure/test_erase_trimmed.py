@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.archive_look import AT, FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.coordination.audit import Why
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.from_archives import delete_events, delete_key
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import sweep_home

@@ -20,11 +20,11 @@ from tidelog.catalog.base import Change
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
+from tidelog.coordination.audit import AuditedSource, Why, id_mark, read_audit
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.audit import AuditedSource, Why, id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import ArchiveEraser, carry_out

@@ -20,11 +20,11 @@ from tests.servers.s3 import S3
 from tests.support.archive_look import AT, FIRST_S, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.tables import change_tables, register
+from tidelog.coordination.audit import Why
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why
 from tidelog.journal.lookup import Lookups
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive

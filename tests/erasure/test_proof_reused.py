@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.coordination.audit import Why
 from tidelog.erasure.from_archives import delete_events, delete_key
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.journal.audit import Why
 from tidelog.maintenance.turn import carry_out
 
 WHY = Why("ada", "asked for")

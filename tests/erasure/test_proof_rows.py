@@ -14,7 +14,7 @@ from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.connectors.source import SourcePartition
-from tidelog.coordination.keepers import Keeper, SupervisedPart, put_keeper, remove_keeper
+from tidelog.coordination.jobs import Keeper, SupervisedPart, put_keeper, remove_keeper
 from tidelog.coordination.pipeline_rows import change_archive
 from tidelog.erasure import proof_search as proof
 from tidelog.erasure.proof import Trace

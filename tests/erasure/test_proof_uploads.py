@@ -12,12 +12,12 @@ import pytest
 from tests.support.archive_look import FIRST_S, a_home, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import create_archive, find_archive
+from tidelog.coordination.audit import Why
 from tidelog.erasure import proof_places as proof_uploads
 from tidelog.erasure.from_archives import delete_key
 from tidelog.erasure.proof import Trace
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import Why
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.store.base import Upload

@@ -14,11 +14,11 @@ from tests.support.archive_look import AT, a_home, an_archive
 from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
+from tidelog.coordination.audit import id_mark, key_digest, read_audit
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite_file import AsideFiles
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import id_mark, key_digest, read_audit
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import carry_out

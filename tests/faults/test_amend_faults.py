@@ -12,9 +12,9 @@ from tests.support.topic_upkeep import WEEK_S
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
+from tidelog.coordination.audit import Why, read_audit
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why, read_audit
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.lookup import Lookup

@@ -12,7 +12,7 @@ import pytest
 import tidelog
 from tests.faults.test_amend_faults import amender, filled
 from tests.support.compiled_journals import Press
-from tidelog.journal.audit import read_audit
+from tidelog.coordination.audit import read_audit
 from tidelog.log.ledger import enter_erased, read_erased
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 
@@ -34,7 +34,7 @@ ALLOWED = {
     ("archive/delete.py", "finish_removal"): "in a write that expects the registry row",
     ("pipeline/failures.py", "_note"): "in a write that expects the row `failures`",
     (
-        "coordination/keepers.py",
+        "coordination/jobs.py",
         "put_keeper",
     ): "a heartbeat that is shown; an old one counts as silent",
     (

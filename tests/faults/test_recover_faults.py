@@ -17,6 +17,7 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -27,7 +28,6 @@ from tidelog.errors import (
 from tidelog.journal import recover
 from tidelog.journal import stray_events as forgotten
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.recover import RecoverReport, recover_topic

@@ -31,9 +31,9 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.maintenance.pipeline_sweep import PipelineSweep, sweep_pipeline
 from tidelog.model import layout
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.pipeline import Begin
+from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.all_times import ALL_TIMES
 from tidelog import Event
+from tidelog.coordination.audit import id_mark
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
-from tidelog.journal.audit import id_mark
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.partition_reader import Reader

@@ -13,6 +13,7 @@ from tests.support.compiled_journals import Press
 from tidelog import Event
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
+from tidelog.coordination.audit import Why
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -22,7 +23,6 @@ from tidelog.errors import (
 )
 from tidelog.home import Home, World, create_home, open_home
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.lookup import Lookup, Lookups

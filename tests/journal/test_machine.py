@@ -24,6 +24,7 @@ from tests.support.topic_upkeep import House
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -33,7 +34,6 @@ from tidelog.errors import (
 )
 from tidelog.journal.amend import Amender
 from tidelog.journal.amendment_writer import append_absent
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import list_journals

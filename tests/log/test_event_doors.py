@@ -15,8 +15,8 @@ import tidelog
 from tidelog import Event, Home
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.event_json import event_lines, event_of_line
+from tidelog.coordination.audit import Why
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import Why
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model import limits
 from tidelog.model.event import to_iso

@@ -26,8 +26,8 @@ from tidelog.errors import InvalidError, UnavailableError
 from tidelog.log.notifier import Notification, Notifier, NotifyTarget, read_state, repair
 from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic, delete_topic
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.scheduler import FakeClock

@@ -27,8 +27,8 @@ from tidelog.log.notifier import (
 from tidelog.log.producer.append import Appender
 from tidelog.log.topics import create_topic, delete_topic, read_head
 from tidelog.model import layout
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog

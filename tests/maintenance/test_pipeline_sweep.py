@@ -16,11 +16,11 @@ from tidelog.connectors.archive.sink import FilesSink
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.connectors.topic.source import TopicSource
+from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_intent, read_progress
 from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.journal.audit import Why
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive

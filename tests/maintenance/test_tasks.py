@@ -17,13 +17,13 @@ from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.verify import ArchiveVerifyOptions, _VerifyLook, verify_archive
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.erasure.proof import Proof
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import EraseLane, erase_from_archives
 from tidelog.erasure.rewrite_range import stage_here
 from tidelog.erasure.updates import update_archives
-from tidelog.journal.audit import Why
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import ScribeOptions

@@ -11,9 +11,9 @@ from tests.catalog.test_deleted_rows import files_with
 from tests.support.archive_look import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive
+from tidelog.coordination.audit import Why, read_audit
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.journal.audit import Why, read_audit
 from tidelog.maintenance.turn import carry_out
 
 

@@ -16,7 +16,7 @@ from tidelog import Event, Home
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.archive import open_pipeline
 from tidelog.catalog.base import Change
-from tidelog.coordination.actions import read_actions
+from tidelog.coordination.audit import read_actions
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.pipeline.base import LocalWorkers

@@ -37,8 +37,8 @@ from tidelog.errors import (
     NotFoundError,
     UnavailableError,
 )
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.times import Backoff
 from tidelog.playback.merge import play
 from tidelog.testing.scheduler import FakeClock
 

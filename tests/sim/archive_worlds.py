@@ -26,11 +26,11 @@ from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.catalog.base import Change
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.erasure.from_archives import delete_events, delete_key
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.audit import Why
 from tidelog.log.topics import find_topic
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.event import Event

@@ -27,7 +27,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.maintenance.sweep import SweepReport
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.store.memory import MemoryStore
 from tidelog.store.wrappers import RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore, Host, Process

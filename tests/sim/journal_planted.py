@@ -23,12 +23,12 @@ from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.sink import Lot, SinkContext
 from tidelog.connectors.topic.sink import TopicPlaybackSink
 from tidelog.context import Context
+from tidelog.coordination.audit import AuditRecord
 from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
 from tidelog.journal import amend, compile_steps, listing
 from tidelog.journal.amend import Amender
 from tidelog.journal.amendment_writer import AmendmentChange, Marker
-from tidelog.journal.audit import AuditRecord
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
 from tidelog.journal.compile_steps import Made
 from tidelog.journal.lookup import Lookup, Lookups

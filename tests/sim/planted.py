@@ -28,6 +28,7 @@ from tidelog.catalog import update as settling
 from tidelog.catalog.base import Catalog, Change, Delete, Put, WriteOutcome, judge
 from tidelog.codec.segment import Piece, Segment
 from tidelog.context import Context
+from tidelog.coordination.audit import key_mark, read_records
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -37,7 +38,6 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal import recover
-from tidelog.journal.audit import key_mark, read_records
 from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read

@@ -37,9 +37,9 @@ from tidelog.catalog.base import Row
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
+from tidelog.coordination.audit import Why
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.lookup import Lookup

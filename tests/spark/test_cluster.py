@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers.spark import SparkCluster
 from tidelog import Event, Home
-from tidelog.api.spark_environment import FOLDER, pack_environment
+from tidelog.api.spark_workers import FOLDER, pack_environment
 
 SECONDS_MAX = 400
 

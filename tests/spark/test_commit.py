@@ -24,8 +24,8 @@ from tidelog.log.partition_reader import Reader
 from tidelog.log.producer.staged import StagedSegment
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model import layout
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
 from tidelog.spark import write
 from tidelog.spark.write import Batch, SparkSink

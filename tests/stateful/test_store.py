@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tests.support.homes import a_store
 from tidelog.store.base import Store
-from tidelog.store.cache import CachedStore
+from tidelog.store.wrappers import CachedStore
 from tidelog.testing.stateful import StoreMachine
 
 SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)

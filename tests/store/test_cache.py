@@ -18,8 +18,8 @@ from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store, put_same
-from tidelog.store.cache import CachedStore, reread
 from tidelog.store.memory import MemoryStore
+from tidelog.store.wrappers import CachedStore, reread
 from tidelog.testing.scheduler import FakeClock, seeded_ids
 
 

@@ -17,7 +17,7 @@ from tests.support.homes import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.settings import Settings
 from tidelog.store.base import NoRoomError
 from tidelog.store.local import LocalStore

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from tidelog.errors import NotFoundError
-from tidelog.store.cache import fetched_ahead
+from tidelog.store.wrappers import fetched_ahead
 
 
 def test_everything_comes_in_order_though_fetched_side_by_side() -> None:

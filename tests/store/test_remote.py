@@ -20,7 +20,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.store import remote, s3
 from tidelog.store.base import Store
 from tidelog.store.wrappers import RetryingStore

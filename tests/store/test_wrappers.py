@@ -15,11 +15,10 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.store.base import Store
-from tidelog.store.cache import CachedStore
 from tidelog.store.memory import MemoryStore
-from tidelog.store.wrappers import Meter, MeteredStore, RetryingStore
+from tidelog.store.wrappers import CachedStore, Meter, MeteredStore, RetryingStore
 from tidelog.testing.faults import Fault, Faults, FaultyStore
 from tidelog.testing.scheduler import FakeClock
 from tidelog.testing.store_contract import StoreContract

@@ -9,7 +9,7 @@ from tidelog.catalog.cql import CqlCatalog, open_cql
 from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.model.address import parse_address
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 
 __all__ = ["ids", "new_name", "open_table", "raw_session", "url_of"]
 

@@ -11,7 +11,7 @@ from tidelog.catalog import open_catalog
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.update import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.store import open_store
 from tidelog.store.base import Store
 from tidelog.store.local import LocalStore

@@ -14,8 +14,7 @@ from tidelog.api.spark_workers import with_tasks
 from tidelog.archive.archive import committed_files, find_archive
 from tidelog.archive.dead_letters import dead_letters
 from tidelog.archive.derived_archives import copies_of
-from tidelog.archive.history import ArchiveHistory, read_history
-from tidelog.archive.metrics import metrics_text
+from tidelog.archive.metrics import ArchiveHistory, metrics_text, read_history
 from tidelog.archive.read import FindResult, ReadRequest, archived_rows, find_event
 from tidelog.archive.restore import restore_limit
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, read_status, troubles
@@ -32,10 +31,10 @@ from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, ve
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context
+from tidelog.coordination.audit import AuditRecord, read_audit
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions, read_progress
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import AuditRecord, read_audit
 from tidelog.model.archive import Archive
 from tidelog.pipeline.endpoints import store_at
 from tidelog.store import Store

@@ -47,11 +47,10 @@ from tidelog.archive.tables import (
 )
 from tidelog.connectors.source import waits
 from tidelog.context import Context
-from tidelog.coordination.actions import user_at_host
+from tidelog.coordination.audit import Why, user_at_host
 from tidelog.coordination.pipeline_rows import read_archive
 from tidelog.erasure.from_archives import ErasedFromArchives, erase_archived
 from tidelog.errors import CorruptError, FencedError, InvalidError, contained
-from tidelog.journal.audit import Why
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers

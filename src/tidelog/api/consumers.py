@@ -4,18 +4,22 @@
 committed after it was handled, so after a crash the last events may come again, and none is
 missing. A run ends when no partition has events left. Partitions whose member died are waited for
 until their leases expire; partitions that a living member holds are left to it.
+
+**Notifications** of new events go to a topic's targets by themselves; :class:`NotifyCalls` are
+those on request.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from tidelog.context import Context
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.delete import consumer_version, delete_consumer
@@ -27,12 +31,22 @@ from tidelog.log.consumer.move import (
     plan_move,
     seek_cursor,
 )
+from tidelog.log.notifier import Notifier, notify_again
+from tidelog.log.notify_targets import open_target
 from tidelog.log.status import Lag, consumer_lag, consumer_names
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
 from tidelog.model.topic import Topic
 
-__all__ = ["ConsumerHandle", "Consumers", "DrainOptions", "LostOffsets", "accept_loss"]
+__all__ = [
+    "ConsumerHandle",
+    "Consumers",
+    "DrainOptions",
+    "LostOffsets",
+    "NotifyCalls",
+    "accept_loss",
+]
+
 
 _WAIT_S = 0.5  # how soon a stop is seen while there are no events
 _PATIENCE = 1.5  # lease durations, after which the lease of a dead member was taken over
@@ -316,3 +330,41 @@ class ConsumerHandle:
 def _place(to: str | int | datetime) -> str:
     """Returns where to seek as a text: ``earliest``, ``latest``, an offset, or a time."""
     return to_iso(check_timestamp(to)) if isinstance(to, datetime) else str(to)
+
+
+class NotifyCalls(ABC):
+    """Notifications on request; those of commits happen by themselves."""
+
+    context: Context
+    _notifier: Notifier
+
+    @abstractmethod
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. ``NotFoundError``."""
+
+    def watch(self, topic: str) -> None:
+        """Let this process notify a topic's targets of what it commits there by other ways.
+
+        >>> home.watch("orders")
+        """
+        self._notifier.watch(self.topic(topic))
+
+    def notify(self, topic: str, partition: int) -> int | None:
+        """Notify a topic's targets of a partition's newest event now, whether they know it or not.
+
+        For a function that stops before the end and wants to be called again. Returns the offset,
+        None for an empty partition. Raises ``InvalidError`` if there are no targets, or if one
+        refuses, and ``UnavailableError`` if one cannot be reached.
+
+        >>> home.create_topic("calls", notify=["https://example.com/woken"]).partitions
+        1
+        >>> home.notify("calls", 0) is None
+        True
+        """
+        found = self.topic(topic)
+        found.check_partition(partition)
+        if not found.notify or not self.context.standing.owns(found.home):
+            raise InvalidError(f"topic `{topic}`: this home notifies no targets of it: give some")
+        targets = [open_target(url, self.context.environ) for url in found.notify]
+        sent = notify_again(self.context, found, partition, targets)
+        return sent.offset if sent else None

@@ -8,10 +8,9 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from tidelog.context import Context
-from tidelog.coordination.actions import Action, read_actions
+from tidelog.coordination.audit import Action, AuditRecord, Why, read_actions, read_audit
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
-from tidelog.journal.audit import AuditRecord, Why, read_audit
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import JournalEntry, list_journals

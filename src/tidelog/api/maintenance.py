@@ -15,16 +15,15 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
-from tidelog.api.jobs import Jobs
 from tidelog.api.journal import unknown_id
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
-from tidelog.coordination.keepers import SupervisedPart
+from tidelog.coordination.audit import Why
+from tidelog.coordination.jobs import Jobs, SupervisedPart
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender
-from tidelog.journal.audit import Why
 from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_tasks import compile_by_tasks
@@ -42,7 +41,7 @@ from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import check_options
 from tidelog.store import Store
-from tidelog.store.cache import CachedStore
+from tidelog.store.wrappers import CachedStore
 from tidelog.tasks import TaskRunner
 
 if TYPE_CHECKING:

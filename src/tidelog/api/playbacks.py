@@ -20,7 +20,7 @@ from tidelog.connectors.sink import (
     open_playback_sink,
 )
 from tidelog.context import Context
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.event import check_timestamp, to_iso
@@ -39,7 +39,7 @@ from tidelog.playback.play import (
 )
 from tidelog.playback.request import PlaybackRequest, pin_asked, pinned_playback
 from tidelog.playback.session import KnownPlayback, NamedPlayback, forget_playback, list_playbacks
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = ["PlayOptions", "Playbacks", "play_to", "time_text"]
 

@@ -40,7 +40,7 @@ from tidelog.model.partition_rows import Head, Run
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import store_at
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = ["ArchiveTable", "EventTable", "Scans", "TopicTable", "Unreadable", "as_dataset"]
 

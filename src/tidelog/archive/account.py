@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.archive.coverage import without
-from tidelog.archive.verify_rows import Problem
+from tidelog.archive.verify_checks import Problem
 from tidelog.context import Context
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import (
@@ -50,7 +50,6 @@ __all__ = [
     "note_before",
     "read_account",
     "read_before",
-    "runs_of",
 ]
 
 _ATTEMPTS = 5  # to read rows that change
@@ -132,17 +131,6 @@ Offsets = npt.NDArray[np.int64]
 
 
 _KEEP = "keep everything as it is, and report it: no crash leaves this"
-
-
-def runs_of(offsets: Offsets) -> Offsets:
-    """Returns the first and last of each run of consecutive offsets."""
-    if not len(offsets):
-        return np.empty((0, 2), np.int64)
-    ordered = np.sort(offsets)
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
-    firsts = ordered[np.concatenate([[0], breaks + 1])]
-    lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
-    return np.stack([firsts, lasts], axis=1)
 
 
 @dataclass

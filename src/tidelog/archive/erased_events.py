@@ -43,8 +43,7 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.catalog.update import read_stable
 from tidelog.context import Context
-from tidelog.errors import NotFoundError, UnavailableError
-from tidelog.journal.audit import (
+from tidelog.coordination.audit import (
     AuditedEvent,
     AuditRecord,
     id_mark,
@@ -52,6 +51,7 @@ from tidelog.journal.audit import (
     key_mark,
     read_audit,
 )
+from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.listing import MovedError, covering
 from tidelog.journal.lookup import amendment_of
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased

@@ -38,7 +38,7 @@ from tidelog.archive.table_files import (
 from tidelog.errors import ConflictError, CorruptError, InvalidError, TidelogError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.decoding import decode_json
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = ["IcebergTable", "SmallFileIO"]
 

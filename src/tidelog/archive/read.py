@@ -23,9 +23,9 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.codec.formats.batches import decoding, open_data
+from tidelog.codec.formats.parquet import SIDECAR_SCHEMA
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
-from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context

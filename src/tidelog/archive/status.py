@@ -48,8 +48,8 @@ from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.endpoints import no_source, source_at, store_at
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
 from tidelog.pipeline.source_partitions import track
-from tidelog.pool import Pool
 from tidelog.store.base import lost_remedy
+from tidelog.tasks import Pool
 
 __all__ = [
     "ArchiveStatus",

@@ -6,7 +6,7 @@ its reads: first it lists files; then, for each source partition, it reads the `
 that is read after it. Files committed after the listing are looked up by name. Rows that look wrong
 are read a second time.
 
-With a task runner, tasks read the files of all ranges first (``verify_range``). What they found
+With a task runner, tasks read the files of all ranges first (:func:`check_range`). What they found
 counts for a range whose manifest is the same when its turn comes. Problems are found here only.
 
 A *problem* needs a person. A *note* does not: leftovers of crashes, ranges in progress, accepted
@@ -22,24 +22,23 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from tidelog.archive.account import Recount, check_before, check_head, read_before, runs_of
+from tidelog.archive.account import Recount, check_before, check_head, read_before
 from tidelog.archive.coverage import is_by_offset
 from tidelog.archive.read import ArchiveFiles
-from tidelog.archive.verify_range import (
+from tidelog.archive.verify_checks import (
     Offsets,
+    Problem,
     RangeFiles,
     RangeFound,
     RangeKey,
-    check_range,
-    erased_left,
-    read_offsets,
-)
-from tidelog.archive.verify_rows import (
-    Problem,
     SourceCheck,
     check_commits,
     check_manifest,
+    check_range,
     check_replay,
+    erased_left,
+    read_offsets,
+    runs_of,
 )
 from tidelog.catalog.base import Row
 from tidelog.codec.parsers import LayoutSettings
@@ -63,8 +62,8 @@ from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
 from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import track
-from tidelog.pool import Pool
 from tidelog.store.base import Store
+from tidelog.tasks import Pool
 
 __all__ = ["ArchiveVerifyOptions", "ArchiveVerifyReport", "verify_archive"]
 

@@ -43,7 +43,7 @@ from tidelog.catalog.update import LostReplyError, Repeat, write_settled
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import limits
 from tidelog.model.address import Address
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.process import create_file, create_folder
 
 __all__ = ["SqliteCatalog", "open_sqlite"]

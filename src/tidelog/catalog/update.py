@@ -64,7 +64,7 @@ from tidelog.catalog.base import (
 from tidelog.clock import Clock, Ids
 from tidelog.errors import ConflictError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model import limits
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 
 __all__ = [
     "RACE",

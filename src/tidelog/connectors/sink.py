@@ -29,10 +29,10 @@ from tidelog.codec.sizes import slices
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, nearest, parse_address
-from tidelog.model.backoff import Backoff
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState
+from tidelog.model.times import Backoff
 from tidelog.plugins import needs_extra
 
 __all__ = [

@@ -15,7 +15,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.context import Context
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.coordination.registry import add_name, remove_name
 from tidelog.errors import (
     AlreadyExistsError,

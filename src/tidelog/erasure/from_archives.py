@@ -45,6 +45,20 @@ from tidelog.archive.derived_archives import (
 )
 from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
 from tidelog.context import Context
+from tidelog.coordination.audit import (
+    MARK_BYTES,
+    RECORD_BYTES_MAX,
+    AuditedEvent,
+    AuditedSource,
+    AuditRecord,
+    Why,
+    id_mark,
+    key_digest,
+    key_mark,
+    put_record,
+    read_audit,
+    read_records,
+)
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.pipeline_rows import read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
@@ -63,20 +77,6 @@ from tidelog.erasure.search import (
 from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
-from tidelog.journal.audit import (
-    MARK_BYTES,
-    RECORD_BYTES_MAX,
-    AuditedEvent,
-    AuditedSource,
-    AuditRecord,
-    Why,
-    id_mark,
-    key_digest,
-    key_mark,
-    put_record,
-    read_audit,
-    read_records,
-)
 from tidelog.journal.lookup import can_be_id
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.topics import list_topics, read_head

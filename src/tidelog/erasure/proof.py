@@ -18,9 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from tidelog.context import Context
-from tidelog.erasure.from_archives import DeleteResult
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.audit import (
+from tidelog.coordination.audit import (
     MARK_BYTES,
     RECORD_BYTES_MAX,
     AuditedProof,
@@ -32,6 +30,8 @@ from tidelog.journal.audit import (
     put_record,
     read_audit,
 )
+from tidelog.erasure.from_archives import DeleteResult
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import to_iso
 

@@ -42,8 +42,8 @@ from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
-from tidelog.coordination.jobs import read_jobs
-from tidelog.coordination.keepers import Keeper
+from tidelog.coordination.audit import Owner, put_record, read_records
+from tidelog.coordination.jobs import Keeper, read_jobs
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     generation_pipeline,
@@ -55,7 +55,6 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.erasure.known_objects import ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.journal.audit import Owner, put_record, read_records
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive

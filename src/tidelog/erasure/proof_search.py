@@ -12,7 +12,7 @@ seen its time. An archive's unfinished range counts: its driver may have read th
 delete. A file of an archive without ids or keys cannot be searched for them, and counts too; a file
 that is not ours is searched in all its columns. Every table in the archive's row must list
 rewritten files as they are now. Each finding comes with what to do about it. With a task runner,
-tasks search segments, journals and files of archives first (``search_ahead``).
+tasks search segments, journals and files of archives first (``search``).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
 from tidelog.context import Context
+from tidelog.coordination.audit import id_mark, key_mark
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     is_detached,
@@ -68,7 +69,7 @@ from tidelog.erasure.proof_places import (
 )
 from tidelog.erasure.rewrite import is_under_way
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
-from tidelog.erasure.search_ahead import clean_files, clean_objects
+from tidelog.erasure.search import clean_files, clean_objects
 from tidelog.erasure.topic_copies import (
     copies_of_topic,
     copy_deletions,
@@ -76,7 +77,6 @@ from tidelog.erasure.topic_copies import (
     outside_of_proof,
 )
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.journal.audit import id_mark, key_mark
 from tidelog.journal.listing import MovedError, covering
 from tidelog.log.run_reader import describe_run, read_run
 from tidelog.log.topics import read_head
@@ -88,7 +88,7 @@ from tidelog.model.pipeline import FileEntry
 from tidelog.model.topic import Topic
 from tidelog.pipeline.endpoints import folders_of, store_at
 from tidelog.store.base import ObjectInfo, Store
-from tidelog.store.cache import CachedStore
+from tidelog.store.wrappers import CachedStore
 
 __all__ = ["prove_erased"]
 

@@ -39,11 +39,7 @@ import msgspec
 
 from tidelog.codec.event_batch import bytes_without_value, has_additions
 from tidelog.context import Context
-from tidelog.coordination.outcome import SentWrites
-from tidelog.coordination.trusted_time import latest_now_ms
-from tidelog.errors import InvalidError, UnavailableError
-from tidelog.journal.amendment_writer import AmendmentChange, Applied, Marker
-from tidelog.journal.audit import (
+from tidelog.coordination.audit import (
     MARK_BYTES,
     RECORD_BYTES_MAX,
     AuditedEvent,
@@ -54,6 +50,10 @@ from tidelog.journal.audit import (
     key_mark,
     put_record,
 )
+from tidelog.coordination.outcome import SentWrites
+from tidelog.coordination.trusted_time import latest_now_ms
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.journal.amendment_writer import AmendmentChange, Applied, Marker
 from tidelog.journal.listing import MovedError
 from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, Seen, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased

@@ -238,7 +238,7 @@ def compile_topic(
     go_on: GoOn = _always,
     on_swap: Callable[[CompileReport], None] = lambda _: None,
 ) -> CompileReport:
-    """Compiles all partitions of a topic, one after another; ``pool`` fetches ahead.
+    """Compiles all partitions of a topic, one after another; ``tasks`` fetches ahead.
 
     Idempotent, and safe at any time. Raises ``NotFoundError`` if the topic was deleted.
     """

@@ -20,9 +20,8 @@ from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.compile_steps import Made, Work, make_journals
 from tidelog.log.run_reader import Amendments, joined
 from tidelog.model.topic import Topic
-from tidelog.pool import Pool
 from tidelog.store import shared_store
-from tidelog.tasks import TaskRunner
+from tidelog.tasks import Pool, TaskRunner
 
 __all__ = ["compile_by_tasks"]
 

@@ -25,7 +25,7 @@ from tidelog.journal.listing import MovedError, covering, read_row
 from tidelog.log.run_reader import describe_run, in_turn
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic
-from tidelog.store.cache import reread
+from tidelog.store.wrappers import reread
 
 __all__ = [
     "EventBlock",

@@ -41,7 +41,7 @@ from tidelog.model.event import Event, check_event
 from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
 from tidelog.model.topic import Topic
-from tidelog.store.cache import reread
+from tidelog.store.wrappers import reread
 
 __all__ = [
     "FIELD_COLUMNS",

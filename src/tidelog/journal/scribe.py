@@ -228,7 +228,7 @@ class Turn:
 
 
 class Scribe:
-    """One scribe of a home. ``pool`` fetches ahead."""
+    """One scribe of a home. ``tasks`` fetches ahead."""
 
     def __init__(
         self,

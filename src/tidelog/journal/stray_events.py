@@ -50,8 +50,8 @@ from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, read_sources
 from tidelog.codec.segment import read_known
 from tidelog.context import Context
+from tidelog.coordination.audit import id_mark, read_records
 from tidelog.errors import CorruptError, NotFoundError, UnavailableError
-from tidelog.journal.audit import id_mark, read_records
 from tidelog.journal.lookup import Lookup, Occurrence
 from tidelog.log.maintenance.object_references import References, read_references
 from tidelog.log.maintenance.unused import Uses, origin_of, planned_starts

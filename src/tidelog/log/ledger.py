@@ -59,8 +59,8 @@ from tidelog.log.topics import raise_head, read_head
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import Head, LedgerEntry, Piece, decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.pool import Pool
 from tidelog.store.base import Store, put_same
+from tidelog.tasks import Pool
 
 __all__ = [
     "NOTHING_ERASED",

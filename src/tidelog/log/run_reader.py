@@ -34,7 +34,7 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import Amendment, Head, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
-from tidelog.store.cache import fetched_ahead, reread
+from tidelog.store.wrappers import fetched_ahead, reread
 
 __all__ = [
     "NO_AMENDMENTS",

@@ -64,7 +64,7 @@ from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.partition_rows import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = [
     "check_exists",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from tidelog.archive.archive import find_archive, list_archives, open_pipeline
 from tidelog.archive.tables import register
 from tidelog.context import Context
-from tidelog.coordination.keepers import SupervisedPart
+from tidelog.coordination.jobs import SupervisedPart
 from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
 from tidelog.log.notifier import repair
 from tidelog.log.notify_targets import open_target

@@ -17,7 +17,7 @@ from tidelog.archive.derived_archives import reachable_archives_of
 from tidelog.archive.erased_events import Places
 from tidelog.archive.tables import repair_tables
 from tidelog.context import Context
-from tidelog.coordination.actions import forget_actions
+from tidelog.coordination.audit import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
 from tidelog.erasure.from_archives import (
     closed_offsets,

@@ -30,7 +30,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.context import Context
-from tidelog.coordination.keepers import (
+from tidelog.coordination.jobs import (
     BEAT_MS,
     Keeper,
     SupervisedPart,
@@ -38,8 +38,8 @@ from tidelog.coordination.keepers import (
     remove_keeper,
 )
 from tidelog.errors import FailedError, TidelogError
-from tidelog.model.backoff import Backoff
 from tidelog.model.decoding import decode_json
+from tidelog.model.times import Backoff
 
 __all__ = ["Program", "ProgramState", "Supervisor", "UpSupervisor", "UpView"]
 

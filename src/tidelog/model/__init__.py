@@ -2,5 +2,5 @@
 
 Nothing here does I/O, knows a server or reads a clock. ``limits`` has the maximum sizes, ``layout``
 builds every object path and catalog row, ``schema`` lists them, ``address`` parses URLs, and
-``backoff`` spaces retries.
+``times`` parses times and spaces retries.
 """

@@ -37,7 +37,7 @@ from tidelog.errors import (
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Commit, Intent, Manifest, Progress
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = [
     "NO_ERASED_ROWS",

@@ -76,7 +76,6 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.model import layout
-from tidelog.model.backoff import Backoff
 from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import (
@@ -87,6 +86,7 @@ from tidelog.model.pipeline import (
     Progress,
     read_manifest,
 )
+from tidelog.model.times import Backoff
 from tidelog.pipeline import base
 from tidelog.pipeline.ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
 from tidelog.pipeline.aside import SettingAside, late_manifests

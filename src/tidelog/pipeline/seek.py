@@ -44,7 +44,7 @@ from tidelog.connectors.source import (
     bounds_apart,
 )
 from tidelog.context import Context
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_intent,

@@ -43,7 +43,7 @@ from tidelog.pipeline.base import (
 from tidelog.pipeline.endpoints import refuse_archive_folder, source_at
 from tidelog.pipeline.pump import refuse_moving_start
 from tidelog.pipeline.registry import check_behind, check_reach, ensure_pipeline
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = ["HandlerFailed", "HandlerWorkers", "is_stream", "open_stream", "stream_pipeline"]
 

@@ -59,8 +59,8 @@ from tidelog.model.playback import Cursor, Pin, Time, TimeRange, time_range
 from tidelog.model.topic import Topic
 from tidelog.playback.request import AsOf, pin_topic, trimmed
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
-from tidelog.pool import Pool
 from tidelog.store.base import Store
+from tidelog.tasks import Pool
 
 __all__ = [
     "READERS",

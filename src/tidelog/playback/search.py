@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.field_filter import parse_field_filter
+from tidelog.codec.fields import parse_field_filter
 from tidelog.codec.sizes import fitting_rows
 from tidelog.context import Context
 from tidelog.log.partition_reader import Reader

@@ -45,8 +45,13 @@ from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate
-from tidelog.server.http.connection import HEAD_TOO_LARGE, OLD_CYCLE, OldCycle
-from tidelog.server.http.delivery import Deliveries
+from tidelog.server.http.connection import (
+    HEAD_TOO_LARGE,
+    OLD_CYCLE,
+    Certificate,
+    Deliveries,
+    OldCycle,
+)
 from tidelog.server.http.errors import (
     DisconnectedError,
     HeadError,
@@ -78,7 +83,6 @@ from tidelog.server.http.request import (
     is_encoded,
 )
 from tidelog.server.http.telemetry import Telemetry
-from tidelog.server.http.tls import Certificate
 from tidelog.server.options import ServeOptions
 
 __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]

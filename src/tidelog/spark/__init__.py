@@ -5,9 +5,9 @@ row once under task retries and replayed micro-batches. The driver plans from th
 commits to it. Executors need only the store, so a home on SQLite works with remote executors.
 
 ``source`` is the class that Spark loads, ``options`` parses its options, and ``columns`` maps
-events to Spark's types. ``filters``, ``plan`` and ``source`` read; ``write`` writes and commits.
-``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback`` those of
-playbacks. It must not know the command line.
+events to Spark's types and applies its filters. ``plan`` and ``source`` read; ``write`` writes and
+commits. ``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback``
+those of playbacks. It must not know the command line.
 """
 
 from __future__ import annotations

@@ -58,10 +58,10 @@ from tidelog.pipeline.endpoints import sink_at
 from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, TimedRows, Windows
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
-from tidelog.pool import Pool
 from tidelog.spark.failures import job_error
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.tasks import Pool
 
 __all__ = [
     "PlayedWindow",

@@ -93,13 +93,13 @@ from tidelog.model.partition_rows import (
     unnamed_producer,
 )
 from tidelog.model.topic import Topic
-from tidelog.pool import Pool
 from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import Workshop, open_shared, open_workshop, settings_of
 from tidelog.store.base import put_fresh
+from tidelog.tasks import Pool
 
 __all__ = [
     "Batch",

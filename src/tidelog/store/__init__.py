@@ -6,8 +6,8 @@ not at all, and that an acknowledged object stays. It must not know what is insi
 the catalog.
 
 ``base`` has the interface, and creates new objects; ``local`` (to copy from), ``memory`` and
-``remote`` are backends. ``wrappers`` and ``cache`` wrap any of them. Other packages can add a
-backend through the entry point group ``tidelog.stores``.
+``remote`` are backends. ``wrappers`` retry, meter, cache and prefetch for any of them. Other
+packages can add a backend through the entry point group ``tidelog.stores``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.plugins import find_plugins
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.wrappers import RetryingStore

@@ -46,7 +46,7 @@ from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.catalog.update import LostReplyError, Repeat, read_repeated, write_settled
 from tidelog.clock import Clock
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, UnknownOutcomeError
-from tidelog.model.backoff import Backoff
+from tidelog.model.times import Backoff
 from tidelog.process import Processes
 from tidelog.store.base import ObjectInfo, Store, Upload
 from tidelog.testing.scheduler import Actor, ActorGroup, Crash, FakeClock, Scheduler

@@ -23,7 +23,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from tidelog.errors import InternalError
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 from tidelog.testing.faults import Process
 from tidelog.testing.scheduler import Actor, Crash, Scheduler
 

@@ -14,7 +14,7 @@ from tidelog.catalog.base import Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, UnavailableError
-from tidelog.log.maintenance import verify_findings as findings_module
+from tidelog.log.maintenance import verify_bytes as findings_module
 from tidelog.log.maintenance.sweep import sweep_home
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.maintenance.verify import Finding, verify_topic

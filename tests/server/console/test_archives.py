@@ -9,7 +9,7 @@ from tests.support.serving import Served
 from tests.support.visits import Browser, text_of
 from tidelog import Event, Home
 from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
-from tidelog.coordination.keepers import Keeper, SupervisedPart, put_keeper
+from tidelog.coordination.jobs import Keeper, SupervisedPart, put_keeper
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers

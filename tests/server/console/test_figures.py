@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tidelog import Event, Home, NotFoundError
 from tidelog.home import create_home
-from tidelog.log import timeline
+from tidelog.log import status as log_status
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.log.timeline import Timelines
+from tidelog.log.status import Timelines
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console.format import Series, line_chart
 from tidelog.server.console.sampler import Sampler
@@ -166,7 +166,7 @@ def test_a_timeline_spreads_runs_where_there_are_too_many_events(
     spread(home, 8, 250, 100)
     exact = Timelines(home.context).histogram(home.topic("t"), None, None)
     assert exact.is_exact
-    monkeypatch.setattr(timeline, "_EXACT_EVENTS", 10)
+    monkeypatch.setattr(log_status, "_EXACT_EVENTS", 10)
     about = Timelines(home.context).histogram(home.topic("t"), None, None)
     assert not about.is_exact
     assert abs(sum(about.counts) - sum(exact.counts)) <= len(about.counts)
@@ -183,7 +183,7 @@ def test_a_timeline_of_many_runs_is_read_in_portions(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread(home, 12, 5, 1000)
-    monkeypatch.setattr(timeline, "_ROWS_MAX", 1)
+    monkeypatch.setattr(log_status, "_ROWS_MAX", 1)
     monkeypatch.setattr("tidelog.log.partition_reader._RUNS_AT_ONCE", 2)
     timelines, looks = Timelines(home.context), 0
     while not (found := timelines.histogram(home.topic("t"), None, None)).is_whole:
@@ -204,13 +204,13 @@ def test_a_timeline_follows_appends_and_trims(home: Home) -> None:
     found = timelines.histogram(topic, None, None)
     assert sum(found.counts) == 11
     wide = timelines.histogram(topic, 0, 253_402_300_799_999)
-    assert len(wide.counts) <= timeline.BARS_MAX
+    assert len(wide.counts) <= log_status.BARS_MAX
     assert sum(wide.counts) == 11
 
 
 @given(st.integers(0, 10**13), st.integers(1, 10**13))
 def test_bars_cover_their_range(start: int, length: int) -> None:
-    begin, width, bars = timeline._grid(start, start + length)
+    begin, width, bars = log_status._grid(start, start + length)
     assert begin <= start < begin + width
     assert begin + width * bars >= start + length
-    assert bars <= timeline.BARS_MAX
+    assert bars <= log_status.BARS_MAX

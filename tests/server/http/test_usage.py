@@ -13,7 +13,7 @@ from tests.support.visits import Browser, forms_of
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
-from tidelog.coordination.actions import ACTIONS_KEPT_MS, Action, forget_actions, record_action
+from tidelog.coordination.audit import ACTIONS_KEPT_MS, Action, forget_actions, record_action
 from tidelog.coordination.tokens import create_token, revoke_token
 from tidelog.home import create_home, open_home
 from tidelog.model import layout

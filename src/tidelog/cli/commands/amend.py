@@ -13,7 +13,6 @@ import click
 
 from tidelog.api.maintenance import EraseOptions
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -25,13 +24,12 @@ from tidelog.cli.output import (
     write_out,
 )
 from tidelog.cli.pipeline_options import task_options, tasks_of
-from tidelog.cli.terminal import ask_first, yes_option
+from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
-from tidelog.coordination.actions import Action
+from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.journal.audit import AuditRecord
 from tidelog.model.event import to_iso
 
 __all__ = [

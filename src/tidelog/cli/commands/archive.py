@@ -28,7 +28,6 @@ from tidelog.cli.commands.archive_generations import (
 )
 from tidelog.cli.commands.archive_look import cat, dead, find, verify
 from tidelog.cli.commands.archive_status import finalize, register, status
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option, size_text, utf8
 from tidelog.cli.pipeline_options import (
     AfterCycles,
@@ -41,7 +40,7 @@ from tidelog.cli.pipeline_options import (
     tasks_of,
     worker_options,
 )
-from tidelog.cli.terminal import ask_first, yes_option
+from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.address import nearest
 from tidelog.model.archive import Archive

@@ -9,7 +9,6 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from tidelog.cli.commands.pipeline import seek_options, show_moves
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, Output, counted, json_option
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -20,7 +19,7 @@ from tidelog.cli.pipeline_options import (
     spark_of,
     worker_options,
 )
-from tidelog.cli.terminal import ask_first
+from tidelog.cli.terminal import ask_first, open_home
 from tidelog.model.archive import Archive
 
 __all__ = [

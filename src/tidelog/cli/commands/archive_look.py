@@ -15,9 +15,9 @@ import pyarrow as pa
 from tidelog.archive.read import FindResult, file_rows
 from tidelog.archive.verify import ArchiveVerifyReport
 from tidelog.cli.commands.archive_status import account_values, show_accounts
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, write_out
 from tidelog.cli.pipeline_options import DriverWatch, task_options, tasks_of
+from tidelog.cli.terminal import open_home
 from tidelog.codec.event_json import row_lines
 from tidelog.errors import InvalidError
 from tidelog.model.event import to_iso

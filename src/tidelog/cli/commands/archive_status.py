@@ -11,9 +11,9 @@ import msgspec
 
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.status import ArchiveStatus, Limits, troubles
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, Output, counted, echo_aside, json_option, write_out
 from tidelog.cli.pipeline_options import send_statsd
+from tidelog.cli.terminal import open_home
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.archive import Account, Archive

@@ -17,7 +17,6 @@ from typing import Any
 import click
 
 from tidelog.api.consumers import DrainOptions, LostOffsets
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     CommandGroup,
     Output,
@@ -26,7 +25,7 @@ from tidelog.cli.output import (
     utf8,
     write_out,
 )
-from tidelog.cli.terminal import Interruption, ask_first, yes_option
+from tidelog.cli.terminal import Interruption, ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import FailedError
 from tidelog.log.consumer.consumer import Consumer

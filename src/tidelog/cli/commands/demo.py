@@ -26,10 +26,9 @@ import click
 import duckdb
 import msgspec
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.pipeline_options import DriverWatch, spark_conf, spark_of, spark_options
-from tidelog.cli.terminal import Interruption
+from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
 from tidelog.home import Home, create_home
 from tidelog.log.consumer.consumer import Consumer

@@ -13,8 +13,8 @@ from click.shell_completion import get_completion_class
 
 from tidelog.adoption import adopt_home
 from tidelog.api.doctor import diagnose
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, json_option
+from tidelog.cli.terminal import open_home
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home
 from tidelog.settings import FILE_NAME, Settings, load_settings

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -29,7 +28,7 @@ from tidelog.cli.pipeline_options import (
     tasks_of,
     write_metrics_file,
 )
-from tidelog.cli.terminal import Interruption
+from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.journal.compile_policy import CompilePolicy

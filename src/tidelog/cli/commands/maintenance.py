@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, Output, json_option, progress_bar, utf8
 from tidelog.cli.pipeline_options import SparkFields, task_options, tasks_of
-from tidelog.cli.terminal import past_of, past_options
+from tidelog.cli.terminal import open_home, past_of, past_options
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, TrimTo

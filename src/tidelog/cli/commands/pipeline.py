@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from tidelog.api.pipelines import PumpHandle
-from tidelog.api.spark_environment import pack_environment
-from tidelog.cli.homes import open_home
+from tidelog.api.spark_workers import pack_environment
 from tidelog.cli.output import CommandGroup, Output, json_option, write_out
 from tidelog.cli.pipeline_options import (
     DriverWatch,
@@ -20,7 +19,7 @@ from tidelog.cli.pipeline_options import (
     traced_world,
     worker_options,
 )
-from tidelog.cli.terminal import ask_first, yes_option
+from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.errors import NotFoundError
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso

@@ -13,7 +13,6 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     Output,
     TimeBar,
@@ -24,7 +23,7 @@ from tidelog.cli.output import (
     write_out,
 )
 from tidelog.cli.pipeline_options import spark_conf, traced_world
-from tidelog.cli.terminal import Interruption
+from tidelog.cli.terminal import Interruption, open_home
 from tidelog.codec.event_json import batch_lines
 from tidelog.connectors.sink import check_playback_sink
 from tidelog.errors import InvalidError

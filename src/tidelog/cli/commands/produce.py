@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 import click
 
 from tidelog.api.append_lines import LineCounts, input_size
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option, progress_bar
-from tidelog.cli.terminal import Interruption
+from tidelog.cli.terminal import Interruption, open_home
 from tidelog.errors import InvalidError
 
 __all__ = ["produce"]

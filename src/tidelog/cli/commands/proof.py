@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from tidelog import Erasure
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import (
     FAILED,
     CommandGroup,
@@ -23,6 +22,7 @@ from tidelog.cli.output import (
     utf8,
 )
 from tidelog.cli.pipeline_options import SparkFields
+from tidelog.cli.terminal import open_home
 from tidelog.erasure.proof import Proof
 from tidelog.errors import FailedError
 from tidelog.home import Home

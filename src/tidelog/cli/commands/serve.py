@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.terminal import open_home
 from tidelog.clock import SystemClock, system_random
 from tidelog.context import NoSpans
 from tidelog.errors import FailedError, InvalidError, NotFoundError

@@ -12,8 +12,8 @@ import click
 import pyarrow as pa
 
 from tidelog.api.sql import printable
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, counted, json_option, utf8, write_out
+from tidelog.cli.terminal import open_home
 from tidelog.codec.event_json import row_lines
 from tidelog.errors import InvalidError
 

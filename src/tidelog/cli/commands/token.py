@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import CommandGroup, Output, json_option
+from tidelog.cli.terminal import open_home
 from tidelog.model.event import to_iso
 from tidelog.model.token import ALL_TOPICS, SCOPES, Grant, Token
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option
-from tidelog.cli.terminal import ask_first, past_of, past_options, yes_option
+from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
 from tidelog.errors import NotFoundError
 from tidelog.home import Home
 from tidelog.journal.recover import RecoverReport

@@ -21,11 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tidelog.cli.commands.demo import DEMO_TOPICS, prepare
-from tidelog.cli.homes import open_home
 from tidelog.cli.output import Output, counted, echo_aside, json_option
 from tidelog.cli.pipeline_options import spark_conf, spark_of, spark_options
-from tidelog.cli.terminal import Interruption
-from tidelog.coordination.keepers import SupervisedPart
+from tidelog.cli.terminal import Interruption, open_home
+from tidelog.coordination.jobs import SupervisedPart
 from tidelog.errors import FailedError, InvalidError
 from tidelog.maintenance.up_supervisor import UpSupervisor
 from tidelog.model.event import to_iso

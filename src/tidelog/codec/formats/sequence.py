@@ -51,7 +51,7 @@ from tidelog.codec.formats.batches import (
     sync_marker,
     without_heads,
 )
-from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter, check_sidecar, sidecar_name
+from tidelog.codec.formats.parquet import Sidecar, SidecarWriter, check_sidecar, sidecar_name
 from tidelog.codec.sizes import runs, slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX

@@ -55,7 +55,7 @@ from tidelog.codec.formats.batches import (
     open_text,
     text_sink,
 )
-from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter, check_sidecar, sidecar_name
+from tidelog.codec.formats.parquet import Sidecar, SidecarWriter, check_sidecar, sidecar_name
 from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.decoding import is_deep_json

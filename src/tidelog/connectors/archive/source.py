@@ -56,7 +56,7 @@ from tidelog.model.pipeline import (
     offsets_between,
     read_manifest,
 )
-from tidelog.pool import Pool
+from tidelog.tasks import Pool
 
 __all__ = [
     "ArchiveSource",

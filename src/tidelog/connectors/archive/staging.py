@@ -46,8 +46,8 @@ from tidelog.connectors.sink import RangeWriter, TargetSink, Written
 from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.pool import Pool
 from tidelog.store.base import Store, copy_fresh, put_fresh
+from tidelog.tasks import Pool
 
 __all__ = [
     "CHANGED",

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.codec.formats.base import Format
-from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value
-from tidelog.codec.formats.sidecar import sidecar_name
+from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value, sidecar_name
 from tidelog.connectors.files.names import (
     FilePlace,
     archived_error,

@@ -63,9 +63,9 @@ from tidelog.connectors.source import (
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.limits import FILE_FINISHED_MS, FILE_GAP_OFFSETS, FILES_PASSED_MAX
-from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
+from tidelog.tasks import Pool
 
 __all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
 

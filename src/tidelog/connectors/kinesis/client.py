@@ -24,8 +24,8 @@ from tidelog.aws_session import NO_CREDENTIALS, aws_session
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import Address
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import check_timestamp
+from tidelog.model.times import Backoff
 
 __all__ = [
     "HASH_KEY",

@@ -40,8 +40,8 @@ from tidelog.connectors.sink import Lot, PlaybackSink, RangeWriter, SinkContext,
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address, parse_address
-from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import Manifest
+from tidelog.model.times import Backoff
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 

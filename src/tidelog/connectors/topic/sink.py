@@ -90,9 +90,9 @@ from tidelog.model.partition_rows import (
 )
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.tasks import Pool
 
 __all__ = [
     "ErasingWriter",

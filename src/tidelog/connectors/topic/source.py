@@ -47,9 +47,9 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
-from tidelog.pool import Pool
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.tasks import Pool
 
 __all__ = ["OpenContext", "PlannedRange", "TopicSource", "open_topic"]
 

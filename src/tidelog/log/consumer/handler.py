@@ -38,9 +38,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from tidelog.errors import FencedError, InvalidError
 from tidelog.model import limits
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event, Headers
-from tidelog.pool import Pool
+from tidelog.model.times import Backoff
+from tidelog.tasks import Pool
 
 if TYPE_CHECKING:
     from tidelog.log.consumer.consumer import Consumer

@@ -42,8 +42,7 @@ from tidelog.log.maintenance.lost_commits import (
     remedy_for_lost,
 )
 from tidelog.log.maintenance.unused import Uses, is_shared, read_unused
-from tidelog.log.maintenance.verify_bytes import read_ahead
-from tidelog.log.maintenance.verify_findings import Finding, Severity, VerifyTally
+from tidelog.log.maintenance.verify_bytes import Finding, Severity, VerifyTally, read_ahead
 from tidelog.log.maintenance.verify_partition import PartitionCheck
 from tidelog.log.topics import find_topic
 from tidelog.model import layout

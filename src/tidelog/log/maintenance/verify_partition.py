@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from tidelog.catalog.base import Row
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.maintenance.verify_bytes import problem_of_object
-from tidelog.log.maintenance.verify_findings import VerifyTally
+from tidelog.log.maintenance.verify_bytes import VerifyTally, problem_of_object
 from tidelog.log.partition_reader import Reader
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted

@@ -26,8 +26,8 @@ from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.producer.append import Appender, StoredSegment
 from tidelog.log.producer.flush import Flush, FlushFailures, FlushPart
 from tidelog.model.topic import Topic
-from tidelog.pool import Pool
 from tidelog.process import ProcessGuard, RefusingLock
+from tidelog.tasks import Pool
 
 __all__ = ["UPLOADS", "Uploader"]
 

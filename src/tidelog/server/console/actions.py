@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidelog.api.archives import ArchiveHandle
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.archive import Archive

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tidelog.api.archives import ArchiveHandle
 from tidelog.api.doctor import response_times
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
-from tidelog.coordination.keepers import Keeper, Keepers
+from tidelog.coordination.jobs import Keeper, Keepers
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.archive import Archive

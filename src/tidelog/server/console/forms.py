@@ -19,10 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import WHY_MAX, record_action
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.journal.audit import WHY_MAX
 from tidelog.model import limits
 from tidelog.model.decoding import check_json_depth
 from tidelog.model.event import Event, Headers, check_event, check_timestamp

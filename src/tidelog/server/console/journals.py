@@ -9,11 +9,11 @@ from typing import Any
 
 from tidelog.api.maintenance import EraseOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
+from tidelog.coordination.audit import WHY_MAX, newest_records
 from tidelog.erasure.from_archives import DeleteResult
 from tidelog.erasure.proof import Proof
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.audit import WHY_MAX, newest_records
 from tidelog.journal.lookup import check_id
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.search import SearchQuery, pending_amendments, search_partition

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
@@ -35,7 +35,7 @@ from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
 from tidelog.server.console.actions import ActionPages
 from tidelog.server.console.archives import ArchivePages, Pipelines
-from tidelog.server.console.events import EventPages
+from tidelog.server.console.events import EventPages, SqlPages
 from tidelog.server.console.forms import FormPages
 from tidelog.server.console.jobs import JobPages, JobRunner
 from tidelog.server.console.journals import JournalPages
@@ -52,7 +52,6 @@ from tidelog.server.console.session import (
     Visit,
     cookie_of,
 )
-from tidelog.server.console.sql import SqlPages
 from tidelog.server.console.topics import ConsumerPages, TopicPages
 from tidelog.server.http.auth import ADMISSION, Gate
 from tidelog.server.http.errors import (

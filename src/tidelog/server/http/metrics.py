@@ -46,7 +46,7 @@ from starlette.responses import Response
 from tidelog.catalog.checksums import CheckedCatalog
 from tidelog.clock import Clock
 from tidelog.context import Context
-from tidelog.coordination.actions import record_action
+from tidelog.coordination.audit import record_action
 from tidelog.coordination.tokens import note_uses
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home

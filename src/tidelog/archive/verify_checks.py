@@ -1,6 +1,9 @@
-"""Checks an archive's rows and manifests, and compares it with its source. No file is read.
+"""The checks of an archive's verification: rows, manifests, the source, and the files of a range.
 
-Each check yields the problems it finds: what is wrong, where, and what to do about it.
+Each check yields the problems it finds: what is wrong, where, and what to do about it. Only
+:func:`check_range` reads files, and it needs only their store: tasks run it ahead. It reports what
+healthy files hold. A range with any problem is checked again by the caller, who knows the rows that
+may explain it.
 
 A source, or a partition of it, that cannot be reached is a problem: then nothing is proven. A
 partition that the source no longer lists is a note: its retention or a person deleted it.
@@ -16,19 +19,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.archive.read import ArchiveFiles
 from tidelog.connectors.archive.source import ArchiveSource
 from tidelog.connectors.source import Bounds, SkippingSource, Source, SourcePartition, bounds_apart
 from tidelog.coordination.pipeline_rows import ReplayedRange
-from tidelog.errors import TidelogError, unexpected
+from tidelog.errors import CorruptError, TidelogError, unexpected
+from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import Commit, FileEntry, Manifest, Progress, offsets_between
+from tidelog.store import shared_store
 
 __all__ = [
+    "Offsets",
     "Problem",
+    "RangeFiles",
+    "RangeFound",
+    "RangeKey",
     "SourceCheck",
     "check_commits",
     "check_manifest",
+    "check_range",
     "check_replay",
+    "erased_left",
+    "read_offsets",
+    "runs_of",
 ]
+
 
 _KEEP = "keep everything as it is, and report it: no crash leaves this"
 _MANIFEST = "restore the manifest from a copy of the store; if there is none, backfill the archive"
@@ -294,3 +312,89 @@ class SourceCheck:
                 "ended and continues with this one; or create a new archive of the present source"
             )
             yield Problem("source", partition, what, do)
+
+
+Offsets = npt.NDArray[np.int64]
+RangeKey = tuple[tuple[FileEntry, ...], tuple[int, ...]]
+"""The files of a range and its erased offsets: what was found of them holds while they are same."""
+
+_NONE: Offsets = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """The files of a range that exist, to check anywhere; pickles."""
+
+    store: str  # URL
+    making: ArchiveFormat
+    manifest: Manifest
+    files: tuple[FileEntry, ...]  # without sidecars
+    deep: bool  # read them, not only their footers
+
+    @property
+    def key(self) -> RangeKey:
+        return self.files, self.manifest.erased
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFound:
+    """What healthy files of a range hold."""
+
+    events: tuple[int, ...]  # by file
+    runs: Offsets  # first and last of each run of offsets; none unless files were read
+
+
+def runs_of(offsets: Offsets) -> Offsets:
+    """Returns the first and last of each run of consecutive offsets."""
+    if not len(offsets):
+        return np.empty((0, 2), np.int64)
+    ordered = np.sort(offsets)
+    breaks = np.flatnonzero(np.diff(ordered) != 1)
+    firsts = ordered[np.concatenate([[0], breaks + 1])]
+    lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
+    return np.stack([firsts, lasts], axis=1)
+
+
+def check_range(work: RangeFiles) -> RangeFound | None:
+    """Returns what the files of a range hold; None, or an error, if something is wrong."""
+    contents = ArchiveFiles(shared_store(work.store), work.making)
+    if not work.deep:
+        counts = tuple(contents.count(work.manifest, file) for file in work.files)
+        is_healthy = counts == tuple(file.events for file in work.files)
+        return RangeFound(counts, runs_of(_NONE)) if is_healthy else None
+    found = [read_offsets(contents, work.manifest, file) for file in work.files]
+    known = np.unique(np.concatenate([*found, _NONE]))
+    total = sum(map(len, found))
+    if len(known) != total or len(erased_left(known, work.manifest)):
+        return None
+    return RangeFound(tuple(map(len, found)), runs_of(known))
+
+
+def read_offsets(contents: ArchiveFiles, manifest: Manifest, file: FileEntry) -> Offsets:
+    """Returns the offsets in a file. Raises ``CorruptError`` if they are not as its manifest says.
+
+    Reads its sidecar with it. Raises ``NotFoundError`` and ``InvalidError`` too.
+    """
+    parts: Sequence[Offsets] = [
+        contents.offsets(batch, file).to_numpy() for batch in contents.batches(manifest, file)
+    ]
+    offsets: Offsets = np.concatenate([*parts, _NONE])
+    ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
+    found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
+    if file.erased:  # its first or last event may be erased
+        expected = (file.events, *ends)
+    if found != expected or bool((np.diff(offsets) <= 0).any()):
+        raise CorruptError(
+            f"holds (events, first and last offset) {found}, its manifest says {expected}"
+        )
+    return offsets
+
+
+def erased_left(known: Offsets, manifest: Manifest) -> Offsets:
+    """Returns the erased offsets of a range that its files still hold."""
+    left: Offsets = np.intersect1d(known, np.array(manifest.erased, np.int64))
+    return left

@@ -1,25 +1,33 @@
-"""The audit: records of who amended what, when and why. They never contain bytes of an event.
+"""Audits: who did what to the home, and who amended which events, when and why.
 
-A record contains the hash of an id or a key. The id itself would survive the erasure in the
+**Actions** concern the home as a whole, such as logins and changes of tokens. A record is written
+before its action, so nothing happens without one; if the action then fails, the record stays.
+Records are kept for :data:`ACTIONS_KEPT_MS`; the sweep deletes older ones.
+
+**Amendments** are in the audit of their topic or archive. A record never contains bytes of an
+event. It contains the hash of an id or a key: the id itself would survive the erasure in the
 catalog. A hash can be compared with a known id (:func:`id_mark`), but does not reveal it.
 
-A record is written before the first row of its amendment, as ``begun``, and again after the last
-one, as ``done``. If it stays ``begun``, its process died: some of its events may be amended and
-others not. The same call again amends the rest.
+Such a record is written before the first row of its amendment, as ``begun``, and again after the
+last one, as ``done``. If it stays ``begun``, its process died: some of its events may be amended
+and others not. The same call again amends the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+import pwd
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
-from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.context import Context
-from tidelog.coordination.actions import WHO_MAX
 from tidelog.coordination.ownership import write_repeatedly
+from tidelog.coordination.trusted_time import trusted_now_ms
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
@@ -27,22 +35,105 @@ from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import decode_row, encode_row
 
 __all__ = [
+    "ACTIONS_KEPT_MS",
     "MARK_BYTES",
     "RECORD_BYTES_MAX",
+    "WHO_MAX",
+    "Action",
     "AuditRecord",
     "AuditedEvent",
     "AuditedProof",
     "AuditedSource",
     "Owner",
     "Why",
+    "forget_actions",
     "id_mark",
     "key_digest",
     "key_mark",
     "newest_records",
     "put_record",
+    "read_actions",
     "read_audit",
     "read_records",
+    "record_action",
+    "user_at_host",
 ]
+
+
+ACTIONS_KEPT_MS = 400 * 86_400_000  # more than a year
+WHO_MAX = 200  # characters
+_TEXT_MAX = 500  # characters of each other text
+_FORGET_AT_ONCE = 1_000  # records that one sweep deletes at most
+
+
+class Action(Persisted, frozen=True):
+    """One record."""
+
+    id: str
+    at_ms: int
+    who: str  # user@host, or the token over HTTP
+    op: str  # login, token create, cursor move, playback, read, ...
+    what: str  # the token, topic, consumer or address
+    note: str = ""  # more about it
+
+
+def record_action(context: Context, op: str, what: str, note: str = "", who: str = "") -> None:
+    """Writes a record; call it before the action. By default this process's user did it."""
+    by = _stored_text(who or user_at_host(context.environ), WHO_MAX)
+    texts = (_stored_text(each, _TEXT_MAX) for each in (what, note))
+    action = Action(context.ids.new(), context.clock.now_ms(), by, op, *texts)
+    row = layout.audit_row(action.at_ms, action.id)
+    try:
+        write_repeatedly(context, layout.HOME_AUDIT, Put(row, encode_row(action), ABSENT))
+    except ConflictError:
+        return  # ids are not reused: an earlier attempt of this very write
+
+
+def read_actions(context: Context, since_ms: int = 0) -> Iterator[Action]:
+    """Yields records from a time on, the oldest first."""
+    for row in context.catalog.scan(layout.HOME_AUDIT, layout.audit_row(since_ms, "")):
+        yield decode_row(row.value, Action, f"audit row `{row.row}`")
+
+
+def forget_actions(context: Context) -> int:
+    """Deletes some of the records that are too old. Returns how many.
+
+    Their age counts to the newest record, or to the earlier of this machine's time and the store's.
+    So no clock that is ahead deletes the audit.
+    """
+    newest = next(iter(context.catalog.scan(layout.HOME_AUDIT, limit=1, reverse=True)), None)
+    if newest is None:
+        return 0
+    newest_ms = decode_row(newest.value, Action, f"audit row `{newest.row}`").at_ms
+    if newest_ms < ACTIONS_KEPT_MS:
+        return 0
+    before_ms = min(newest_ms, trusted_now_ms(context)) - ACTIONS_KEPT_MS
+    end = layout.audit_row(max(0, before_ms), "")
+    rows = list(islice(context.catalog.scan(layout.HOME_AUDIT, "", end), _FORGET_AT_ONCE))
+    for row in rows:
+        change = Delete(row.row, expect=row.version)
+        try:
+            write_repeatedly(context, layout.HOME_AUDIT, change)
+        except ConflictError:
+            continue  # another sweep has deleted it
+    return len(rows)
+
+
+def user_at_host(environ: Mapping[str, str]) -> str:
+    """Returns the user and host of this process, as far as known."""
+    user = environ.get("USER") or environ.get("LOGNAME")
+    if not user:
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            user = str(os.getuid())
+    return _stored_text(f"{user}@{socket.gethostname()}", WHO_MAX)
+
+
+def _stored_text(text: str, most: int) -> str:
+    """Returns the text as UTF-8 can hold it. An environment may hold bytes that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()[:most]
+
 
 MARK_BYTES = 71  # of the hash of an id or a key
 RECORD_BYTES_MAX = 150_000  # of marks and positions in one record
