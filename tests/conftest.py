@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,8 @@ MEMORY_BYTES_MIN = 4 << 30
 ON_DISK = (
     *("tests/catalog", "tests/connectors/files", "tests/contract", "tests/stateful", "tests/store"),
 )
+
+_STALE = "stale seed"
 
 
 def pytest_configure() -> None:
@@ -109,6 +111,22 @@ def _turn(item: pytest.Item) -> int:
     if group in SHARED:
         return SHARED.index(group)
     return len(SHARED) + (0 if group.startswith(EARLY) else 2 if group.startswith(LATE) else 1)
+
+
+@pytest.fixture
+def stale_seed(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Notes a planted bug that the seed of its document no longer catches."""
+    return lambda bug: record_property(_STALE, bug)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the seeds that are stale: a search for others takes up to a minute each."""
+    reports = terminalreporter.getreports("passed")
+    stale = [bug for each in reports for name, bug in each.user_properties if name == _STALE]
+    if stale:
+        terminalreporter.section("stale seeds")
+        for bug in stale:
+            terminalreporter.line(f"{bug}: found by a search: run `python -m tests.sim planted`")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tidelog
+from tests.support.heartbeats import beaten_between_takes
 from tidelog import Event
 from tidelog.cli.main import cli
 from tidelog.cli.terminal import Interruption
@@ -94,12 +95,16 @@ def test_interruption_exits_where_the_work_is_not_done() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_scribe_once_beside_another_fails(run: Run, path: str) -> None:
-    with tidelog.open(path) as home:
+def test_scribe_once_beside_another_fails(
+    run: Run, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "300")
+    with tidelog.open(path) as home, beaten_between_takes() as refused:
         holding = home.scribe()._holding
         assert holding.take()
         with holding.beating():
             assert run("scribe", "--once").exit_code == 1
+        assert refused.count
         holding.release()
     assert run("scribe", "--once").exit_code == 0
 

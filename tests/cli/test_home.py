@@ -1,4 +1,4 @@
-"""``init``, ``home`` and ``demo`` as a person runs them: real processes, bad input above all."""
+"""``init``, ``home`` and ``demo`` as a person runs them: bad input above all, and how they end."""
 
 from __future__ import annotations
 
@@ -10,54 +10,44 @@ from pathlib import Path
 
 import pytest
 
-TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import run; run()"]
+from tests.support.cli_run import TIDELOG, Run, finish, start
 
 
-def run(folder: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TIDELOG, *args],
-        cwd=folder,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+def test_init_is_idempotent_and_home_shows_the_same(tidelog: Run) -> None:
+    made, again, home = (
+        tidelog(*args, "--json").rows()[0] for args in (["init"], ["init"], ["home"])
     )
-
-
-def test_init_is_idempotent_and_home_shows_the_same(tmp_path: Path) -> None:
-    first, second, shown = (
-        run(tmp_path, "init", "--json"),
-        run(tmp_path, "init", "--json"),
-        run(tmp_path, "home", "--json"),
-    )
-    made, again, home = (json.loads(done.stdout) for done in (first, second, shown))
     assert (made.pop("new"), again.pop("new")) == (True, False)
     assert made == again == home
     assert home["config"].startswith("tidelog:?store=file:///")
-    assert "Created a new home" in run(tmp_path, "--home", "other", "init").stdout
-    assert "already exists" in run(tmp_path, "--home", "other", "init").stdout
+    assert b"Created a new home" in tidelog("--home", "other", "init").out
+    assert b"already exists" in tidelog("--home", "other", "init").out
 
 
-def test_home_by_config_string_by_variable_and_saved(tmp_path: Path) -> None:
-    made = run(tmp_path, "init", "--store", "o", "--catalog", "c.sqlite", "--save", "--json")
-    config = json.loads(made.stdout)["config"]
-    expected = json.loads(made.stdout)["id"]
+def test_home_by_config_string_by_variable_and_saved(
+    tidelog: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [made] = tidelog("init", "--store", "o", "--catalog", "c.sqlite", "--save", "--json").rows()
+
+    def shown(*args: str) -> str:
+        [home] = tidelog(*args, "home", "--json").rows()
+        return str(home["id"])
+
+    assert shown() == made["id"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for shown in (
-        run(elsewhere, "--home", config, "home", "--json"),
-        run(elsewhere, "home", "--json", TIDELOG_HOME=config),
-        run(elsewhere, "home", "--json", TIDELOG_HOME=str(tmp_path)),
-        run(tmp_path, "home", "--json"),
-    ):
-        assert json.loads(shown.stdout)["id"] == expected
-    twice = run(tmp_path, "init", "--store", "o", "--catalog", "c.sqlite", "--save")
-    assert (twice.returncode, "exists already" in twice.stderr) == (1, True)
+    with monkeypatch.context() as patch:
+        patch.chdir(elsewhere)
+        assert shown("--home", made["config"]) == made["id"]
+        for given in (made["config"], str(tmp_path)):
+            patch.setenv("TIDELOG_HOME", given)
+            assert shown() == made["id"]
+    twice = tidelog("init", "--store", "o", "--catalog", "c.sqlite", "--save")
+    assert (twice.code, "exists already" in twice.err) == (1, True)
 
 
-def test_the_default_home_is_made_on_first_use(tmp_path: Path) -> None:
-    assert run(tmp_path, "home").returncode == 0
+def test_the_default_home_is_made_on_first_use(tidelog: Run, tmp_path: Path) -> None:
+    assert tidelog("home").code == 0
     assert (tmp_path / "tidelog-data" / "catalog.sqlite").exists()
 
 
@@ -138,47 +128,61 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD, ids=str)
-def test_bad_input_gets_one_line_an_exit_code_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+def test_bad_input_gets_one_line_an_exit_code_and_leaves_nothing(
+    tidelog: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     args, environ, code, message = BAD[case]
-    done = run(tmp_path, *args, **environ)
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "hunter2" not in done.stderr + done.stdout
-    assert len(done.stderr.strip().splitlines()) == 1
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    done = tidelog(*args)
+    assert done.code == code, done.err
+    assert message in done.err
+    assert "hunter2" not in done.err + done.out.decode()
+    assert len(done.err.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-    as_json = run(tmp_path, *args, "--json", **environ)
-    assert as_json.returncode == code
-    assert json.loads(as_json.stderr)["error"]["message"]
+    as_json = tidelog(*args, "--json")
+    assert as_json.code == code
+    assert json.loads(as_json.err)["error"]["message"]
 
 
-def test_wrong_usage_is_told_by_the_command_itself(tmp_path: Path) -> None:
-    done = run(tmp_path, "init", "--catlog", "x")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: No such option '--catlog'")
-    assert "--catalog" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    as_json = json.loads(run(tmp_path, "consume", "t", "--json").stderr)["error"]
+def test_wrong_usage_is_told_by_the_command_itself(tidelog: Run) -> None:
+    done = tidelog("init", "--catlog", "x")
+    assert done.code == 2
+    assert done.err.startswith("error: No such option '--catlog'")
+    assert "--catalog" in done.err
+    assert len(done.err.splitlines()) == 1
+    as_json = json.loads(tidelog("consume", "t", "--json").err)["error"]
     assert as_json["kind"] == "invalid"
     assert "'--name': see `tidelog consume --help`" in as_json["message"]
-    assert "Usage:" in run(tmp_path, "topic").stderr, "a group alone shows its help"
-    assert run(tmp_path, "nonsense").returncode == 2
-    assert run(tmp_path, "--version").stdout.startswith("tidelog, version ")
+    assert "Usage:" in tidelog("topic").err, "a group alone shows its help"
+    assert tidelog("nonsense").code == 2
+    assert tidelog("--version").out.startswith(b"tidelog, version ")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--version"], 0, "tidelog, version "),
+        (["--home", "gone", "topic", "list"], 1, "error: "),
+        (["nonsense"], 2, "error: "),
+    ],
+)
+def test_process_exits_with_the_code_of_its_command(
+    tmp_path: Path, args: list[str], code: int, said: str
+) -> None:
+    done = finish(start(*args, cwd=tmp_path))
+    assert (done.code, (done.out.decode() + done.err)[: len(said)]) == (code, said)
 
 
 def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
-    shown = run(tmp_path, "demo", "--clean")
-    assert shown.returncode == 0
-    assert "the counts match" in shown.stdout
-    assert "{" not in shown.stdout, "people get words, not Python's values"
-    picture = shown.stdout.partition("orders per hour")[2].splitlines()
+    done = finish(start("demo", "--clean", cwd=tmp_path))
+    shown = done.out.decode()
+    assert done.code == 0, done.err
+    assert "the counts match" in shown
+    assert "{" not in shown, "people get words, not Python's values"
+    picture = shown.partition("orders per hour")[2].splitlines()
     assert all("█" in row for row in picture[1:6]), "it ends with a picture"
     assert picture[-1].split("└")[1].strip() == "2026-11-13"
-    done = run(tmp_path, "demo", "--clean", "--no-spark", "--json")
-    steps = [json.loads(line) for line in done.stdout.splitlines()]
-    by_name = {step.get("step"): step for step in steps}
-    assert by_name["members"]["left"] == 0
-    assert by_name["archive"]["events"] == 100_001
-    assert sum(step["events"] for step in steps if step.get("step") == "query") == 100_001
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
@@ -198,8 +202,10 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["topic", "list"], ["topic", "list", "--json"], ["--help"]], ids=" ".join
 )
-def test_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path, words: list[str]) -> None:
-    run(tmp_path, "topic", "create", "t")
+def test_a_full_disk_is_one_line_and_exit_code_1(
+    tidelog: Run, tmp_path: Path, words: list[str]
+) -> None:
+    tidelog("topic", "create", "t")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*TIDELOG, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, check=False

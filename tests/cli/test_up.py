@@ -203,6 +203,10 @@ def test_the_demo_brings_events_can_be_gone_on_with_and_ends_by_itself(tmp_path:
     folder = tmp_path / "demo"
     made = finish(start("demo", "--no-spark", "--folder", str(folder), "--json"))
     assert made.code == 0, made.err
+    steps = {step.get("step"): step for step in made.rows()}
+    assert steps["members"]["left"] == 0
+    assert steps["archive"]["events"] == 100_001
+    assert sum(step["events"] for step in made.rows() if step.get("step") == "query") == 100_001
     words = ("--home", str(folder), "up", "--demo", "--port", "0", "--for")
     first = start(*words, "10m")
     try:
