@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from tests.support.archive_look import FIRST_S, a_home
 from tests.support.cli_run import run_here
 from tests.support.sql_catalog import open_sql_catalog
-from tidelog import Event, Home
+from tidelog import Event, Home, ToOffsets
 from tidelog.api.archives import ArchiveHandle
 from tidelog.archive.tables import stale_entries
-from tidelog.erasure import rewrite
-from tidelog.errors import UnavailableError
+from tidelog.erasure import rewrite, updates
+from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.pipeline.cycle import Cycle
 from tidelog.testing.scheduler import Crash
 
@@ -156,8 +156,6 @@ def test_update_waits_for_a_range_that_may_hold_the_old_value(
         patch.setattr(Cycle, "_publish", crash)
         with pytest.raises(Crash):
             archive.run()
-    from tidelog.erasure import updates
-
     monkeypatch.setattr(updates, "_WAIT_MS", 0)
     lookup, new = home._lookups.of(home.topic("t")), value(7, "corrected")
     home.update("t", "id-7", new)
@@ -198,3 +196,51 @@ def test_files_without_values_are_named_and_the_command_fails(
     told = run(*at)
     assert told.code == 1
     assert b"archive `typed`, generation 1: its files have columns and no values" in told.out
+
+
+def test_replay_that_read_a_file_just_before_it_was_rewritten_gets_the_value_too(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(b"nonsense", id="dead")])
+    archive = daily(home)
+    assert archive.replay().replayed == 0  # so a replay's own file has the dead letter now
+    real, replays = rewrite.EraseLane._carry_out, [archive.replay]
+
+    def late(*arguments: object) -> None:
+        if replays:
+            assert replays.pop()().replayed == 0
+        real(*arguments)  # type: ignore[arg-type]
+
+    fixed = value(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(rewrite.EraseLane, "_carry_out", late)
+        home.update("t", "dead", fixed, archives=True)
+    assert archive.replay().replayed == 1
+    assert archived(archive)[fixed] == 1
+
+
+def test_event_that_is_trimmed_meanwhile_gets_the_value_that_it_had_last(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = home.archives.create("daily", source="topic:t", parser="json:at")
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cycle, "_publish", crash)
+        with pytest.raises(Crash):
+            archive.run()
+    real, new = updates._carry, value(7, "corrected")
+
+    def then_trim(*arguments: object) -> object:
+        found = real(*arguments)  # type: ignore[arg-type]
+        archive.run()  # with the old value, as it was decided
+        home.trim("t", ToOffsets({0: EVENTS}), past_readers=True)
+        return found
+
+    monkeypatch.setattr(updates, "_carry", then_trim)
+    home.update("t", "id-7", new, archives=True)
+    assert archived(archive) == expected({7: new})
+    with pytest.raises(NotFoundError, match="archived files keep the values that they have"):
+        home.update_archives("t", ["id-7"])

@@ -591,4 +591,8 @@ BUGS: Mapping[str, Bug] = {
     "an update passes over ranges under way": Bug(
         "P4", moves_planted.update_passes_over_ranges_under_way, MovesWorld
     ),
+    "an update looks at archives once": Bug("P4", moves_planted.update_looks_once, MovesWorld),
+    "a stream passes a failed event": Bug(
+        "P3", moves_planted.stream_passes_a_failed_event, MovesWorld
+    ),
 }

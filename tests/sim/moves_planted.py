@@ -9,11 +9,14 @@ import pytest
 from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.erasure import updates
 from tidelog.pipeline import cuts, seek
+from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
     "copies_are_not_looked_at_again",
     "redo_leaves_dead_letters_out",
     "seek_records_no_gap",
+    "stream_passes_a_failed_event",
+    "update_looks_once",
     "update_passes_over_ranges_under_way",
 ]
 
@@ -44,3 +47,23 @@ def seek_records_no_gap(patch: Patch) -> None:
 def update_passes_over_ranges_under_way(patch: Patch) -> None:
     """An update does not wait for ranges that may have read the old value."""
     patch.setattr(updates, "is_under_way", lambda *_: False)
+
+
+def update_looks_once(patch: Patch) -> None:
+    """An update does not look again for replays that read a file before it was rewritten."""
+    update = updates._update_generation
+
+    def once(*arguments: Any) -> Any:
+        return update(*arguments)[0], False
+
+    patch.setattr(updates, "_update_generation", once)
+
+
+def stream_passes_a_failed_event(patch: Patch) -> None:
+    """A stream commits a range whose handler has failed."""
+    deliver = HandlerWorkers._deliver_unit
+
+    def past(self: HandlerWorkers, task: Any, unit: Any) -> tuple[int, int]:
+        return deliver(self, task, unit) or (0, 0)
+
+    patch.setattr(HandlerWorkers, "_deliver_unit", past)

@@ -146,6 +146,7 @@ class MaintenanceCalls(ABC):
         Rewrites the files of the topic's archives that hold these ids, under their names, and
         corrects their tables. ``unchanged`` of a result says why files keep the old values. An
         event keeps its folder. Safe to kill and to repeat: files with the values stay as they are.
+        Raises ``NotFoundError`` if the topic has none of these events.
 
         >>> home.update("orders", "order-2", b"corrected")
         >>> [each.events for each in home.update_archives("orders", ["order-2"])]

@@ -258,7 +258,6 @@ def settle_ranges(context: Context, todo: Sequence[RangeToSettle], report: Archi
 def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
     """Lets tasks stage and replace files. ``settle`` does what they have not done."""
     title = f"erase from {len(todo)} ranges of archives"
-
     size = attrgetter("size")
     ranges = (work for n, each in enumerate(todo) if (work := each.lane.work_of(n, each)))
     staged: list[RangeRewrite] = []
@@ -276,6 +275,7 @@ class EraseLane:
     """The committed ranges of one source partition."""
 
     values: Values | None = None  # that events get instead of being erased
+    has_changed = False  # a file here, or another process was about to change one
     output: set[str] | None = None  # gets files that keep their values
 
     def __init__(
@@ -316,6 +316,7 @@ class EraseLane:
             if row is None:
                 return  # the generation was dropped
             committed = self._decode(row)
+            self.has_changed |= bool(committed.rewrite)
             try:
                 if not committed.rewrite:
                     if not self._holds_some(committed, wanted):
@@ -398,9 +399,7 @@ class EraseLane:
             found = read_archive(self._context, self._archive.name)
         except NotFoundError:
             return True
-        if found.incarnation != self._archive.incarnation:
-            return True
-        if self._generation not in found.makings:
+        if found.incarnation != self._archive.incarnation or self._generation not in found.makings:
             return True
         if found.state_of(self._generation) != "removing":
             return False
@@ -435,6 +434,7 @@ class EraseLane:
 
     def _intend(self, row: Row, committed: Commit) -> None:
         """Step 1."""
+        self.has_changed = True
         head = read_progress(self._context, self._pipeline, self._partition)
         epoch = head.epoch if head else 0
         key = layout.manifest(self._pipeline, epoch, self._partition, self._context.ids.new())

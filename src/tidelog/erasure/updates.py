@@ -6,9 +6,11 @@ its own name, and every table that lists it is corrected. So a reader sees each 
 old or its new value.
 
 The values come from the topic, as they are now, and are compared again at the end: of two updates
-at once, the later one is in the files whichever process writes last. A range that a driver began
-before the update may have read the old value: this waits for it. Everything may be repeated: a file
-that has the values is left alone.
+at once, the later one is in the files whichever process writes last. An event that is trimmed in
+the meantime keeps the value that it had last. A range that a driver began before the update may
+have read the old value: this waits for it. A replay, a redo or an archive of an archive reads
+files, and may have read one just before it was rewritten. So all archives are looked at again until
+nothing had to be changed. Everything may be repeated: a file that has the values is left alone.
 
 An event keeps its file and folder, also where its new value would name another one. Files without
 values, and files of a transform's output, are not changed: ``unchanged`` says so.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,6 +41,7 @@ from tidelog.erasure.rewrite import (
 )
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, contained
 from tidelog.journal.lookup import Lookup
+from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
@@ -72,26 +76,35 @@ def update_archives(
 ) -> list[ArchiveUpdate]:
     """Gives archived events of these ids the values that the topic has now.
 
+    Raises ``NotFoundError`` if the topic has none of them.
     Raises ``UnavailableError`` if a range that may hold an old value takes longer than
     ``wait_ms``, and the error of an archive or a table after all others are done. Call it again.
     """
     until_ms = context.clock.now_ms() + wait_ms
     total: dict[tuple[str, int], ArchiveUpdate] = {}
+    values: _Values = {}
     for _ in range(_ROUNDS):
-        values = _current_values(lookup, ids)
+        now = _current_values(lookup, ids)
+        values = _with_trimmed(context, lookup.topic, now, values)
+        if not values:
+            raise NotFoundError(
+                f"topic `{lookup.topic.name}`: has none of these events any more: archived files "
+                "keep the values that they have",
+                topic=lookup.topic.name,
+            )
         errors: list[TidelogError] = []
-        waiting = _carry(context, lookup.topic, values, total, errors)
-        if waiting and context.clock.now_ms() < until_ms:
+        carried = _carry(context, lookup.topic, values, total, errors)
+        if carried.waiting and context.clock.now_ms() < until_ms:
             context.clock.sleep(_LOOK_S)
             continue
         for error in errors:
             raise error
-        if waiting:
+        if carried.waiting:
             raise UnavailableError(
-                f"topic `{lookup.topic.name}`: a range of archive `{waiting}` is under way that "
-                "may hold the old value: run the archive, then update its archives again"
+                f"topic `{lookup.topic.name}`: a range of archive `{carried.waiting}` is under way "
+                "that may hold the old value: run the archive, then update its archives again"
             )
-        if _current_values(lookup, ids) == values:
+        if not carried.has_changed and _current_values(lookup, ids) == now:
             return list(total.values())
     raise UnavailableError(
         f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
@@ -112,15 +125,32 @@ def _current_values(lookup: Lookup, ids: Collection[str]) -> _Values:
         return found
 
 
+def _with_trimmed(context: Context, topic: Topic, now: _Values, before: _Values) -> _Values:
+    """Returns the values that the topic has now, and the last ones of events trimmed since."""
+    found = {partition: dict(values) for partition, values in now.items()}
+    for partition, values in before.items():
+        start = read_head(context, topic, partition)[0].start
+        known = found.setdefault(partition, {})
+        known |= {at: value for at, value in values.items() if at < start and at not in known}
+    return {partition: values for partition, values in found.items() if values}
+
+
+class _Carried(NamedTuple):
+    """What one look at all archives has shown."""
+
+    waiting: str  # an archive with a range that may hold an old value
+    has_changed: bool
+
+
 def _carry(
     context: Context,
     topic: Topic,
     values: _Values,
     total: dict[tuple[str, int], ArchiveUpdate],
     errors: list[TidelogError],
-) -> str:
-    """Updates all generations once. Returns an archive with a range that may hold an old value."""
-    waiting = ""
+) -> _Carried:
+    """Updates all generations once."""
+    waiting, has_changed = "", False
     for archive, generation in with_later_ones(lambda: reachable_archives_of(context, topic)):
         with contained(f"archive `{archive.name}`", errors.append):
             known = total.get((archive.name, generation), ArchiveUpdate(archive.name, generation))
@@ -131,7 +161,9 @@ def _carry(
                 )
                 continue
             output: set[str] = set()
-            report = _update_generation(context, (archive, generation), topic, values, output)
+            where = (archive, generation)
+            report, was_old = _update_generation(context, where, topic, values, output)
+            has_changed |= was_old
             errors += report.failed.values()
             waiting = waiting or (archive.name if report.waiting else "")
             total[archive.name, generation] = ArchiveUpdate(
@@ -141,7 +173,7 @@ def _carry(
                 known.events + report.updated,
                 _CARRIED if output else "",
             )
-    return waiting
+    return _Carried(waiting, has_changed)
 
 
 def _why_unchanged(context: Context, archive: Archive, generation: int) -> str:
@@ -162,15 +194,18 @@ def _update_generation(
     topic: Topic,
     values: _Values,
     output: set[str],
-) -> ArchiveErasure:
-    """Updates one generation. Adds files that may hold such an event, but as output."""
+) -> tuple[ArchiveErasure, bool]:
+    """Updates one generation. Returns also whether something had to be changed.
+
+    Adds to ``output`` the files that may hold such an event, but as output.
+    """
     archive, generation = where
     report = ArchiveErasure(archive.name, generation)
     if archive.state_of(generation) == "removing":
         finish_removals(context, archive)
-        return report
+        return report, False
     store, own = files_at(context, archive), archive.pipeline(generation)
-    numbers = partitions_of(context, own, topic)
+    numbers, has_changed = partitions_of(context, own, topic), False
     for pipeline in (own, replay_pipeline(own)):
         todo: list[RangeToSettle] = []
         for partition in read_partitions(context, pipeline):
@@ -183,7 +218,8 @@ def _update_generation(
                 report.waiting += is_under_way(context, pipeline, partition, wanted)
                 todo += [RangeToSettle(lane, row, wanted) for row in lane.rows(wanted)]
         settle_ranges(context, todo, report)
-    return report
+        has_changed |= any(each.lane.has_changed for each in todo)
+    return report, has_changed
 
 
 class _UpdateLane(EraseLane):

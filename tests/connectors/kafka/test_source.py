@@ -380,16 +380,19 @@ def test_what_is_deleted_while_it_is_read_is_told(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidelog.connectors.kafka.reader._CHUNK_MESSAGES", 1)
-    topic = broker.topic()
-    for n in range(40):  # a fetch of one byte brings one batch
-        broker.send(topic, [b"%d" % n])
+    topic, last = broker.topic(), 1_999
+    producer = broker.server.producer(batch_num_messages=1)
+    for n in range(last + 1):
+        producer.produce(topic, b"%d" % n)
+    assert producer.flush(60) == 0
+    # A fetch of one byte brings one batch, so reading ahead is far from the end at the delete.
     source = broker.source(topic, "?fetch.message.max.bytes=1&queued.min.messages=1")
-    chunks = source.read(SourceRange(SourcePartition(topic, "0"), "0", "40"))
+    chunks = source.read(SourceRange(SourcePartition(topic, "0"), "0", str(last + 1)))
     positions = [int(next(chunks).position)]
-    done(broker.admin.delete_records([TopicPartition(topic, 0, 39)]))
+    done(broker.admin.delete_records([TopicPartition(topic, 0, last)]))
     with pytest.raises(NotFoundError) as caught:
         positions.extend(int(chunk.position) for chunk in chunks)
-    assert caught.value.context["first"] == 39
+    assert caught.value.context["first"] == last
     lost_from = caught.value.context["lost_from"]
     assert lost_from - positions[-1] in (0, 1), "what came along with the error is not given out"
 
