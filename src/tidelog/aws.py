@@ -9,19 +9,23 @@ or of its target ``sns:`` by a subscription of the function, or of a queue betwe
 partition that they name:
 
 1. Read up to ``max_events`` of the consumer's next events, and give each to ``handle``. The cursor
-   moves after each of them. An error of ``handle`` ends the call, and its event comes again.
+   moves after each of them. An error of ``handle`` ends this partition, and its event comes again.
+   So does the end of the call's time, which is looked at before each event.
 2. If there are more, notify the topic's targets, so that another call goes on.
 3. If another reader has the partition, look until it shows that it is alive: then leave it the
    rest, since it does step 2 at its own end, after the event that we were notified of. A reader
    that shows nothing for 1.5 times ``lease_ttl_ms`` is dead, and this call takes over.
+
+An error of one partition, or a message that is no notification, does not stop the others. The call
+raises it at its end, so the service retries the whole call.
 
 A call that dies has handled what its cursor says. Lambda retries it, and its lease ends by step 3.
 
 **Scribes.** A message of the queue is one turn of maintenance of one home. A message ``{}`` is for
 the home of the settings. ``{"replica": "NAME"}`` is for the home that ``TIDELOG_HOMES`` gives this
 name: a JSON object of config strings by name. So one function serves several homes, and a schedule
-with a message for each of them decides how often. A turn that fails raises, so the queue gives its
-message again; the message of a turn that never ran expires.
+with a message for each of them decides how often. A turn that fails raises after the turns of all
+messages, so the queue gives its messages again; the message of a turn that never ran expires.
 
 **Ingest.** Functions append records of a Kinesis stream, and pixels of an HTTP API. A batch of
 records is appended under a key of its own: its stream, shard, and first and last number. Lambda
@@ -56,6 +60,7 @@ from tidelog.home import Home, World, open_home
 from tidelog.log.consumer.consumer import Consumer
 from tidelog.log.consumer.leases import Start, read_lease
 from tidelog.log.notifier import Notification
+from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import Event, to_iso
 from tidelog.model.topic import check_topic_name
@@ -77,8 +82,36 @@ LambdaHandler = Callable[[Mapping[str, Any], Any], dict[str, Any]]
 """What Lambda calls: with an event and the call's context; it returns JSON."""
 
 _LOOK_S = 0.5  # between two looks at another reader
-_LOT = 100  # events between two looks at the time that is left
 _MARGIN_MS = 10_000  # a call that has less time left starts nothing more
+_UNLIMITED_MS = 2 * _MARGIN_MS  # the time that is left of a call without a context
+
+
+class _TimeOver(Exception):  # noqa: N818 - not an error: another call goes on
+    """The time of a call ends before the next event."""
+
+
+class _CallTime:
+    """The time of one call, in which it handles one event at least."""
+
+    def __init__(self, context: Any) -> None:
+        self.left_ms = getattr(context, "get_remaining_time_in_millis", lambda: _UNLIMITED_MS)
+        self._margin_ms = min(_MARGIN_MS, self.left_ms() // 2)  # a call may be short
+        self._handled = 0
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.left_ms() < self._margin_ms)
+
+    def handler(self, handle: Callable[[Event], object]) -> Callable[[Event], None]:
+        """Returns a handler that raises ``_TimeOver`` before an event that comes too late."""
+
+        def timed(event: Event) -> None:
+            if self._handled and self.is_over:
+                raise _TimeOver
+            handle(event)
+            self._handled += 1
+
+        return timed
 
 
 class _Wanted(NamedTuple):
@@ -109,15 +142,21 @@ def consumer_handler(
     def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
         if not opened:
             opened.append(open_home(home, world=world))
-        found = []
-        for wanted in _notified(event):
-            topic = opened[0].topic(wanted.topic)
-            consumer = consumers.get(topic.incarnation)
-            if consumer is None:
-                consumer = opened[0].consumer(wanted.topic, name, start)
-                consumers[topic.incarnation] = consumer
-            call = _Call(opened[0], consumer, name, wanted, context)
-            found.append(call.read(handle, max_events))
+        wanted, errors = _notified(event)
+        time, found = _CallTime(context), []
+        for each in wanted:
+            try:
+                topic = opened[0].topic(each.topic)
+                consumer = consumers.get(topic.incarnation)
+                if consumer is None:
+                    consumer = opened[0].consumer(each.topic, name, start)
+                    consumers[topic.incarnation] = consumer
+                call = _Call(opened[0], consumer, name, each, time)
+                found.append(call.read(handle, max_events))
+            except Exception as exc:  # noqa: BLE001 - raised when the others are done
+                errors.append(exc)
+        if errors:
+            raise errors[0]
         return {"consumer": name, "partitions": found}
 
     return handler
@@ -127,39 +166,44 @@ class _Call:
     """The work of one call on one partition."""
 
     def __init__(
-        self, home: Home, consumer: Consumer, name: str, wanted: _Wanted, context: Any
+        self, home: Home, consumer: Consumer, name: str, wanted: _Wanted, time: _CallTime
     ) -> None:
         self._home = home
         self._consumer = consumer
         self._name = name
         self._wanted = wanted
-        self._left_ms = getattr(context, "get_remaining_time_in_millis", lambda: _MARGIN_MS * 2)
+        self._time = time
 
     def read(self, handle: Callable[[Event], object], max_events: int) -> dict[str, Any]:
         """Steps 1 to 3; returns what was done."""
-        read, result = 0, {"done": False, "busy": False}
-        while read < max_events and not result["done"] and not result["busy"]:
-            lot = min(_LOT, max_events - read)
-            result = self._consumer.read_once(self._wanted.partition, lot, handle)
-            if result["busy"] and not read:
-                result = self._wait(lot, handle)
-            read += result["events_read"]
-            if self._left_ms() < _MARGIN_MS:
-                break
+        read = 0
+
+        def counted(event: Event) -> None:
+            nonlocal read
+            timed(event)
+            read += 1
+
+        timed = self._time.handler(handle)
+        try:
+            result = self._consumer.read_once(self._wanted.partition, max_events, counted)
+            if result["busy"]:
+                result = self._wait(max_events, counted)
+        except _TimeOver:
+            result = {"done": False, "busy": False}
         is_notified = not result["done"] and not result["busy"]
         if is_notified:
             self._home.notify(*self._wanted)
         done = {"events_read": read, "done": result["done"], "busy": result["busy"]}
         return {**self._wanted._asdict(), **done, "notified_again": is_notified}
 
-    def _wait(self, lot: int, handle: Callable[[Event], object]) -> dict[str, Any]:
+    def _wait(self, max_events: int, handle: Callable[[Event], object]) -> dict[str, Any]:
         """Step 3; returns the result of a read, or that another reader is alive."""
         clock = self._home.context.clock
         end_s = clock.monotonic_s() + 2 * self._home.settings.lease_ttl_ms / 1000
         seen = self._lease_version()
-        while clock.monotonic_s() < end_s and self._left_ms() >= _MARGIN_MS:
+        while clock.monotonic_s() < end_s and not self._time.is_over:
             clock.sleep(_LOOK_S)
-            result = self._consumer.read_once(self._wanted.partition, lot, handle)
+            result = self._consumer.read_once(self._wanted.partition, max_events, handle)
             if not result["busy"] or self._lease_version() != seen:
                 return result
         raise UnavailableError(
@@ -173,36 +217,34 @@ class _Call:
         return found[1] if found else ""
 
 
-def _notified(event: Mapping[str, Any]) -> list[_Wanted]:
-    """Returns the partitions that a call is notified of, each once, in order."""
-    found = {_Wanted(each.topic, each.partition): None for each in _notifications(event)}
-    return list(found)
-
-
-def _notifications(event: Mapping[str, Any]) -> Iterator[Notification]:
-    """Yields what an event of a target, of SNS or of SQS holds."""
+def _notified(event: Mapping[str, Any]) -> tuple[list[_Wanted], list[Exception]]:
+    """Returns the partitions that a call is notified of, each once, in order; and what it cannot
+    read.
+    """
+    found: dict[_Wanted, None] = {}
+    errors: list[Exception] = []
     records = event.get("Records")
-    if not isinstance(records, list):
-        yield _decode(msgspec.json.encode(dict(event)))
-        return
-    for record in records:
-        message = _message(record)
-        if message is None:
-            raise InvalidError(
-                "consumer function: was called with records of another service: "
-                "subscribe it to the notifications of topics alone"
-            )
-        yield _decode(message)
+    for each in records if isinstance(records, list) else [None]:
+        try:
+            message = msgspec.json.encode(dict(event)) if each is None else _message(each)
+            told = _decode(message)
+        except InvalidError as exc:
+            errors.append(exc)
+        else:
+            found[_Wanted(told.topic, told.partition)] = None
+    return list(found), errors
 
 
-def _message(record: Any) -> str | None:
-    """Returns the message of a record of SNS or SQS; None for one of another service."""
-    if not isinstance(record, dict):
-        return None
-    notice = record.get("Sns")
-    message = notice.get("Message") if isinstance(notice, dict) else record.get("body")
+def _message(record: Any) -> str:
+    """Returns the message of a record of SNS or SQS. ``InvalidError`` for another service's."""
+    known = record if isinstance(record, dict) else {}
+    notice = known.get("Sns")
+    message = notice.get("Message") if isinstance(notice, dict) else known.get("body")
     if not isinstance(message, str):
-        return None
+        raise InvalidError(
+            "consumer function: was called with records of another service: "
+            "subscribe it to the notifications of topics alone"
+        )
     with contextlib.suppress(msgspec.MsgspecError):
         return decode_json(message, _Envelope).Message  # SNS put its own into a queue
     return message
@@ -240,10 +282,15 @@ def scribe_handler(world: World | None = None) -> LambdaHandler:
         records = event.get("Records")
         bodies = [each.get("body") for each in records] if isinstance(records, list) else ["{}"]
         others = {name: text for name, text in here.environ.items() if name != _HOMES}
-        turns = [
-            _turn(_home_of(str(body), here.environ), replace(here, environ=others))
-            for body in bodies
-        ]
+        turns, errors = [], []
+        for body in bodies:
+            try:
+                found = _home_of(str(body), here.environ)
+                turns.append(_turn(found, replace(here, environ=others)))
+            except Exception as exc:  # noqa: BLE001 - raised when the other homes had their turns
+                errors.append(exc)
+        if errors:
+            raise errors[0]
         return turns[0] if len(turns) == 1 else {"turns": turns}
 
     return handler
@@ -302,7 +349,9 @@ def pump_handler(
         if not opened:
             opened.append(open_home(home, world=world))
         if events:
-            opened[0].append_once(topic, key, events)
+            opened[0].watch(topic)
+            # The headers that Tidelog adds do not count: a record may be as large as an event.
+            append_once(opened[0].context, opened[0].topic(topic), key, events, own=True)
         return {"topic": topic, "events": len(events)}
 
     return handler
@@ -314,7 +363,7 @@ def _records(event: Mapping[str, Any]) -> tuple[list[Event], str]:
         records = event["Records"]
         events = [each for record in records for each in _events(record)]
         names = [str(records[at]["eventID"]) for at in (0, -1)] if records else []
-    except (KeyError, TypeError, ValueError, binascii.Error) as exc:
+    except (KeyError, OverflowError, TypeError, ValueError, binascii.Error) as exc:
         raise InvalidError(
             f"pump function: was called with something else than records of Kinesis ({exc}): "
             "map a stream to it"
@@ -459,13 +508,13 @@ def playback_handler(
         what, where = asked.topic or topic, asked.to or to
         if what is None or where is None:
             raise InvalidError("playback function: was called without topic or to: give both")
-        left_ms = getattr(context, "get_remaining_time_in_millis", lambda: 2 * _MARGIN_MS)
+        time = _CallTime(context)
         stop = threading.Event()
 
         def note(slot: SlotCount) -> None:
             first = "" if slot.first_ms is None else f": {to_iso(slot.first_ms)} [{slot.events}]"
             sys.stdout.write(f"{to_iso(slot.slot_ms)}{first}\n")
-            if left_ms() < _MARGIN_MS:
+            if time.is_over:
                 stop.set()
 
         with open_home(home, world=world) as opened:

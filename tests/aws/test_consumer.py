@@ -140,15 +140,78 @@ def test_call_that_has_not_caught_up_notifies_again(
     assert len(handled) == 25
 
 
-def test_call_stops_when_its_time_ends(home: Home, world: World, endpoint: LambdaEndpoint) -> None:
-    class Context:
-        def get_remaining_time_in_millis(self) -> int:
-            return 9_000
+class CallTime:
+    """The context of a call, whose time passes as its handler says."""
 
-    append(home, "calls", 250)
-    handle = consumer_handler(lambda _: None, "c", home=home.config, world=world)
-    [done] = handle({**NOTICE, "topic": "calls"}, Context())["partitions"]
-    assert (done["events_read"], done["notified_again"]) == (100, True)
+    def __init__(self, left_ms: int) -> None:
+        self.left_ms = left_ms
+
+    def get_remaining_time_in_millis(self) -> int:
+        return self.left_ms
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "handled"), [(60_000, 51), (9_000, 5), (900, 1)], ids=["long", "short", "over"]
+)
+def test_call_with_a_slow_handler_stops_before_its_time_ends(
+    home: Home, world: World, endpoint: LambdaEndpoint, left_ms: int, handled: int
+) -> None:
+    time = CallTime(left_ms)
+
+    def slow(event: Event) -> None:
+        time.left_ms -= 1_000
+
+    append(home, "calls", 60)
+    handle = consumer_handler(slow, "c", home=home.config, world=world)
+    [done] = handle({**NOTICE, "topic": "calls"}, time)["partitions"]
+    assert (done["events_read"], done["notified_again"]) == (handled, True)
+
+
+def test_call_without_time_for_a_second_partition_leaves_it_to_another(
+    home: Home, world: World, endpoint: LambdaEndpoint
+) -> None:
+    home.create_topic("two", 2, notify=[endpoint.target], max_latency_ms=600_000)
+    for partition in range(2):
+        home.append("two", [Event(b"1")], partition=partition)
+    time = CallTime(60_000)
+
+    def slow(event: Event) -> None:
+        time.left_ms = 1_000
+
+    notices = [{"topic": "two", "partition": partition, "offset": 0} for partition in range(2)]
+    handle = consumer_handler(slow, "c", home=home.config, world=world)
+    found = handle(sqs(*map(json.dumps, notices)), time)["partitions"]
+    assert [(each["events_read"], each["notified_again"]) for each in found] == [
+        (1, False),
+        (0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("poison", "error"),
+    [
+        (json.dumps({**NOTICE, "topic": "gone"}), NotFoundError),
+        (json.dumps({**NOTICE, "partition": 1}), ZeroDivisionError),
+        ("not a notification", InvalidError),
+    ],
+    ids=["deleted topic", "failing handler", "other message"],
+)
+def test_message_that_fails_does_not_stop_the_others_of_its_batch(
+    home: Home, world: World, poison: str, error: type[Exception]
+) -> None:
+    append(home, "orders", 4)
+    home.append("orders", [Event(b"0")], partition=1)
+    handled: list[int | None] = []
+
+    def show(event: Event) -> None:
+        if event.partition == 1:
+            raise ZeroDivisionError
+        handled.append(event.offset)
+
+    handle = consumer_handler(show, "billing", home=home.config, world=world)
+    with pytest.raises(error):  # the queue gives the batch again
+        handle(sqs(poison, json.dumps(NOTICE)), None)
+    assert handled == [0, 1, 2, 3]
 
 
 def test_failed_event_comes_again_and_those_before_it_do_not(home: Home, world: World) -> None:

@@ -76,12 +76,23 @@ def test_records_that_were_put_together_are_taken_apart(home: Home) -> None:
     assert {event.value for event in stored(home)} == {b"one", b"two"}
 
 
+def test_largest_record_that_kinesis_accepts_by_default_is_stored(home: Home) -> None:
+    key = "k" * 256
+    data = bytes((1 << 20) - len(key))  # the headers that we add come on top
+    pump_handler("orders", home=home.config)({"Records": [record(data, 1, key)]}, None)
+    assert [event.value for event in stored(home)] == [data]
+
+
 @pytest.mark.parametrize("event", [{}, {"Records": [{"Sns": {}}]}, {"Records": 1}])
 def test_other_events_are_refused(home: Home, event: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match="pump function"):
         pump_handler("orders", home=home.config)(event, None)
     bad = record(b"", 1)
     bad["kinesis"]["data"] = "!"
+    with pytest.raises(InvalidError, match="pump function"):
+        pump_handler("orders", home=home.config)({"Records": [bad]}, None)
+    bad = record(b"", 1)
+    bad["kinesis"]["approximateArrivalTimestamp"] = float("inf")
     with pytest.raises(InvalidError, match="pump function"):
         pump_handler("orders", home=home.config)({"Records": [bad]}, None)
     with pytest.raises(NotFoundError):

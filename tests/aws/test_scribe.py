@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog import Event
+from tidelog import Event, aws
 from tidelog.aws import scribe_handler
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.settings import load_settings
 
@@ -39,3 +39,20 @@ def test_message_is_a_turn_of_the_home_that_it_names(tmp_path: Path) -> None:
     for wrong in ({"replica": "azure"}, {"replica": 1}, []):
         with pytest.raises(InvalidError, match="TIDELOG_HOMES"):
             handle(sqs(wrong), None)
+
+
+def test_home_that_fails_does_not_stop_the_turns_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = {"lost": str(tmp_path / "nowhere"), "aws": fresh_home(tmp_path / "aws", "aws")}
+    turns, turn = [], aws._turn
+
+    def counted(home: str | None, world: World) -> dict[str, object]:
+        turns.append(turn(home, world))
+        return turns[-1]
+
+    monkeypatch.setattr(aws, "_turn", counted)
+    handle = scribe_handler(World({"TIDELOG_HOMES": json.dumps(homes)}))
+    with pytest.raises(NotFoundError, match="nowhere"):  # the queue gives both messages again
+        handle(sqs({"replica": "lost"}, {"replica": "aws"}), None)
+    assert [each["topics"] for each in turns] == [1]

@@ -58,8 +58,12 @@ _ADVICE = "repeat it with the same key, which stores only what is missing"
 _ADVICE_OTHER = "append the remainder with another key"
 
 
-def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
+def append_once(
+    context: Context, topic: Topic, key: str, events: Sequence[Event], *, own: bool = False
+) -> Positions:
     """Returns the positions of the events, stored now or by an earlier call with the same key.
+
+    ``own`` is for events to which Tidelog itself has added headers: these have extra room.
 
     Raises ``AlreadyExistsError`` if the key was used for other events of the topic; then this call
     stored nothing. Raises ``PartialAppendError`` if an error leaves only some of the events stored.
@@ -74,7 +78,7 @@ def append_once(context: Context, topic: Topic, key: str, events: Sequence[Event
             f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
         )
     table = table_of(events, context.clock.now_ms())
-    check_events(table, context.settings.event_bytes_max)
+    check_events(table, context.settings.event_bytes_max, own=own)
     request = _Request(context, topic, key, _first_sequence(events))
     places = partitions_for(table.column("key"), topic.partitions, request.own)
     parts = [
