@@ -11,7 +11,7 @@ from tidelog.home import Home
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 
 _CYCLES = 5
 _BUSY = 3  # partitions that get an event before each cycle

@@ -28,10 +28,11 @@ from cassandra.query import BatchStatement, BatchType
 from bench.rates import Rate, against, contest
 from tests.servers import cassandra
 from tests.servers.scylla_play import Play, Row
-from tidelog.connectors.by_url import SourceRange, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.connectors.scylla.streams import ChangePosition, group_of, queries_of
 from tidelog.connectors.sink import RangeWriter, Written
+from tidelog.connectors.source import SourceRange
 from tidelog.home import World, create_home
 from tidelog.model.pipeline import Manifest
 from tidelog.pipeline.base import LocalWorkers, Task

@@ -15,6 +15,7 @@ ROUTES += sorted((ROOT / "server" / "console").glob("*.py"))
 ABOVE = [*sorted((ROOT / "cli").rglob("*.py")), *sorted((ROOT / "server").rglob("*.py"))]
 WORKING = (  # rooms and modules that do work; values that calls return may come from others
     "tidelog.catalog",
+    "tidelog.connectors.by_url",
     "tidelog.store",
     "tidelog.pipeline",
     "tidelog.spark",

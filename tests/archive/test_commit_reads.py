@@ -18,13 +18,13 @@ from tidelog.archive import coverage
 from tidelog.archive.coverage import read_covered
 from tidelog.catalog.base import Delete, Put, Row
 from tidelog.connectors.archive import source as archive_source
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import CommitRow, read_commits
 from tidelog.model import layout
 from tidelog.model.partition_rows import encode_row
 from tidelog.model.pipeline import Begin, Commit, MergedRange, Progress
-from tidelog.pipeline.endpoints import source_at
 
 T0 = SourcePartition("t", "0")
 WHERE = layout.pipeline_partition("inc", "t/0")

@@ -27,6 +27,7 @@ from tidelog.archive.status import read_status
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import Delete, Put, Row
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
@@ -51,7 +52,6 @@ from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.endpoints import source_at
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

@@ -20,17 +20,17 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.restore import RestoreOptions, restore
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import DividingReader, RangeReader, Source, SourceRange
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive
-from tidelog.pipeline import policy
+from tidelog.pipeline import ranges
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.settings import Settings
 
 SMALL = FilePolicy(max_bytes=600_000)  # 1,200 events, as events are taken to have 500 bytes
@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> CutWorkers:
-    monkeypatch.setattr(policy, "_CUT_BYTES_MIN", 100_000)
+    monkeypatch.setattr(ranges, "_CUT_BYTES_MIN", 100_000)
     return CutWorkers(random.Random(5))
 
 

@@ -41,6 +41,7 @@ from tidelog.connectors.archive import sink as dead_module
 from tidelog.connectors.archive import sink as files_module
 from tidelog.connectors.archive import staging as publish
 from tidelog.connectors.archive import staging as uploads
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
@@ -67,7 +68,6 @@ from tidelog.model.times import Backoff
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.share import DriverShare
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore

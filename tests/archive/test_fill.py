@@ -41,7 +41,7 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome, run_task
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import Crash
 

@@ -17,6 +17,7 @@ from tidelog import Event, Home
 from tidelog.archive import generations
 from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import drop_generation, promote, rollback
+from tidelog.connectors import by_url
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
 from tidelog.context import Context
@@ -27,7 +28,6 @@ from tidelog.erasure.from_archives import delete_events
 from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline import endpoints
 from tidelog.pipeline.base import Task, TaskOutcome, run_task
 
 __all__ = ["home"]
@@ -70,7 +70,7 @@ def test_erased_event_that_the_backup_lacks_is_accounted_as_erased(
         held = HoledBackup(how["open_context"], "daily")  # without 1, 4, 7 and so on
         return held if url == held.url else open_source(url, **how)
 
-    monkeypatch.setattr(endpoints, "open_source", open_backup)
+    monkeypatch.setattr(by_url, "open_source", open_backup)
     backfill(home, making=ArchiveFormat(parser="json:at", source="holed:daily"))
     promoted = promote(home.context, "daily")
     (manifest,) = read_manifests(home.context, promoted.pipeline(), "t/0")

@@ -37,7 +37,7 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Begin, Commit, FileEntry, Intent, Manifest, read_manifest
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.settings import Settings
 
 FORMATS: dict[str, dict[str, object]] = {

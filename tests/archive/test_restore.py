@@ -28,6 +28,7 @@ from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.restore import RestoreOptions, open_restore, restore
 from tidelog.archive.status import read_status
 from tidelog.codec.event_batch import STORED_SCHEMA
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.pipeline_rows import read_partitions, read_progress
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
@@ -38,8 +39,7 @@ from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import partition_for
 from tidelog.pipeline.base import LocalWorkers, Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.settings import Settings
 
@@ -56,7 +56,7 @@ IN_SMALL_RANGES = """
 import os, sys
 from tidelog.home import open_home
 from tidelog.pipeline.driver import DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.pipeline.base import LocalWorkers
 def go_on_if_told(_):

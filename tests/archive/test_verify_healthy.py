@@ -13,13 +13,13 @@ from tidelog.archive.archive import find_archive
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import SourceCheck
+from tidelog.connectors.by_url import source_at
 from tidelog.coordination.audit import Why
 from tidelog.coordination.pipeline_rows import read_manifests
 from tidelog.erasure.from_archives import delete_events
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap, Manifest
-from tidelog.pipeline.endpoints import source_at
 
 __all__ = ["home"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tidelog import Home
+from tidelog.connectors.by_url import sink_at
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import World, create_home
-from tidelog.pipeline.endpoints import sink_at
 from tidelog.settings import Settings
 
 

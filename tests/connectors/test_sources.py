@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidelog.connectors.by_url import SourcePartition, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kafka.client import KafkaPlace, place_of
 from tidelog.connectors.kafka.source import KafkaSource
-from tidelog.connectors.source import SourceRange
+from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.settings import load_settings

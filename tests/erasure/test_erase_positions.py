@@ -22,6 +22,7 @@ from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.fill import FillSource
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
 from tidelog.archive.read import ArchiveFiles
+from tidelog.connectors.by_url import store_at
 from tidelog.coordination.audit import AuditedSource, Why, read_audit
 from tidelog.coordination.pipeline_rows import counting_files
 from tidelog.erasure.from_archives import erase_archived
@@ -29,7 +30,6 @@ from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import store_at
 from tidelog.settings import Settings
 
 WHY = Why("ada", "asked for")

@@ -20,6 +20,7 @@ from tests.servers.s3 import S3
 from tests.support.archive_look import AT, FIRST_S, an_archive, drive
 from tidelog import Event, Home
 from tidelog.archive.tables import change_tables, register
+from tidelog.connectors.by_url import store_at
 from tidelog.coordination.audit import Why
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.errors import InvalidError
@@ -28,7 +29,6 @@ from tidelog.journal.amend import Amender
 from tidelog.journal.lookup import Lookups
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive
-from tidelog.pipeline.endpoints import store_at
 from tidelog.settings import Settings
 
 ERASED = "person-41-erased"  # its id; the value and the key hold others like it

@@ -17,6 +17,7 @@ from tidelog.archive.archive import create_archive, find_archive
 from tidelog.archive.erased_events import deleted_offsets
 from tidelog.archive.generations import begin_backfill, drop_generation
 from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
+from tidelog.connectors.by_url import store_at
 from tidelog.coordination.pipeline_rows import replay_pipeline
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
@@ -28,7 +29,6 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
-from tidelog.pipeline.endpoints import store_at
 from tidelog.testing.scheduler import Crash
 
 

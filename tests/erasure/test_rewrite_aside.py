@@ -14,6 +14,7 @@ from tests.support.archive_look import AT, a_home, an_archive
 from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Delete, Put
+from tidelog.connectors.by_url import files_at
 from tidelog.coordination.audit import id_mark, key_digest, read_audit
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
@@ -25,7 +26,6 @@ from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.aside import read_aside
-from tidelog.pipeline.endpoints import files_at
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -31,7 +31,7 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 
 EVENTS = 120

@@ -22,6 +22,7 @@ from tidelog.archive.read import ArchiveFiles, ReadRequest, archived_rows
 from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.archive.staging import Uploads
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import SourceRange
 from tidelog.erasure import rewrite as erase
 from tidelog.erasure.proof_search import prove_erased
@@ -32,7 +33,6 @@ from tidelog.maintenance.pipeline_sweep import sweep_archives
 from tidelog.maintenance.turn import ArchiveEraser, carry_out
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import LocalWorkers
-from tidelog.pipeline.endpoints import source_at
 from tidelog.testing.scheduler import Crash
 
 

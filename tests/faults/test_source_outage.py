@@ -26,7 +26,7 @@ from tidelog.home import create_home
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.settings import load_settings
 
 pytestmark = pytest.mark.server

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
+from tidelog.connectors.by_url import sink_at
 from tidelog.home import Home, World, create_home
 from tidelog.log import ledger
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased, read_erased
@@ -20,7 +21,6 @@ from tidelog.log.topics import raise_head
 from tidelog.model.partition_rows import Head
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import sink_at
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.settings import Settings
 

@@ -9,11 +9,11 @@ import pytest
 import tidelog
 from tests.support.ranges import batch_of, stage
 from tidelog import Event
+from tidelog.connectors.by_url import sink_at
 from tidelog.errors import InvalidError
 from tidelog.home import create_home
 from tidelog.model import layout
 from tidelog.model import partition_rows as producers
-from tidelog.pipeline.endpoints import sink_at
 from tidelog.settings import Settings
 
 OWN = [

@@ -28,7 +28,7 @@ from tidelog.pipeline.ahead import NextRange
 from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.ranges import Due, FilePolicy
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

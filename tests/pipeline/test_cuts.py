@@ -20,9 +20,16 @@ from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model.limits import RANGE_CUTS_MAX
 from tidelog.model.pipeline import Begin, FileEntry
 from tidelog.pipeline.base import Pipeline, Task, TaskOutcome, TaskOutput, run_task
-from tidelog.pipeline.cuts import choose_cuts, divide_reader, join_cuts, run_ranges
 from tidelog.pipeline.cycle import Cycle, CycleReport
-from tidelog.pipeline.policy import Due, FilePolicy, parts_of
+from tidelog.pipeline.ranges import (
+    Due,
+    FilePolicy,
+    choose_cuts,
+    divide_reader,
+    join_cuts,
+    parts_of,
+    run_ranges,
+)
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
 

@@ -29,7 +29,7 @@ from tidelog.pipeline.base import LocalWorkers, Pipeline, TakenError, Task, Task
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
-from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.ranges import Due, FilePolicy
 from tidelog.pipeline.share import request_flush
 from tidelog.store.memory import MemoryStore
 

@@ -27,7 +27,7 @@ from tidelog.pipeline import driver, failures, source_partitions
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.source_partitions import read_seen
 
 POISONED = SourcePartition("t", "1")

@@ -18,13 +18,13 @@ from tidelog import Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, promote
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
+from tidelog.connectors import by_url as places
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import VanishedError
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import TidelogError
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import Gap
-from tidelog.pipeline import endpoints as places
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions

@@ -32,6 +32,7 @@ from tidelog.codec import parsers as foreign
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.parsers import LayoutSettings, ParsedValues
 from tidelog.codec.segment import encode_staged
+from tidelog.connectors import by_url as places
 from tidelog.connectors.archive import staging as uploads
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.source import Source
@@ -47,10 +48,9 @@ from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
 from tidelog.opening import World as Outside
-from tidelog.pipeline import endpoints as places
 from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import Due, FilePolicy
+from tidelog.pipeline.ranges import Due, FilePolicy
 from tidelog.settings import Settings
 from tidelog.store.base import Store
 from tidelog.testing.faults import Fault, Process

@@ -36,7 +36,7 @@ from tidelog.maintenance.turn import carry_out
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import Workers
-from tidelog.pipeline.policy import Due
+from tidelog.pipeline.ranges import Due
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = ["CutsWorld", "ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidelog.connectors.sink import Written
-from tidelog.pipeline import cuts
+from tidelog.pipeline import ranges
 from tidelog.pipeline.base import TaskOutput
 
 __all__ = ["cut_after_a_short_one_counts", "failed_cut_is_passed_over", "manifest_misses_a_cut"]
@@ -18,7 +18,7 @@ Patch = pytest.MonkeyPatch
 
 def manifest_misses_a_cut(patch: Patch) -> None:
     """Files of the second of several cuts are not listed."""
-    joined = cuts._joined
+    joined = ranges._joined
 
     def without(counted: Any) -> Any:
         staged = [each.staged for each in counted]
@@ -27,12 +27,12 @@ def manifest_misses_a_cut(patch: Patch) -> None:
         less = [replace(each, staged=gone, read=each.read - lost) for each in counted[1:2]]
         return joined([*counted[:1], *less, *counted[2:]])
 
-    patch.setattr(cuts, "_joined", without)
+    patch.setattr(ranges, "_joined", without)
 
 
 def cut_after_a_short_one_counts(patch: Patch) -> None:
     """Cuts count even if one before them ended early."""
-    join = cuts.join_cuts
+    join = ranges.join_cuts
 
     def anyhow(tasks: Any, outcomes: Any) -> Any:
         ended = [
@@ -43,12 +43,12 @@ def cut_after_a_short_one_counts(patch: Patch) -> None:
         ]
         return join(tasks, ended)
 
-    patch.setattr(cuts, "join_cuts", anyhow)
+    patch.setattr(ranges, "join_cuts", anyhow)
 
 
 def failed_cut_is_passed_over(patch: Patch) -> None:
     """A cut that failed counts as one without events."""
-    join = cuts.join_cuts
+    join = ranges.join_cuts
 
     def without(tasks: Any, outcomes: Any) -> Any:
         empty = [
@@ -59,4 +59,4 @@ def failed_cut_is_passed_over(patch: Patch) -> None:
         ]
         return join(tasks, empty)
 
-    patch.setattr(cuts, "join_cuts", without)
+    patch.setattr(ranges, "join_cuts", without)

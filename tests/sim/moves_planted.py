@@ -8,7 +8,7 @@ import pytest
 
 from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.erasure import updates
-from tidelog.pipeline import cuts, seek
+from tidelog.pipeline import ranges, seek
 from tidelog.pipeline.stream import HandlerWorkers
 
 __all__ = [
@@ -36,7 +36,7 @@ def redo_leaves_dead_letters_out(patch: Patch) -> None:
 
 def copies_are_not_looked_at_again(patch: Patch) -> None:
     """A redo trusts its copies, even if an erasure or an update rewrites files meanwhile."""
-    patch.setattr(cuts, "check_plan", lambda source, reader: None)
+    patch.setattr(ranges, "check_plan", lambda source, reader: None)
 
 
 def seek_records_no_gap(patch: Patch) -> None:

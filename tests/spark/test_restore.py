@@ -13,9 +13,9 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.coordination.pipeline_rows import read_manifests
-from tidelog.pipeline import policy
+from tidelog.pipeline import ranges
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.spark.workers import SparkWorkers
 
 pytestmark = pytest.mark.spark
@@ -43,7 +43,7 @@ def test_an_archive_comes_back(home: Home, local_spark: SparkSession) -> None:
 def test_range_of_one_partition_is_cut_into_tasks(
     home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "_CUT_BYTES_MIN", 100_000)
+    monkeypatch.setattr(ranges, "_CUT_BYTES_MIN", 100_000)
     home.create_topic("t", 1)
     fill(home, 5_000)
     archive = an_archive(home, "raw")

@@ -19,7 +19,7 @@ from tidelog import Home
 from tidelog.archive.archive import open_pipeline
 from tidelog.archive.generations import begin_backfill
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import Due
+from tidelog.pipeline.ranges import Due
 from tidelog.spark import workers
 from tidelog.spark.workers import SparkWorkers, open_spark
 

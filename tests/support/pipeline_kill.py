@@ -18,7 +18,7 @@ from tidelog.connectors.archive import sink as files
 from tidelog.home import open_home
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 

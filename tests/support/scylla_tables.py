@@ -20,7 +20,7 @@ from tidelog.home import Home, open_home
 from tidelog.model.address import parse_address
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import find_pipeline, open_named
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import FakeClock

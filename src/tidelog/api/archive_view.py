@@ -28,7 +28,7 @@ from tidelog.archive.tables import (
     table_status,
 )
 from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
-from tidelog.connectors.by_url import open_source
+from tidelog.connectors.by_url import open_source, store_at
 from tidelog.connectors.source import GroupSource, SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import AuditRecord, read_audit
@@ -36,7 +36,6 @@ from tidelog.coordination.pipeline_rows import is_detached, read_partitions, rea
 from tidelog.coordination.registry import check_shown
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive
-from tidelog.pipeline.endpoints import store_at
 from tidelog.store import Store
 
 __all__ = ["ArchiveTables", "ArchiveView", "CommittedFile", "FolderEntry", "FolderPage"]

@@ -45,6 +45,7 @@ from tidelog.archive.restore import RestoreOptions, open_restore
 from tidelog.archive.tables import (
     register,
 )
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.context import Context
 from tidelog.coordination.audit import Why, user_at_host
@@ -54,8 +55,7 @@ from tidelog.errors import CorruptError, FencedError, InvalidError, contained
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart, Start
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.pipeline.source_partitions import track

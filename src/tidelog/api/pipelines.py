@@ -32,7 +32,6 @@ from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import CycleReport, LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import (
     PumpOptions,
     PumpStatus,
@@ -41,6 +40,7 @@ from tidelog.pipeline.pump import (
     pump_options,
     read_pump_status,
 )
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
 from tidelog.pipeline.seek import PositionMove, SeekOptions, plan_seek, seek
 from tidelog.pipeline.stream import (

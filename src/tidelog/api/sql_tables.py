@@ -28,6 +28,7 @@ from pyarrow import fs
 from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.codec.event_batch import EVENT_SCHEMA, STORED_SCHEMA
 from tidelog.codec.journal_file import RowGroup
+from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_partitions
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -39,7 +40,6 @@ from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import store_at
 from tidelog.tasks import Pool
 
 __all__ = ["ArchiveTable", "EventTable", "Scans", "TopicTable", "Unreadable", "as_dataset"]

@@ -35,6 +35,7 @@ from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import layout_settings
 from tidelog.codec.parsers.base import used_layout
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.by_url import files_at, refuse_archive_folder, source_at, store_at
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.source import Source, bounds_apart
 from tidelog.context import Context
@@ -65,8 +66,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.endpoints import files_at, refuse_archive_folder, source_at, store_at
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.source_partitions import list_seen
 
 __all__ = [

@@ -37,6 +37,7 @@ import numpy.typing as npt
 from tidelog.archive.read import ArchiveFiles
 from tidelog.codec.event_json import plain_rows
 from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.by_url import store_at
 from tidelog.connectors.files.objects import fetched
 from tidelog.connectors.source import Bounds, RangeReader, Source, SourcePartition, SourceRange
 from tidelog.context import Context
@@ -50,7 +51,6 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, FileEntry, Gap, Manifest, Progress
-from tidelog.pipeline.endpoints import store_at
 from tidelog.store.base import Store
 
 __all__ = [

@@ -42,6 +42,7 @@ from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.by_url import files_at, store_at
 from tidelog.connectors.sink import RangeWriter, Sink
 from tidelog.connectors.source import (
     Bounds,
@@ -70,7 +71,6 @@ from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
-from tidelog.pipeline.endpoints import files_at, store_at
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 

@@ -47,6 +47,7 @@ from tidelog.archive.freeze import freeze_heads
 from tidelog.archive.roots import has_our_mark, is_own_name, own_folders
 from tidelog.catalog.base import Put
 from tidelog.catalog.disk_reserve import freeing
+from tidelog.connectors.by_url import files_at, no_source, pipelines_of, store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     change_archive,
@@ -63,7 +64,6 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, ArchiveEnd
 from tidelog.pipeline.base import LocalWorkers, Pipeline
-from tidelog.pipeline.endpoints import files_at, no_source, pipelines_of, store_at
 from tidelog.pipeline.failures import close_failures
 from tidelog.pipeline.registry import close_heads, delete_below, list_pipelines, remove_work
 from tidelog.pipeline.share import stop_drivers

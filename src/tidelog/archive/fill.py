@@ -57,6 +57,7 @@ from tidelog.archive.coverage import (
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.transform_output import OutputSpans, output_spans, refuse_output
 from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.source import (
     Bounds,
     BranchingSource,
@@ -89,7 +90,6 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError, Unavailabl
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import ListedPartition
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader, CompletedReader
-from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import read_known, tracking_pipeline
 
 __all__ = [

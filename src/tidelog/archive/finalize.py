@@ -54,6 +54,7 @@ import msgspec
 from tidelog.archive.archive import check_active, find_archive
 from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.codec.parsers import LayoutSettings
+from tidelog.connectors.by_url import files_at, source_at, store_at
 from tidelog.connectors.source import Bounds, Source, SourcePartition, SourceRange, waits
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import change_archive, read_progress
@@ -75,7 +76,6 @@ from tidelog.model.event import to_iso
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter
-from tidelog.pipeline.endpoints import files_at, source_at, store_at
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import Store
 

@@ -70,6 +70,7 @@ from tidelog.archive.freeze import carry_known, freeze_heads, is_stale, release_
 from tidelog.archive.tables import check_tables, forget_files, replace_files
 from tidelog.archive.transform_output import may_hold_output
 from tidelog.catalog.disk_reserve import freeing
+from tidelog.connectors.by_url import files_at, pipelines_of, source_at
 from tidelog.connectors.source import SourcePartition, bounds_apart
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import change_archive, replay_pipeline
@@ -81,8 +82,7 @@ from tidelog.model.archive import Archive, ArchiveFormat, ForcedPromote, Generat
 from tidelog.pipeline.base import LocalWorkers, Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import files_at, pipelines_of, source_at
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import close_heads, delete_below, remove_work
 from tidelog.pipeline.source_partitions import track
 

@@ -26,6 +26,7 @@ from tidelog.codec.formats.batches import decoding, open_data
 from tidelog.codec.formats.parquet import SIDECAR_SCHEMA
 from tidelog.codec.formats.raw_columns import FOOTED, ROW_FORMATS, count_rows, read_rows
 from tidelog.codec.formats.sequence import BYTES, SequenceReader
+from tidelog.connectors.by_url import store_at
 from tidelog.connectors.files.names import FilePlace, place_of
 from tidelog.connectors.files.objects import fetched, opened
 from tidelog.context import Context
@@ -46,7 +47,6 @@ from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
-from tidelog.pipeline.endpoints import store_at
 from tidelog.store import open_store_here
 from tidelog.store.base import ObjectInfo, Store
 

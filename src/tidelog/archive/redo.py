@@ -17,8 +17,8 @@ Each range consists of whole commits of the live generation, and ends where one 
 - Dead letters have no date. They are copied, unless all of their source partition is written again.
   Those that a replay has archived are parsed again.
 
-An erasure may rewrite a file while it is copied: ``pipeline.cuts`` plans the range again after the
-copies, and they count only if no file has changed. A copy that was made before the erasure is
+An erasure may rewrite a file while it is copied: ``pipeline.ranges`` plans the range again after
+the copies, and they count only if no file has changed. A copy that was made before the erasure is
 searched by it, because the intent of the range comes first, as for a fill (``fill``).
 """
 
@@ -42,6 +42,7 @@ from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.parsers import LayoutSettings, layout_settings
 from tidelog.connectors.archive.reader import PlannedCommits
 from tidelog.connectors.archive.source import ArchiveSource
+from tidelog.connectors.by_url import source_at, store_at
 from tidelog.connectors.source import (
     Bounds,
     Chunk,
@@ -62,7 +63,6 @@ from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.archive import Archive, ArchiveFormat, RedoPart
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.carried_ranges import CarriedRange, CarriedReader
-from tidelog.pipeline.endpoints import source_at, store_at
 
 __all__ = ["RedoPlan", "RedoSource", "plan_redo", "redo_source"]
 

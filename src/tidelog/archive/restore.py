@@ -23,6 +23,7 @@ from tidelog.archive.archive import find_archive
 from tidelog.archive.transform_output import output_of
 from tidelog.codec.formats import settings_of
 from tidelog.connectors.archive.staging import RestorableSink
+from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
     Bounds,
@@ -43,7 +44,6 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import sink_at, source_at
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 
 __all__ = ["RestoreOptions", "open_restore", "restore", "restore_limit"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import decode_archive, is_outside, scan_archives
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
@@ -22,7 +23,6 @@ from tidelog.model import layout
 from tidelog.model.address import format_address, parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.schema import OBJECTS
-from tidelog.pipeline.endpoints import store_at
 from tidelog.store.base import Store
 
 __all__ = [

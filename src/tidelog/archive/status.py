@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidelog.archive.account import read_account
+from tidelog.connectors.by_url import no_source, source_at, store_at
 from tidelog.connectors.source import (
     Bounds,
     SkippingSource,
@@ -45,7 +46,6 @@ from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
 from tidelog.pipeline.aside import read_aside
-from tidelog.pipeline.endpoints import no_source, source_at, store_at
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import lost_remedy

@@ -55,6 +55,7 @@ from tidelog.archive.table_files import (
 )
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
+from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     change_archive,
@@ -78,7 +79,6 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.aside import read_aside
-from tidelog.pipeline.endpoints import files_at
 
 __all__ = [
     "RegisterResult",

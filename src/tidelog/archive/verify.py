@@ -43,6 +43,7 @@ from tidelog.archive.verify_checks import (
 from tidelog.catalog.base import Row
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.staging import is_published
+from tidelog.connectors.by_url import source_at, store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     Manifests,
@@ -60,7 +61,6 @@ from tidelog.model.archive import Account, Archive, DateFolder, encode_success
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
-from tidelog.pipeline.endpoints import source_at, store_at
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import Store
 from tidelog.tasks import Pool

@@ -30,8 +30,7 @@ import pyarrow.compute as pc
 from tidelog.codec.event_batch import EVENT_SCHEMA, event_sizes
 from tidelog.codec.parsers.base import ParsedValues, Spec
 from tidelog.codec.parsers.json import JsonField, is_lenient_json
-from tidelog.codec.parsers.text_lines import texts_of
-from tidelog.codec.parsers.times import Engine, moment_reader
+from tidelog.codec.parsers.times import Engine, moment_reader, texts_of
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.decoding import is_deep_json

@@ -40,6 +40,7 @@ from tidelog.archive.derived_archives import Line, archives_of
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
 from tidelog.clock import Clock
+from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, put_record, read_records
@@ -61,7 +62,6 @@ from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import StoreFolder, folders_of, pipelines_of
 from tidelog.pipeline.failures import read_failures, remove_failures
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import Store, Upload

@@ -30,6 +30,7 @@ from tidelog.archive.read import ArchiveFiles, is_changing
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import stale_entries
 from tidelog.catalog.base import clear_deleted_rows
+from tidelog.connectors.by_url import folders_of, store_at
 from tidelog.context import Context
 from tidelog.coordination.audit import id_mark, key_mark
 from tidelog.coordination.pipeline_rows import (
@@ -86,7 +87,6 @@ from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import Amendment, Run, decode_row
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import folders_of, store_at
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.wrappers import CachedStore
 

@@ -51,6 +51,7 @@ from tidelog.archive.generations import finish_removals
 from tidelog.archive.tables import correct_entries
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.archive.staging import discard_files
+from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     read_archive,
@@ -91,7 +92,6 @@ from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest, read_manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import files_at
 from tidelog.store.base import Store
 from tidelog.tasks import TaskRunner
 

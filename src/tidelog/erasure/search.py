@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from tidelog.archive.derived_archives import UNKNOWN_LINE, Line, line_of
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.read import ArchiveFiles, is_changing
+from tidelog.connectors.by_url import store_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import counting_files, read_intent
 from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_of
@@ -31,7 +32,6 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import Run
 from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
-from tidelog.pipeline.endpoints import store_at
 from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store
 

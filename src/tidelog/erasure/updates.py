@@ -29,6 +29,7 @@ from tidelog.archive.derived_archives import partitions_of, reachable_archives_o
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.transform_output import output_above, output_of
+from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
 from tidelog.erasure.rewrite import (
@@ -45,7 +46,6 @@ from tidelog.log.topics import read_head
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import files_at
 
 __all__ = ["ArchiveUpdate", "update_archives"]
 

@@ -28,8 +28,8 @@ from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import is_pump, open_pump, pump_options
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import list_pipelines
 
 __all__ = ["Follower"]

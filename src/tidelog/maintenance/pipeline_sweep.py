@@ -79,7 +79,7 @@ from tidelog.archive.generations import finish_removals, remove_strays
 from tidelog.archive.roots import removed_archives
 from tidelog.archive.tables import settle_tables
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
-from tidelog.connectors.by_url import pipelines_behind
+from tidelog.connectors.by_url import files_at, pipelines_behind, pipelines_of, source_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import (
     CommitRow,
@@ -113,7 +113,6 @@ from tidelog.model.pipeline import (
     Progress,
     read_manifest,
 )
-from tidelog.pipeline.endpoints import files_at, pipelines_of, source_at
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import ObjectInfo, Store, put_same
 

@@ -37,7 +37,7 @@ from typing import NamedTuple
 from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.model.pipeline import Intent, Manifest
 from tidelog.pipeline.base import Pipeline, Task
-from tidelog.pipeline.cuts import RangeResult, choose_cuts, run_ranges
+from tidelog.pipeline.ranges import RangeResult, choose_cuts, run_ranges
 
 __all__ = [
     "FindNext",

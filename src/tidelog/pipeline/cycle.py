@@ -15,7 +15,7 @@ Each source partition goes through these steps. Every write expects its ``head``
    catalog lost are set aside (``aside``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
 4. do: a task for each cut reads its part of the range and
-   stages its files (``cuts``); it reads only the incarnation in the intent, which it
+   stages its files (``ranges``); it reads only the incarnation in the intent, which it
    checks after reading, and skips what was erased
    (``archive.erased_events``)                             → crash: staged files without a name
    (a range that is deleted, or is empty and ends where it
@@ -107,7 +107,6 @@ from tidelog.pipeline.base import (
     taken_error,
     taken_head,
 )
-from tidelog.pipeline.cuts import choose_cuts, discard_staged, plan_tasks
 from tidelog.pipeline.failures import (
     LostError,
     check_gaps,
@@ -117,7 +116,7 @@ from tidelog.pipeline.failures import (
     remade_bounds,
     vanished_head,
 )
-from tidelog.pipeline.policy import check_plan, end_before
+from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
 from tidelog.store.base import put_same
 
 __all__ = ["CLAIM_RETRIES", "Cycle", "CycleReport", "LostError", "Track"]

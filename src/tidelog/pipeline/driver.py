@@ -52,7 +52,7 @@ from tidelog.pipeline.ahead import FindNext, NextRange, read_no_more
 from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline, TakenError
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
-from tidelog.pipeline.policy import Due, FilePolicy, parts_of
+from tidelog.pipeline.ranges import Due, FilePolicy, parts_of
 from tidelog.pipeline.share import DriverMembers, DriverShare, flush_version
 from tidelog.pipeline.source_partitions import (
     Beginnings,

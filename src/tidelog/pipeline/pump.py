@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tidelog.codec.fields import FieldPaths
+from tidelog.connectors.by_url import refuse_archive_folder, sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import Bounds, Source, SourcePartition
 from tidelog.connectors.topic.segments import EventLimit
@@ -26,7 +27,6 @@ from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Intent, NamedPipeline, Totals
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.endpoints import refuse_archive_folder, sink_at, source_at
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
 from tidelog.pipeline.source_partitions import track

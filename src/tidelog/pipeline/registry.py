@@ -22,6 +22,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
 from tidelog.context import Context
@@ -40,7 +41,6 @@ from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, check_pipeline_name
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.endpoints import sink_at, source_at
 from tidelog.pipeline.failures import close_failures
 from tidelog.pipeline.share import DriverMembers, stop_drivers
 from tidelog.store.base import Store

@@ -28,6 +28,7 @@ import msgspec
 
 from tidelog.catalog.base import Put, prefix_end
 from tidelog.catalog.update import Decision, Rows, update
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import (
     Bounds,
     KnownPartition,
@@ -53,7 +54,6 @@ from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import Begin, Gap, ListedPartition, Progress, SeenEnd
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
-from tidelog.pipeline.endpoints import source_at
 from tidelog.pipeline.failures import LostError, vanished_end
 
 __all__ = [

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidelog.codec.event_batch import events_of
+from tidelog.connectors.by_url import refuse_archive_folder, source_at
 from tidelog.connectors.sink import RangeWriter, TargetSink, Written
 from tidelog.connectors.source import Chunk, DividingReader, SourcePartition
 from tidelog.context import Context
@@ -40,7 +41,6 @@ from tidelog.pipeline.base import (
     TaskOutput,
     Workers,
 )
-from tidelog.pipeline.endpoints import refuse_archive_folder, source_at
 from tidelog.pipeline.pump import refuse_moving_start
 from tidelog.pipeline.registry import check_behind, check_reach, ensure_pipeline
 from tidelog.tasks import Pool

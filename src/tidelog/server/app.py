@@ -38,10 +38,9 @@ from tidelog.server.api.forward import Forwards
 from tidelog.server.api.ingest import Ingest, OpenTopics
 from tidelog.server.api.openapi import description
 from tidelog.server.api.pixel import Pixels
-from tidelog.server.api.read import ByTimeHandlers, Reads
+from tidelog.server.api.read import ByTimeHandlers, PartitionWatch, Reads
 from tidelog.server.api.sql import SqlHandlers, SqlRunner
 from tidelog.server.api.tail import Tails
-from tidelog.server.api.watch import PartitionWatch
 from tidelog.server.console.site import PAGE_HEADERS, Console
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, REFRESH_S, SOME_TOPIC, Admission, Gate

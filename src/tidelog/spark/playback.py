@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from tidelog.catalog.update import read_stable
 from tidelog.clock import RandomIds
+from tidelog.connectors.by_url import sink_at
 from tidelog.connectors.files.playback_sink import WholeFile
 from tidelog.connectors.sink import (
     Lot,
@@ -54,7 +55,6 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import Manifest
 from tidelog.model.playback import Cursor, Pin, TimeRange
 from tidelog.model.topic import Topic
-from tidelog.pipeline.endpoints import sink_at
 from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, TimedRows, Windows
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError

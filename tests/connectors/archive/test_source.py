@@ -20,7 +20,8 @@ from tidelog.archive.archive import create_archive, open_pipeline, open_sink
 from tidelog.catalog.base import Delete, Put
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.archive.reader import PlannedCommits, plan_commits
-from tidelog.connectors.by_url import Source, SourcePartition, SourceRange
+from tidelog.connectors.by_url import source_at
+from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.coordination.pipeline_rows import (
     read_commits,
     read_manifests,
@@ -38,7 +39,6 @@ from tidelog.model.pipeline import Commit, FileEntry, Gap, Manifest, Progress
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
 from tidelog.settings import Settings
 
 DAY_MS = 86_400_000

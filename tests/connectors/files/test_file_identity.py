@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.connectors.files.test_source import events, lay
 from tests.connectors.files.test_unreadable_files import looked_at
 from tests.support.cli_run import Run, run_here
-from tidelog.connectors.by_url import SourcePartition
+from tidelog.connectors.source import SourcePartition
 from tidelog.errors import CorruptError, InvalidError
 
 ZEROS = "0" * 20

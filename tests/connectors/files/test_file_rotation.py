@@ -18,16 +18,17 @@ from tests.support.homes import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
-from tidelog.connectors.by_url import SourceRange, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.files.row_tracking import rotated_from
 from tidelog.connectors.files.source import FilesSource
+from tidelog.connectors.source import SourceRange
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.pipeline import Gap
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.policy import FilePolicy
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.store.local import LocalStore
 
 

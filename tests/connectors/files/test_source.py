@@ -24,7 +24,8 @@ from tidelog.codec.formats import FormatSettings
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
 from tidelog.connectors.archive.staging import publish_files
-from tidelog.connectors.by_url import Source, SourcePartition, SourceRange, open_source
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import Source, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.pipeline.base import LocalWorkers, Pipeline

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.cli_run import Run, run_here
-from tidelog.connectors.by_url import SourcePartition, SourceRange, open_source
-from tidelog.connectors.source import bounds_apart
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import SourcePartition, SourceRange, bounds_apart
 from tidelog.errors import InvalidError, TidelogError
 
 LONG = b"/".join([b"d" * 200] * 5)

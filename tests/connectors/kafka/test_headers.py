@@ -18,7 +18,7 @@ from tests.support.archive_look import a_home
 from tests.support.kafka_wire import WireRecord, produce_bytes
 from tidelog import Home
 from tidelog.archive.restore import RestoreOptions, restore
-from tidelog.connectors.by_url import SourcePartition, SourceRange, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kafka.reader import MessageColumns
 from tidelog.connectors.kafka.records import (
     Record,
@@ -28,6 +28,7 @@ from tidelog.connectors.kafka.records import (
     text_headers,
 )
 from tidelog.connectors.kafka.transactions import _records
+from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump

@@ -24,6 +24,7 @@ from tests.support.ranges import EVERYTHING, NAMED, batch_of, stage
 from tests.support.waiting import until
 from tidelog import Event, Home
 from tidelog.codec.event_batch import STORED_SCHEMA
+from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.kafka.sink import KafkaSink, open_kafka
 from tidelog.connectors.kafka.transactions import Transactions
 from tidelog.connectors.sink import TargetSink
@@ -31,7 +32,6 @@ from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.address import parse_address
-from tidelog.pipeline.endpoints import sink_at, source_at
 from tidelog.settings import Settings
 
 pytestmark = pytest.mark.server

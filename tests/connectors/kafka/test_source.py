@@ -23,10 +23,11 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.connectors.archive.sink import FilesSettings, FilesSink
-from tidelog.connectors.by_url import Bounds, Chunk, SourcePartition, SourceRange, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kafka import reader as kafka_read
 from tidelog.connectors.kafka.client import ClientWatch, open_consumer, place_of
 from tidelog.connectors.kafka.source import KafkaSource
+from tidelog.connectors.source import Bounds, Chunk, SourcePartition, SourceRange
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError

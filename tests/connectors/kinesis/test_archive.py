@@ -27,6 +27,7 @@ from tidelog import Home
 from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.archive.finalize import FinalizeOptions, finalize
 from tidelog.archive.status import read_status
+from tidelog.connectors.by_url import source_at
 from tidelog.connectors.source import waits
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import InvalidError
@@ -37,9 +38,8 @@ from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
 from tidelog.pipeline.cycle import CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import source_at
-from tidelog.pipeline.policy import FilePolicy
 from tidelog.pipeline.pump import PumpOptions, open_pump
+from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings

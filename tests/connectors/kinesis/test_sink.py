@@ -20,6 +20,7 @@ from tests.servers.moto import KEYS, Moto
 from tests.support.kinesis_server import FakeKinesis, RefusedError, running_kinesis
 from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
+from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, parse_place
 from tidelog.connectors.kinesis.sink import KinesisSink, KinesisWriter, open_writer, partition_key
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
@@ -27,7 +28,6 @@ from tidelog.home import World, create_home
 from tidelog.model.address import parse_address
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.endpoints import sink_at, source_at
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock

@@ -19,10 +19,10 @@ from tests.support.kinesis_aggregator import MAGIC, aggregated
 from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.connectors.by_url import SourcePartition, SourceRange, open_source
+from tidelog.connectors.by_url import open_source
 from tidelog.connectors.kinesis.client import Kinesis, parse_place
 from tidelog.connectors.kinesis.source import KinesisSource, open_kinesis
-from tidelog.connectors.source import parents_of, waits
+from tidelog.connectors.source import SourcePartition, SourceRange, parents_of, waits
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import parse_address
 from tidelog.model.event import to_iso

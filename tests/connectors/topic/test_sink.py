@@ -13,11 +13,11 @@ import pytest
 from tests.support.ranges import EVERYTHING, NAMED, batch_of, stage
 from tidelog import Event, Home
 from tidelog.codec.event_batch import STORED_SCHEMA
+from tidelog.connectors.by_url import sink_at
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.model import layout
 from tidelog.model.topic import partition_for
-from tidelog.pipeline.endpoints import sink_at
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -15,7 +15,8 @@ import pytest
 from tests.support.compiled_logs import Bench
 from tests.support.homes import a_store
 from tidelog.codec.event_batch import EVENT_SCHEMA
-from tidelog.connectors.by_url import Bounds, SourcePartition, SourceRange, open_source
+from tidelog.connectors.by_url import open_source
+from tidelog.connectors.source import Bounds, SourcePartition, SourceRange
 from tidelog.connectors.topic.source import TopicSource
 from tidelog.context import Context
 from tidelog.errors import (

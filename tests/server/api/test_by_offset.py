@@ -18,7 +18,7 @@ from tests.support.compiled_logs import Bench
 from tests.support.serving import Served, error, serving
 from tidelog import Event
 from tidelog.log.maintenance.trim import ToOffsets
-from tidelog.server.api import watch
+from tidelog.server.api import read
 from tidelog.server.http import limits
 
 
@@ -164,15 +164,15 @@ def test_a_long_poll_ends_at_once_when_something_comes(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pause in ("_FIRST_S", "_LONGEST_S"):  # by themselves they look again in an hour
-        monkeypatch.setattr(watch, pause, 3_600.0)
+        monkeypatch.setattr(read, pause, 3_600.0)
     monkeypatch.setattr(limits, "WAIT_S_MAX", 3_600.0)
-    real, looked, came = watch.Waiter.wait, list[watch.Waiter](), list[Any]()
+    real, looked, came = read.Waiter.wait, list[read.Waiter](), list[Any]()
 
-    async def wait(waiter: watch.Waiter, most_s: float) -> bool:
+    async def wait(waiter: read.Waiter, most_s: float) -> bool:
         looked.append(waiter)
         return await real(waiter, most_s)
 
-    monkeypatch.setattr(watch.Waiter, "wait", wait)
+    monkeypatch.setattr(read.Waiter, "wait", wait)
     assert served.events(wait=0)["events"] == []
 
     def poll() -> None:

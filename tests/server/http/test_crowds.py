@@ -222,7 +222,7 @@ def test_too_few_open_files_are_refused() -> None:
 
 
 def test_one_client_has_a_share_of_all_tails(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tidelog.server.api.watch.TAILS_MAX", 8)
+    monkeypatch.setattr("tidelog.server.api.read.TAILS_MAX", 8)
     texts: list[str] = []
 
     def first(home: Any) -> None:

@@ -241,7 +241,7 @@ def test_more_connections_than_the_limit_are_refused_politely(
 
 
 def test_more_tails_than_the_limit_are_503(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.server.api.watch.TAILS_MAX", 1)
+    monkeypatch.setattr("tidelog.server.api.read.TAILS_MAX", 1)
     with served.client.stream("GET", "/topics/t/tail") as answer:
         lines = answer.iter_lines()  # kept, as httpx closes the stream with it
         next(lines)

@@ -313,9 +313,9 @@ def _open_times(spec: Spec) -> TimeParser | None:
     if spec.kind in ("json", "iso8601", "date"):
         from tidelog.codec.parsers.json import open_json as opens
     elif spec.kind == "regex":
-        from tidelog.codec.parsers.text_lines import open_regex as opens
+        from tidelog.codec.parsers.times import open_regex as opens
     elif spec.kind == "delimited":
-        from tidelog.codec.parsers.text_lines import open_delimited as opens
+        from tidelog.codec.parsers.times import open_delimited as opens
     elif spec.kind == "msgpack":
         from tidelog.codec.parsers.msgpack import open_msgpack as opens
     elif spec.kind == "avro":

@@ -35,8 +35,7 @@ from tidelog.codec.parsers.base import (
     shown,
 )
 from tidelog.codec.parsers.json import JsonField
-from tidelog.codec.parsers.text_lines import NULL_VALUE
-from tidelog.codec.parsers.times import Engine, moment_reader
+from tidelog.codec.parsers.times import NULL_VALUE, Engine, moment_reader
 from tidelog.errors import InvalidError
 from tidelog.model.limits import FOLDER_PATH_BYTES_MAX, TIMESTAMP_MS_END
 

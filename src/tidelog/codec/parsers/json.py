@@ -20,8 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import FieldTimes, ParsedValues, Spec, TimeParser, shown
-from tidelog.codec.parsers.text_lines import texts_of
-from tidelog.codec.parsers.times import Engine, epoch_reader, iso_reader, literal, pattern_reader
+from tidelog.codec.parsers.times import (
+    Engine,
+    epoch_reader,
+    iso_reader,
+    literal,
+    pattern_reader,
+    texts_of,
+)
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import is_deep_json
 

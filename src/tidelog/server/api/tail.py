@@ -23,8 +23,7 @@ from tidelog.home import Home
 from tidelog.log.status import partition_ends
 from tidelog.model.topic import Topic
 from tidelog.playback.pages import From, Page, read_page
-from tidelog.server.api.read import offset_of, partition_of
-from tidelog.server.api.watch import PartitionWatch, Waiter
+from tidelog.server.api.read import PartitionWatch, Waiter, offset_of, partition_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode, shape
 from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, ServerThreads
