@@ -75,7 +75,8 @@ def test_source_pickles_for_tasks_on_other_machines(tmp_path: Path, package: Pat
     (tmp_path / "words.txt").write_bytes(b"one\n")
     code = (
         "import pickle\n"
-        "from tidelog.connectors.by_url import SourceRange, open_source\n"
+        "from tidelog.connectors.by_url import open_source\n"
+        "from tidelog.connectors.source import SourceRange\n"
         f"source = open_source('lines://{tmp_path}/words.txt', environ={{}})\n"
         "(partition,) = source.partitions()\n"
         "reader = pickle.loads(pickle.dumps(source.reader(SourceRange(partition, '0', '1'))))\n"
