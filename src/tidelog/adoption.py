@@ -31,6 +31,7 @@ from tidelog.identity import (
     read_catalog,
     read_store,
 )
+from tidelog.log.notify_targets import shown_target
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -157,7 +158,8 @@ def _detached(context: Context) -> Iterator[str]:
     own = context.standing
     for topic in list_topics(context):
         if topic.notify and not own.owns(topic.home):
-            yield f"topic `{topic.name}`: does not notify {', '.join(topic.notify)}"
+            targets = ", ".join(map(shown_target, topic.notify))
+            yield f"topic `{topic.name}`: does not notify {targets}"
     for row in context.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_archive(context, row)
         if is_outside(context, archive):

@@ -236,15 +236,16 @@ def test_copy_and_adopted_copy_send_no_notifications_of_the_original(
     target = type("Target", (), {"send": lambda self, notice: sent.append(notice)})
     monkeypatch.setattr("tidelog.home.open_target", lambda *_: target())
     with opened(place) as home:
-        home.create_topic("n", notify=["https://example.com/hook"])
+        home.create_topic("n", notify=["https://example.com/hook/a-secret"])
         home.append("n", [Event(b"1")])
     assert len(sent) == 1
     copy = place.parent / "copy"
     shutil.copytree(place, copy)
-    for _ in range(2):
+    for detached in (["topic `n`: does not notify https://example.com/…"], []):
         with opened(copy) as home:
             home.append("n", [Event(b"2")])
         done = adopt_home(copy, world=World(environ={}, machine="one"))
+        assert [each for each in done.detached if each.startswith("topic")] == detached
     assert len(sent) == 1
     with opened(copy) as home:
         home.create_topic("own", notify=["https://example.com/hook"])

@@ -27,7 +27,13 @@ from tidelog.clock import RandomIds, SystemClock
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.log.notifier import Notification, Notifier, NotifyTarget
-from tidelog.log.notify_targets import WebhookTarget, check_target, open_target, shown_target
+from tidelog.log.notify_targets import (
+    SnsTarget,
+    WebhookTarget,
+    check_target,
+    open_target,
+    shown_target,
+)
 from tidelog.log.producer.producer import Producer
 from tidelog.log.topics import create_topic
 from tidelog.model.address import parse_address
@@ -320,6 +326,19 @@ def test_sns_out_of_reach_is_unavailable() -> None:
         endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         with pytest.raises(UnavailableError, match="no answer"):
             open_target(f"sns:{ARN}?endpoint={endpoint}", KEYS).send(TOLD)
+
+
+def test_aws_that_accepts_no_connection_in_time_is_unavailable() -> None:
+    with socket.socket() as busy, contextlib.ExitStack() as waiting:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen(0)
+        for _ in range(3):  # fills its queue
+            raw = waiting.enter_context(socket.socket())
+            raw.setblocking(False)
+            raw.connect_ex(busy.getsockname())
+        address = parse_address(f"sns:{ARN}?endpoint=http://127.0.0.1:{busy.getsockname()[1]}")
+        with pytest.raises(UnavailableError, match="no answer"):
+            SnsTarget(address, KEYS, timeout_s=0.2).send(TOLD)
 
 
 def a_client(service: str, moto: Moto) -> Any:

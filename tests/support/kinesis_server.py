@@ -85,6 +85,7 @@ class FakeKinesis:
         self.calls: Counter[str] = Counter()
         self.asked: list[dict[str, Any]] = []  # of get_records
         self.refusals: dict[str, list[str]] = defaultdict(list)  # codes, by operation
+        self.pages: dict[str, list[bytes]] = defaultdict(list)  # instead of answers, by operation
         self.put_fault: Callable[[dict[str, Any]], bool] = lambda _: False
         self.streams: dict[tuple[str, str], dict[str, Any]] = {}
         self.endpoint = ""
@@ -313,6 +314,8 @@ def running_kinesis() -> Iterator[FakeKinesis]:
                 status = 500 if exc.code == "InternalFailure" else 400
                 answer = {"__type": exc.code, "message": str(exc)}
             body = json.dumps(answer).encode()
+            if fake.pages[operation]:
+                status, body = 200, fake.pages[operation].pop(0)
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
             self.send_header("Content-Length", str(len(body)))

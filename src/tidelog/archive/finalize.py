@@ -68,7 +68,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.notify_targets import open_target
+from tidelog.log.notify_targets import open_target, shown_target
 from tidelog.model import layout, limits
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, DateFolder, encode_success
@@ -140,7 +140,7 @@ def finalize(
     """
     how = how or FinalizeOptions()
     if how.notify:
-        context.standing.check(f"notification target `{how.notify}`")
+        context.standing.check(f"notification target `{shown_target(how.notify)}`")
     target = cast(Listener, open_target(how.notify, context.environ)) if how.notify else None
     check_active(archive)
     sources = _sources(context, archive)

@@ -231,7 +231,15 @@ class _AwsTarget(ABC):
 
     def send(self, notification: msgspec.Struct) -> None:
         from botocore import exceptions as sdk  # noqa: PLC0415 - an extra, and slow to load
+        from botocore.parsers import ResponseParserError  # noqa: PLC0415 - the same
 
+        away = (
+            sdk.HTTPClientError,  # a reply that is late or cut off
+            sdk.ConnectionError,  # also a connection that takes too long
+            sdk.CredentialRetrievalError,  # their provider is away
+            sdk.MetadataRetrievalError,
+            ResponseParserError,
+        )
         name = f"{self._service} `{self._arn}`"
         try:
             if self._client is None:
@@ -239,7 +247,7 @@ class _AwsTarget(ABC):
             self._call(self._client, msgspec.json.encode(notification))
         except sdk.ClientError as exc:
             raise self._refusal(exc, exc.response) from exc
-        except (sdk.HTTPClientError, sdk.EndpointConnectionError) as exc:
+        except away as exc:
             raise UnavailableError(f"{name}: no answer: {_line(exc)}: try again") from exc
         except (sdk.BotoCoreError, ValueError) as exc:
             raise InvalidError(

@@ -329,6 +329,17 @@ def test_a_server_that_fails_is_asked_again(fake: FakeKinesis) -> None:
         gone.partitions()
 
 
+def test_pages_of_a_proxy_and_damaged_answers_are_no_answers(fake: FakeKinesis) -> None:
+    stream, clock = Stream(fake.endpoint), FakeClock(int(time.time() * 1000))
+    stream.put([("k", b"1")])
+    for operation in ("ListShards", "GetShardIterator", "GetRecords", "DescribeStreamSummary"):
+        fake.pages[operation] = [b"<html>Sign in</html>", b"", b"{}", b"[]", b'{"Rec', b"\xff"]
+    source = stream.source(clock=clock)
+    (shard,) = source.partitions()
+    assert values(rows(source, shard)) == [b"1"]
+    assert not any(fake.pages.values())
+
+
 def test_iterators_that_expire_are_renewed_where_reading_stands(fake: FakeKinesis) -> None:
     stream, clock = Stream(fake.endpoint), FakeClock()
     fake.page = 10

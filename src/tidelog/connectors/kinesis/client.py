@@ -5,10 +5,14 @@ own chain. The SDK's retries are off: this module retries throttled and unanswer
 growing waits and a bounded number of attempts.
 
 Times of Kinesis come from the ``Date`` of its responses, so a wrong clock here does no harm.
+
+The SDK reads a body that is not JSON as one without any fields, such as the page of a proxy. So a
+response without the field that its operation always has counts as none (:func:`check_response`).
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +40,7 @@ __all__ = [
     "KinesisShard",
     "StreamInfo",
     "arrived_ms",
+    "check_response",
     "parse_place",
     "shard_id",
 ]
@@ -68,6 +73,14 @@ _PASSING = (
     "ThrottlingException",
     "TooManyRequestsException",
 )
+# The field that a response to each operation has.
+_RESPONSE_FIELD = {
+    "DescribeStreamSummary": "StreamDescriptionSummary",
+    "GetRecords": "Records",
+    "GetShardIterator": "ShardIterator",
+    "ListShards": "Shards",
+    "PutRecords": "Records",
+}
 
 
 @dataclass(frozen=True)
@@ -279,6 +292,30 @@ def arrived_ms(record: Mapping[str, Any]) -> int:
     return check_timestamp(moment)
 
 
+class BrokenResponseError(sdk.BotoCoreError):
+    """What arrived is not a complete response of Kinesis."""
+
+    fmt = "the response to {operation} is damaged: status {status}, {fault}"
+
+
+def check_response(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:
+    """Raises for a response that is cut off or not of Kinesis, before the SDK reads it."""
+    operation, status = operation_model.name, response_dict["status_code"]
+    fault = None
+    try:
+        found = json.loads(response_dict["body"])
+    except UnicodeDecodeError:
+        fault = "with a body that is not text"
+    except ValueError:
+        fault = "with a body that is not JSON" if status < 300 else None  # an error's page will do
+    else:
+        wanted = _RESPONSE_FIELD.get(operation) if status < 300 else None
+        if not isinstance(found, dict) or (wanted is not None and wanted not in found):
+            fault = f"without {wanted or 'fields'}"
+    if fault is not None:
+        raise BrokenResponseError(operation=operation, status=status, fault=fault)
+
+
 def _connect(place: KinesisPlace) -> Any:
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
@@ -300,6 +337,7 @@ def _connect(place: KinesisPlace) -> Any:
         raise InvalidError(
             f"{place.role} `{place.url}`: cannot be opened: {line}: fix the address"
         ) from exc
+    client.meta.events.register("before-parse.kinesis", check_response)
     return client
 
 
