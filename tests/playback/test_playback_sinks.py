@@ -151,6 +151,21 @@ def test_a_file_is_continued_where_its_cursor_is(tmp_path: Path) -> None:
         open_playback_sink(f"file:{path}", setting(name="p", resumed=True, reached=10_000))
 
 
+def test_a_file_that_a_stalled_player_has_open_is_not_written_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first, *others = lots()
+    stalled = open_playback_sink(f"file:{path}", setting(name="p"))
+    with pytest.raises(UnavailableError, match="end that one"):  # took over its playback
+        open_playback_sink(f"file:{path}", setting(name="p", resumed=True))
+    stalled.put(first)  # the lot that it had begun
+    stalled.close(failed=True)
+    sink = open_playback_sink(f"file:{path}", setting(name="p", resumed=True))
+    for lot in (first, *others):
+        sink.put(lot)
+    sink.close()
+    assert path.read_bytes() == all_lines(lots())
+
+
 def test_a_parquet_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.parquet"
     sink = open_playback_sink(f"file:{path}", setting())
@@ -173,7 +188,8 @@ def test_a_device_will_do_and_a_folder_will_not(tmp_path: Path) -> None:
     sink.put(lots()[0])
     assert sink.reached() == 0
     sink.close()
-    for wrong in (f"file:{tmp_path}", f"file:{tmp_path}/no/out", f"file:{tmp_path}/"):
+    paths = [tmp_path, f"{tmp_path}/no/out", f"{tmp_path}/", "a%00b", "\ud800", "x" * 70_000]
+    for wrong in (f"file:{path}" for path in paths):
         with pytest.raises(InvalidError):
             open_playback_sink(wrong, setting())
 

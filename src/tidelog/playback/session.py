@@ -23,8 +23,9 @@ minus what was deleted since; values may be updated. So the progress of a sink i
 number of events in one: a transaction or a request is exactly one lot. In a topic a lot is one
 commit per partition, by the producer ``:playback:<name>``, with numbers that follow from ``state``:
 what the producer's row shows is stored. A process that takes over opens that producer again, so an
-older process can no longer put anything. Into other sinks the older process may still put the lot
-it has begun, and no other, because each lot is intended first.
+older process can no longer put anything. A file is locked while a process has it open. Into other
+sinks the older process may still put the lot it has begun, and no other, because each lot is
+intended first.
 
 A forgotten name can be used again. Its row ``state`` stays forever, so no delayed packet can bring
 a playback back, and it counts generations: what sinks know about an older one, such as its

@@ -1,13 +1,16 @@
 """Plays events into a file: JSON lines, or Parquet by its extension.
 
 A file of lines can be resumed: its length is stored with the cursor, and the next process truncates
-it there, so no line is repeated. A Parquet file appears when the playback ends. A file that already
-holds something is never touched.
+it there, so no line is repeated. A process that stalls may lose its playback without noticing, and
+write on when it wakes up. So the file is locked while it is open, and no other process writes to it
+until that one has ended. A Parquet file appears when the playback ends. A file that already holds
+something is never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -44,6 +47,8 @@ def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
         raise InvalidError(
             f"sink `{address.text}`: {exc.strerror}: check its folder, and its rights"
         ) from exc
+    except ValueError as exc:  # NUL, or what no file system can encode
+        raise InvalidError(f"sink `{address.text!a}`: is not a valid path: {exc}") from exc
 
 
 class LinesPlaybackSink:
@@ -84,6 +89,7 @@ class LinesPlaybackSink:
         """Truncates what an earlier process added. Raises if the file is not ours."""
         if not self._is_regular:
             return
+        self._lock()
         size = self.reached()
         if not setting.resumed and size:
             raise AlreadyExistsError(
@@ -95,6 +101,18 @@ class LinesPlaybackSink:
                 f"{setting.reached}: restore it, or play again under another name"
             )
         os.truncate(self._file.fileno(), setting.reached)
+
+    def _lock(self) -> None:
+        """Locks the file until it is closed. Raises ``UnavailableError`` if a process has it."""
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise UnavailableError(
+                f"file `{self._path}`: another process still plays into it, perhaps one that "
+                "stalls: end that one, and resume"
+            ) from exc
+        except OSError:
+            return  # a file system without locks
 
 
 class WholeFile:
