@@ -198,9 +198,13 @@ def _from_text(text: str, folder: Path, said_by: str) -> dict[str, Any]:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
         raise InvalidError(f"{said_by} `{text}`: looks like a URL, and is none: {shape}")
     path = (folder / text).absolute()
-    if path.suffix != ".toml" and path.is_file():
+    try:
+        is_file, has_file = path.is_file(), (path / FILE_NAME).exists()
+    except OSError as exc:  # too long, or without the right to look
+        raise InvalidError(f"{said_by} `{text[:200]}`: {exc.strerror}: {shape}") from exc
+    if path.suffix != ".toml" and is_file:
         raise InvalidError(f"{said_by} `{text}`: is a file: {shape}")
-    if path.suffix == ".toml" or (path / FILE_NAME).exists():
+    if path.suffix == ".toml" or has_file:
         file = path if path.suffix == ".toml" else path / FILE_NAME
         return _from_file(file)
     return {**_of_folder(path), "found_in": said_by}

@@ -89,6 +89,10 @@ def test_settings_pickle(tmp_path: Path) -> None:
         ("tidelog:?store=s3://b?session_token=x&catalog=x", "looks like a secret"),
         ("", "is empty"),
         ("s3://bucket", "two addresses"),
+        pytest.param("x" * 70_000, "File name too long: give a folder", id="too long"),
+        ("tidelog:?store=%00&catalog=x", "has NUL"),
+        ("tidelog:?store=file:///a%2500&catalog=x", "has NUL"),
+        ("\ud800", "half of a character"),
     ],
 )
 def test_malformed_homes_are_refused(tmp_path: Path, home: str, message: str) -> None:

@@ -8,6 +8,7 @@ provider's own chain.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Address:
 
 def parse_address(text: str, plain_scheme: str | None = None) -> Address:
     """Parses a URL. Text without a scheme is a path of ``plain_scheme``, if that is given."""
+    _check_path(text, text)
     scheme, colon, _ = text.partition(":")
     if plain_scheme and text and (not colon or not _is_scheme(scheme)):
         return Address(plain_scheme, "", None, str(Path(text).absolute()), {}, text)
@@ -66,7 +68,19 @@ def parse_address(text: str, plain_scheme: str | None = None) -> Address:
     if parts.fragment:
         raise InvalidError(f"address `{text}`: has a fragment (#…): leave it out, or write %23")
     host = parts.netloc if port is None else parts.netloc.rpartition(":")[0]
-    return Address(parts.scheme.lower(), host, port, unquote(parts.path), options, text)
+    path = unquote(parts.path)
+    _check_path(text, path)
+    return Address(parts.scheme.lower(), host, port, path, options, text)
+
+
+def _check_path(text: str, path: str) -> None:
+    """Raises ``InvalidError`` for characters that no file system, and no server, can have."""
+    try:
+        is_whole = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # other surrogates than those of bytes that are not UTF-8
+        is_whole = False
+    if not is_whole:
+        raise InvalidError(f"address {text!a}: has NUL or half of a character: leave it out")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from tidelog.errors import InvalidError
 from tidelog.model.decoding import Persisted
@@ -65,13 +65,16 @@ class Grant(Persisted, frozen=True):
     def parse(cls, text: str) -> Grant:
         """Returns the grant of ``SCOPE`` or ``SCOPE:PATTERN``. Raises ``InvalidError``."""
         scope, _, topics = text.partition(":")
-        for known in SCOPES:
-            if scope == known:
-                return cls(known, topics or ALL_TOPICS).checked()
-        raise InvalidError(f"scope `{scope[:80]}`: unknown: give one of {', '.join(SCOPES)}")
+        return cls(cast(Scope, scope), topics or ALL_TOPICS).checked()
 
     def checked(self) -> Grant:
-        """Returns the grant. Raises ``InvalidError`` for a pattern that no topic can match."""
+        """Returns the grant. Raises ``InvalidError`` for an unknown scope, or for a pattern that no
+        topic can match.
+        """
+        if self.scope not in SCOPES:
+            raise InvalidError(
+                f"scope `{str(self.scope)[:80]}`: unknown: give one of {', '.join(SCOPES)}"
+            )
         if len(self.topics) > _PATTERN_MAX or not _PATTERN.fullmatch(self.topics):
             raise InvalidError(
                 f"scope `{self.scope}`: pattern `{self.topics[:80]}`: give the name of a topic, "

@@ -47,8 +47,6 @@ def open_file(address: Address, setting: SinkContext) -> PlaybackSink:
         raise InvalidError(
             f"sink `{address.text}`: {exc.strerror}: check its folder, and its rights"
         ) from exc
-    except ValueError as exc:  # NUL, or what no file system can encode
-        raise InvalidError(f"sink `{address.text!a}`: is not a valid path: {exc}") from exc
 
 
 class LinesPlaybackSink:
