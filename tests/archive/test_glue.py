@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.servers.moto import KEYS, Moto
 from tests.support.archive_look import FIRST_S
@@ -177,6 +178,102 @@ def test_other_tables_and_missing_databases_are_refused(
     found = glue.get_table(DatabaseName=database, Name="raw")["Table"]
     assert found["PartitionKeys"] == []
     assert list(Path(found["StorageDescriptor"]["Location"]).glob("*.parquet"))
+
+
+def test_folders_that_one_partition_cannot_show_are_refused(
+    home: Home, glue: Any, database: str
+) -> None:
+    def split(user: str) -> Event:
+        return Event(json.dumps({"at": FIRST_S, "user": user}).encode(), id=user)
+
+    home.append("t", [split("ada"), split("bo")])
+    archive = home.archives.create("daily", source="topic:t", parser="split:user|json:at")
+    archive.run()
+    name = f"glue:{database}.daily"
+    with pytest.raises(InvalidError, match="a partition is one folder"):
+        archive.tables.register(name)
+    assert not glue.get_tables(DatabaseName=database)["TableList"]
+    home.erase("t", ids=["bo"])
+    archive.tables.register(name)
+    assert list(partitions(glue, database)) == DAYS[:1], "without the folder that was emptied"
+    home.append("t", [split("cy")])
+    archive.run()
+    with pytest.raises(InvalidError, match="a partition is one folder"):
+        archive.tables.register(name)
+    assert "/ada/" in partitions(glue, database)[DAYS[0]]
+
+
+def test_capital_letters_in_names_of_dates_are_found(home: Home, glue: Any, database: str) -> None:
+    add(home, range(2))
+    archive = home.archives.create(
+        "daily", source="topic:t", parser="json:at", date_format="Day=%Y-%m-%d"
+    )
+    archive.run()
+    archive.tables.register(f"glue:{database}.daily")
+    assert list(partitions(glue, database)) == DAYS[:2]
+
+
+def test_file_that_arrives_while_its_partition_is_dropped_is_shown(
+    home: Home, glue: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = daily(home)
+    archive.tables.register(f"glue:{database}.daily", keep=True)
+    real, arrivals = GlueTable._delete, [1]
+
+    def delete(table: GlueTable, gone: Any) -> None:
+        for day in [arrivals.pop()] if gone and arrivals else []:
+            add(home, range(day, day + 1))
+            archive.run()  # registers the file, and finds its partition
+        real(table, gone)
+
+    monkeypatch.setattr(GlueTable, "_delete", delete)
+    assert home.erase("t", ids=["t-1"], prove=False)
+    home.purge("t")
+    assert not arrivals
+    assert sorted(partitions(glue, database)) == DAYS[:3]
+
+
+def test_register_that_stalls_during_a_promote_leaves_no_partition_behind(
+    home: Home, glue: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, name = daily(home), f"glue:{database}.daily"
+    archive.tables.register(name)
+    add(home, range(3, 4))
+    archive.run()
+    put, update = GlueTable._put_partitions, GlueTable._update
+    stalls = [1]
+
+    def stalled(table: GlueTable, *given: Any, **more: Any) -> None:
+        for _ in [stalls.pop()] if stalls else []:
+            archive.backfill(granularity="day")
+            archive.promote()
+        put(table, *given, **more)
+
+    def by_version(table: GlueTable, known: Any, *given: Any) -> None:  # moto accepts any version
+        now = glue.get_table(DatabaseName=database, Name="daily")["Table"]
+        if known.get("VersionId", now["VersionId"]) != now["VersionId"]:
+            error = {"Error": {"Code": "ConcurrentModificationException", "Message": "stale"}}
+            raise ClientError(error, "UpdateTable")  # type: ignore[arg-type]
+        update(table, known, *given)
+
+    monkeypatch.setattr(GlueTable, "_put_partitions", stalled)
+    monkeypatch.setattr(GlueTable, "_update", by_version)
+    home.archives.get("daily").tables.register(name)
+    found = partitions(glue, database)
+    assert list(found) == DAYS[:4]
+    assert all("/g2/" in location for location in found.values())
+    # One that dies instead is corrected with the next files.
+    location = found[DAYS[3]].replace("/g2/", "/g1/")
+    glue.update_partition(
+        DatabaseName=database,
+        TableName="daily",
+        PartitionValueList=[DAYS[3]],
+        PartitionInput={"Values": [DAYS[3]], "StorageDescriptor": {"Location": location}},
+    )
+    add(home, range(4, 5))
+    archive.run()
+    archive.tables.register(name)
+    assert all("/g2/" in location for location in partitions(glue, database).values())
 
 
 @pytest.mark.parametrize("parser", ["json:at", None])

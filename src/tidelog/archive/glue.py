@@ -14,13 +14,19 @@ Glue has no transactions over partitions. Steps of ``add``, each of which may be
    version
 
 A partition whose files an erasure has emptied is dropped (``change``): its name may come from the
-erased events. The next file in its folder adds it again.
+erased events. The next file in its folder adds it again. That file may arrive while the partition
+is dropped, and a register may have found the partition just before: so ``change`` looks at the
+folder again after the drop.
+
+A register that stalls during a promote may move partitions back to the old generation. It then
+fails at step 3, and corrects them; after a crash the next ``add`` does.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,9 +94,10 @@ class GlueTable:
         same = self._through is not None and not self.holds_another
         after = self._plan.after(self._through, addition)
         with self._translate_errors():
+            files = [file for file in addition.files if file.entry.events]  # others were erased
+            keys = self._keys(addition.files)
+            found, root = self._wanted(keys, files), self._root(addition.files)
             table = self._table or self._create(addition.files)
-            keys = [each["Name"] for each in table.get("PartitionKeys", ())]
-            found, root = self._locations(keys, addition.files)
             location = table["StorageDescriptor"]["Location"]
             if addition.files:
                 if same and location.startswith(self._url("")) and location != self._url(root):
@@ -98,25 +105,35 @@ class GlueTable:
                 location = self._url(root)
             if keys:
                 self._put_partitions(table, found, is_all=not same)
-            self._update(table, after, location)
+            try:
+                self._update(table, after, location)
+            except sdk.ClientError as exc:
+                if keys and _code(exc) in _CONFLICTS:
+                    self._move_others(self._read())
+                raise
 
     def change(self, files: list[TableFile]) -> bool:
-        """Drops the partitions of folders whose files have no events left."""
+        """Drops the partitions of folders whose files have no events left.
+
+        Returns whether there was something to change; the caller repeats it until there is not.
+        """
         with self._translate_errors():
             table = self._read() if any(not file.entry.events for file in files) else None
-            keys = [each["Name"] for each in (table or {}).get("PartitionKeys", ())]
-            if not keys:
+            keys = _keys(table or {})
+            if table is None or not keys:
                 return False
             empty = [file for file in files if not file.entry.events]
-            found, _ = self._locations(keys, empty)
-            listed = self._partitions()
-            gone = [
-                values
-                for values, location in found.items()
-                if listed.get(values) == location and self._is_empty(location)
-            ]
+            listed, is_ours = self._partitions(), not self._plan.is_of_another(self._state(table))
+            gone: list[tuple[str, ...]] = []
+            back: _Partitions = {}
+            for values, location in dict.fromkeys(self._locations(keys, empty)):
+                if listed.get(values) == location and self._is_empty(location):
+                    gone.append(values)
+                elif is_ours and values not in listed and not self._is_empty(location):
+                    back[values] = location  # a file arrived while it was dropped
             self._delete(gone)
-            return bool(gone)
+            self._put_partitions(table, back, is_all=False)
+            return bool(gone or back)
 
     def lists(self, paths: list[str]) -> list[str]:
         """Returns none: it lists folders, and files that were set aside are in none of them."""
@@ -127,18 +144,10 @@ class GlueTable:
 
         A register that stalled during a promote may have created them since.
         """
-        old = url_of(self._plan.archive.store, f"{self._plan.archive.folder(generation)}/")
+        archive = self._plan.archive
+        old = url_of(archive.store, f"{archive.folder(generation)}/")
         with self._translate_errors():
-            table = self._read()
-            if table is None or not table.get("PartitionKeys"):
-                return False
-            found = {values: at for values, at in self._partitions().items() if at.startswith(old)}
-            left = {values: self._url(at.removeprefix(old)) for values, at in found.items()}
-            gone = [values for values, location in left.items() if self._is_empty(location)]
-            wanted = {values: at for values, at in left.items() if values not in gone}
-            self._put_partitions(table, wanted, is_all=False)
-            self._delete(gone)
-            return bool(found)
+            return self._move(self._read(), lambda at: at.startswith(old))
 
     def stale(self, files: list[TableFile]) -> list[str]:
         """Returns none: it knows no sizes and counts of files."""
@@ -146,21 +155,49 @@ class GlueTable:
 
     # Partitions.
 
-    def _locations(
-        self, keys: Sequence[str], files: Sequence[TableFile]
-    ) -> tuple[_Partitions, str]:
-        """Returns the folders of files by partition values, and the folder of all of them."""
-        found: _Partitions = {}
+    def _keys(self, files: list[TableFile]) -> list[str]:
+        """Returns the names of the table's partition keys, also before it is created."""
+        if self._table is not None:
+            return _keys(self._table)
+        return [_column(each)["Name"] for each in self._plan.partition_fields(files)]
+
+    def _root(self, files: Sequence[TableFile]) -> str:
+        """Returns the folder of all these files: that of their topic."""
         roots = {file.path.split("/")[0] for file in files}
         if len(roots) > 1:
             raise self._many_topics(len(roots))
+        return next(iter(roots), "")
+
+    def _locations(
+        self, keys: Sequence[str], files: Sequence[TableFile]
+    ) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yields the partition values of files with their folders; without files outside of any."""
         for file in files:
             parts = file.path.split("/")[:-1]
-            named = [number for number, part in enumerate(parts) if part.split("=")[0] in keys]
-            folder = "/".join(parts[: max(named, default=0) + 1])
-            values = tuple(file.values.get(key, "") for key in keys)
-            found[values] = self._url(folder)
-        return found, next(iter(roots), "")
+            names = [part.split("=")[0].lower() for part in parts]
+            given = {name.lower(): value for name, value in file.values.items()}
+            if all(key in given for key in keys):
+                last = max((number for number, name in enumerate(names) if name in keys), default=0)
+                yield tuple(given[key] for key in keys), self._url("/".join(parts[: last + 1]))
+
+    def _wanted(self, keys: Sequence[str], files: Sequence[TableFile]) -> _Partitions:
+        """Returns the folders of files by partition values.
+
+        Raises ``InvalidError`` for a file that no partition would show: a partition is one folder.
+        """
+        found: _Partitions = {}
+        for file in files:
+            values, location = next(self._locations(keys, [file]), ((), ""))
+            if found.setdefault(values, location) != location or (keys and not location):
+                raise self._not_shown(file.path)
+        return found
+
+    def _not_shown(self, path: str) -> InvalidError:
+        return InvalidError(
+            f"table `glue:{self.where}`: a partition is one folder, and the folder of `{path}` "
+            "has no date of its own, or shares it with another folder: register the archive as a "
+            "Delta or an Iceberg table, or write its folders again without `split`"
+        )
 
     def _many_topics(self, count: int) -> InvalidError:
         return InvalidError(
@@ -170,19 +207,56 @@ class GlueTable:
 
     def _put_partitions(self, table: dict[str, Any], wanted: _Partitions, *, is_all: bool) -> None:
         """Step 2."""
+        if not wanted and not is_all:
+            return
         listed = self._partitions()
+        own = self._url("")
+        for values, location in wanted.items():
+            if listed.get(values, location) != location and listed[values].startswith(own):
+                raise self._not_shown(location.removeprefix(own))
         new = [each for each in wanted.items() if each[0] not in listed]
         moved = [each for each in wanted.items() if listed.get(each[0], each[1]) != each[1]]
         for some in _lots(new, _CREATED_AT_ONCE):
             given = [_partition(table, values, location) for values, location in some]
             self._call("batch_create_partition", PartitionInputList=given)
         for values, location in moved:
-            given_one = _partition(table, values, location)
-            self._call(
-                "update_partition", PartitionValueList=list(values), PartitionInput=given_one
-            )
+            self._move_partition(table, values, location)
         if is_all:
             self._delete([values for values in listed if values not in wanted])
+        elif any(not at.startswith(own) for at in listed.values()):
+            self._move_others(table)
+
+    def _move_others(self, table: dict[str, Any] | None) -> None:
+        """Moves or drops partitions in folders of generations that the table does not have."""
+        state = self._state(table)
+        if state is not None:
+            archive = msgspec.structs.replace(self._plan.archive, generation=state.generation)
+            plan = replace(self._plan, archive=archive)
+            present = GlueTable(plan, self.where, self._store, self._environ)
+            present._move(table, lambda at: not at.startswith(present._url("")))
+
+    def _move(self, table: dict[str, Any] | None, is_moved: Callable[[str], bool]) -> bool:
+        """Moves partitions from folders of other generations to this one's, or drops them."""
+        if table is None or not table.get("PartitionKeys"):
+            return False
+        root = url_of(self._plan.archive.store, f"{self._plan.archive.root}/")
+        left = {
+            values: self._url(at.removeprefix(root).partition("/")[2])
+            for values, at in self._partitions().items()
+            if at.startswith(root) and is_moved(at)
+        }
+        gone = [values for values, location in left.items() if self._is_empty(location)]
+        for values, location in left.items():
+            if values not in gone:
+                self._move_partition(table, values, location)
+        self._delete(gone)
+        return bool(left)
+
+    def _move_partition(
+        self, table: dict[str, Any], values: tuple[str, ...], location: str
+    ) -> None:
+        given = _partition(table, values, location)
+        self._call("update_partition", PartitionValueList=list(values), PartitionInput=given)
 
     def _delete(self, gone: Sequence[tuple[str, ...]]) -> None:
         for some in _lots(gone, _DELETED_AT_ONCE):
@@ -235,7 +309,7 @@ class GlueTable:
         keys = self._plan.partition_fields(files)
         archive = self._plan.archive
         first = Through(archive.incarnation, archive.generation, {}, self._plan.home)
-        _, root = self._locations([], files)
+        root = self._root(files)
         table: dict[str, Any] = {
             "Name": self._name,
             "TableType": "EXTERNAL_TABLE",
@@ -335,6 +409,10 @@ def _code(exc: sdk.ClientError) -> str:
 def _partition(table: dict[str, Any], values: tuple[str, ...], location: str) -> dict[str, Any]:
     storage = {**table["StorageDescriptor"], "Location": location}
     return {"Values": list(values), "StorageDescriptor": storage}
+
+
+def _keys(table: Mapping[str, Any]) -> list[str]:
+    return [each["Name"] for each in table.get("PartitionKeys", ())]
 
 
 def _column(field: pa.Field) -> dict[str, str]:
