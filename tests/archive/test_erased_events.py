@@ -26,6 +26,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.coordination.audit import Why, read_audit
 from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.erasure import from_archives
 from tidelog.erasure.from_archives import delete_events, erase_archived
 from tidelog.home import World, create_home
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -253,6 +254,7 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
         return done
 
     monkeypatch.setattr(Cycle, step, beside)
+    monkeypatch.setattr(from_archives, "_WAIT_S", 0)  # the range waits for this erasure
     archive = built(home)
     assert erased
     ArchiveEraser(home.context).turn()

@@ -15,7 +15,7 @@ from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.archive.verify_checks import SourceCheck
 from tidelog.connectors.by_url import source_at
 from tidelog.coordination.audit import Why
-from tidelog.coordination.pipeline_rows import read_manifests
+from tidelog.coordination.pipeline_rows import read_manifests, read_progress
 from tidelog.erasure.from_archives import delete_events
 from tidelog.maintenance.turn import carry_out
 from tidelog.model.archive import Archive, ArchiveFormat
@@ -109,6 +109,21 @@ def test_event_too_few_or_too_many_is_a_problem(home: Home, range_of_topic: Mani
     assert found(home, range_of_topic, read=7, lost=gaps) == []
     assert found(home, range_of_topic, read=6, lost=gaps) != []
     assert found(home, range_of_topic, read=8, lost=gaps) != []
+
+
+def test_source_that_grew_while_it_was_verified_is_the_same(home: Home) -> None:
+    fill(home, 10)
+    archive = an_archive(home)
+    drive(home, archive)
+    check = SourceCheck(source_at(home.context, "topic:t"), "daily")
+    fill(home, 5)
+    drive(home, archive)
+    head = read_progress(home.context, archive.pipeline(), "t/0")
+    assert head is not None
+    assert head.position == "15"
+    assert list(check.ends("t/0", head)) == []
+    ahead = msgspec.structs.replace(head, position="16")
+    assert [each.kind for each in check.ends("t/0", ahead)] == ["source"]
 
 
 def test_range_that_was_carried_over_is_not_compared(home: Home, range_of_topic: Manifest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.archive.read import ReadRequest, archived_rows
 from tidelog.archive.restore import RestoreOptions, restore
 from tidelog.catalog.base import Change
+from tidelog.clock import Clock
 from tidelog.connectors.sink import Lot
 from tidelog.connectors.source import SourcePartition
 from tidelog.connectors.topic.sink import TopicPlaybackSink
@@ -24,7 +25,7 @@ from tidelog.coordination.audit import AuditedSource, Why, id_mark, read_audit
 from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events, delete_key, erase_archived
 from tidelog.erasure.proof_search import prove_erased
-from tidelog.errors import InvalidError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import ArchiveEraser, carry_out
@@ -304,6 +305,67 @@ def test_delete_is_refused_while_a_range_with_trimmed_events_is_under_way(
         delete()
     drive(home, archive)
     assert delete() == {"id": 1, "key": 2}[by]
+
+
+def _stalled(home: Home, archive: Archive) -> None:
+    """Leaves offsets 1 and 2 of ``t/0``, which were read, in a range that is not committed."""
+    pipeline = open_pipeline(home.context, archive, LocalWorkers())
+    partition = SourcePartition("t", "0")
+    cycle = Cycle(home.context, pipeline, "stalled")
+    cycle.claim(partition, Begin("0", "earliest"))
+    cycle.run({partition: "1"}, pipeline.source.bounds([partition]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cycle, "_publish", _die)
+        with pytest.raises(Crash):
+            cycle.run({partition: "3"}, pipeline.source.bounds([partition]))
+
+
+class _Waiting:
+    """A clock whose sleep is short, and may let a driver finish."""
+
+    def __init__(self, clock: Clock, wake: Callable[[], object]) -> None:
+        self._clock, self._wake, self._slept_s = clock, wake, 0.0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s() + self._slept_s
+
+    def sleep(self, seconds: float) -> None:
+        self._slept_s += seconds
+        self._wake()
+
+
+def test_erasure_of_an_archive_reaches_a_range_that_is_under_way(home: Home) -> None:
+    archive = an_archive(home, "daily")
+    _stalled(home, archive)
+    home.delete_topic("t", past_readers=True)
+    waiting = _Waiting(home.context.clock, lambda: None)
+    why, context = home.reason(**WHY), dataclasses.replace(home.context, clock=waiting)
+    done = erase_archived(context, archive, why, key=b"ada")
+    assert (done.events, done.is_clean) == (1, False)
+    assert "a range of `t/0` is under way" in done.left[0]
+    with pytest.raises(NotFoundError):
+        drive(home, archive)  # commits what was decided; its topic is gone
+    assert held(home, archive) == ["v2", "v4"]
+    assert erase_archived(home.context, archive, why, key=b"ada").is_clean
+    assert held(home, archive) == ["v4"]
+
+
+def test_erasure_of_an_archive_waits_for_its_driver(home: Home) -> None:
+    archive = an_archive(home, "daily")
+    _stalled(home, archive)
+    home.delete_topic("t", past_readers=True)
+
+    def finish() -> None:
+        with contextlib.suppress(NotFoundError):
+            drive(home, archive)
+
+    waiting = _Waiting(home.context.clock, finish)
+    context = dataclasses.replace(home.context, clock=waiting)
+    assert erase_archived(context, archive, home.reason(**WHY), key=b"ada").is_clean
+    assert held(home, archive) == ["v4"]
 
 
 def _die(*_: Any) -> int:

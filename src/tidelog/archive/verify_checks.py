@@ -305,13 +305,21 @@ class SourceCheck:
         held = self._bounds.get(partition)
         if held is None or head is None or head.ended:  # as a person accepted: it is another one
             return
-        if not head.is_of(held.incarnation) or self._source.before(held.end, head.position):
+        if self._is_another(held, head):
+            # Read before the head: a driver may have committed events that came since.
+            each = SourcePartition.named(partition)
+            held = bounds_apart(self._source, [each], self._errors).get(each)
+        if held is not None and self._is_another(held, head):
             what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
             do = (
                 f"`tidelog archive run {self._archive} --accept-loss` records that the old one "
                 "ended and continues with this one; or create a new archive of the present source"
             )
             yield Problem("source", partition, what, do)
+
+    def _is_another(self, held: Bounds, head: Progress) -> bool:
+        """Returns whether these cannot be the bounds of the partition that a head is of."""
+        return not head.is_of(held.incarnation) or self._source.before(held.end, head.position)
 
 
 Offsets = npt.NDArray[np.int64]

@@ -19,7 +19,9 @@ the other call may be between steps 2 and 3, or dead there.
 An archive whose topic is deleted, or whose source is another system, has no ledger. Its own audit
 (``audit/<archive>``) has the record, step 3 rewrites its files and those of its copies, and step 4
 follows once no unfinished range may hold one of the events. The record has the incarnation of each
-source partition: a copy of another incarnation keeps what is at these offsets.
+source partition: a copy of another incarnation keeps what is at these offsets. No file of a range
+under way can be searched yet, and it may hold what its source has deleted since: step 1 waits for
+such ranges, and the result names those that take too long.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ from tidelog.coordination.audit import (
     read_records,
 )
 from tidelog.coordination.outcome import SentWrites
-from tidelog.coordination.pipeline_rows import read_partitions
+from tidelog.coordination.pipeline_rows import read_intent, read_partitions
 from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.erasure import proof_places
 from tidelog.erasure.matcher import EventMatcher
@@ -99,6 +101,8 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, besides its id
 _AGAIN = "delete again, which completes it"
+_WAIT_S = 10.0  # for unfinished ranges
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ class ErasedFromArchives:
     found: int = 0  # including what was deleted before, which another call may just have decided
     unseen: tuple[str, ...] = ()  # files without ids or keys to search for
     archives: tuple[ArchiveErasure, ...] = ()  # files that were already rewritten
-    # Archives that still hold them, because the erased archive was made of these.
+    # Archives that still hold them, because the erased archive was made of these, or may hold them
+    # in a range that was not finished.
     left: tuple[str, ...] = ()
     out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
     named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
@@ -318,13 +323,15 @@ def erase_archived(
 ) -> ErasedFromArchives:
     """Erases what an archive holds under ids or a key, from its files and from its copies.
 
-    Archives that it was made of are searched, but keep the events: ``left`` names those that do.
+    Archives that it was made of are searched, but keep the events: ``left`` names those that do,
+    and ranges of this one that were under way for longer than ten seconds.
     ``named`` lists files whose folders have names from erased events. Raises ``InvalidError`` if
     such an event comes from an existing topic: delete it there. Safe to repeat and to kill: the
     scribe resumes.
     """
     finish_archive(context, archive)
     sought = matcher_of(ids, key)
+    unfinished = tuple(_unfinished(context, archive))
     found: dict[Place, FoundEvent] = {}
     unseen: list[str] = []
     for generation in archive.in_state("live", "building", "kept"):
@@ -351,7 +358,7 @@ def erase_archived(
             record = _record(context, why, events, until_ms, mark)
             put_record(context, archive, msgspec.structs.replace(record, sources=sources))
         done = tuple(finish_archive(context, archive))
-        left = tuple(_left(context, archive, sought))
+        left = (*unfinished, *_left(context, archive, sought))
         covered = [copy.archive for copy in copies_of(context, archive)]
         copied = copies_of_archives(context, {each.name for each in covered})
         redact_reasons(context, covered, sought.deletions)
@@ -368,6 +375,31 @@ def erase_archived(
         out_of_reach=out_of_reach,
         named=named,
     )
+
+
+def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
+    """Waits for ranges that have read their source; yields messages about those that go on."""
+    until_s = context.clock.monotonic_s() + _WAIT_S
+    left = _ranges_under_way(context, archive)
+    while left and context.clock.monotonic_s() < until_s:
+        context.clock.sleep(_LOOK_S)
+        left &= _ranges_under_way(context, archive)
+    for partition in sorted({partition for _, partition, _, _ in left}):
+        yield (
+            f"archive `{archive.name}`: a range of `{partition}` is under way that may hold such "
+            "events: run the archive, then erase again"
+        )
+
+
+def _ranges_under_way(context: Context, archive: Archive) -> set[tuple[str, str, str, int]]:
+    """Returns the ranges that drivers read or have read: pipeline, partition, start and time."""
+    found: set[tuple[str, str, str, int]] = set()
+    for pipeline in map(archive.pipeline, archive.in_state("live", "building")):
+        for partition in read_partitions(context, pipeline):
+            intent = read_intent(context, pipeline, partition)
+            ranges = () if intent is None else filter(None, (intent, intent.ahead))
+            found |= {(pipeline, partition, each.start, each.began_ms) for each in ranges}
+    return found
 
 
 def _left(context: Context, archive: Archive, sought: EventMatcher) -> Iterator[str]:
