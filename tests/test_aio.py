@@ -35,12 +35,31 @@ def test_send_future_is_awaited(home: Home) -> None:
     assert asyncio.run(send()) == [0, 1, 2]
 
 
-def test_asyncio_wraps_the_standard_future_of_a_send(home: Home) -> None:
-    async def send() -> int:
+def test_asyncio_wraps_the_future_of_a_send(home: Home) -> None:
+    async def send() -> list[int]:
         with home.producer("orders") as producer:
-            return (await asyncio.wrap_future(producer.send(b"1", key=b"k").as_future())).offset
+            sent = [producer.send(b"%d" % number, key=b"k") for number in range(3)]
+            wrapped = [asyncio.wrap_future(sent[0]), asyncio.wrap_future(sent[1].as_future())]
+            return [(await each).offset for each in [*wrapped, sent[2]]]
 
-    assert asyncio.run(send()) == 0
+    assert asyncio.run(send()) == [0, 1, 2]
+
+
+def test_future_of_a_send_has_the_methods_of_a_standard_future(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[object] = []
+    with home.producer("orders") as producer:
+        future = producer.send(b"1")
+        future.add_done_callback(lambda _: 1 / 0)
+        future.add_done_callback(done.append)
+        assert not future.cancel()
+        assert future.exception(10) is None
+        assert future.done()
+        assert not future.running()
+        assert not future.cancelled()
+    assert done == [future]
+    assert "a callback of a future failed" in caplog.text
 
 
 def test_awaited_send_that_fails_raises(home: Home) -> None:

@@ -15,6 +15,7 @@ is kept apart, with the row number.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = ["Flush", "FlushFailure", "FlushFailures", "FlushPart", "Rest", "SendFuture"]
+
+_log = logging.getLogger(__name__)
 
 
 class Rest(NamedTuple):
@@ -281,10 +284,18 @@ class Flush:
 
 
 class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A light handle on one event of a flush."""
+    """A light handle on one event of a flush.
+
+    ``isinstance`` takes it for a ``concurrent.futures.Future``, whose methods it has, so that
+    ``asyncio.wrap_future`` accepts it. A real subclass takes eight times as long to create.
+    """
 
     flush: Flush
     index: int  # of the event in the flush
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return Future
 
     def result(self, timeout_s: float | None = None) -> Position:
         """Returns the event's position once it is durable; raises the error if it failed.
@@ -318,10 +329,52 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         """
         return self.flush.done()
 
-    def as_future(self) -> Future[Position]:
-        """Returns a standard future of the same event.
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Returns what :meth:`result` would raise; None if the event is stored.
 
-        ``asyncio.wrap_future``, ``concurrent.futures.wait`` and ``add_done_callback`` accept it.
+        >>> producer.send(b"one more").exception(timeout_s=10) is None
+        True
+        """
+        try:
+            self.result(timeout_s)
+        except BaseException as exc:  # noqa: BLE001 - returned
+            return exc
+        return None
+
+    def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
+        """Calls ``call`` with this future once it is done, in the thread that stored the event.
+
+        What it raises is logged. It must return quickly: other events wait behind it.
+
+        >>> done = []
+        >>> producer.send(b"one more").add_done_callback(done.append)
+        >>> producer.flush()
+        >>> len(done)
+        1
+        """
+
+        def run() -> None:
+            try:
+                call(self)
+            except Exception:  # noqa: BLE001 - of the caller's own code
+                _log.exception("append to `%s`: a callback of a future failed", self.flush.topic)
+
+        self.flush.on_done(run)
+
+    def cancel(self) -> bool:
+        """Returns False: what was sent cannot be taken back."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Returns False."""
+        return False
+
+    def running(self) -> bool:
+        """Returns whether the event is on its way."""
+        return not self.done()
+
+    def as_future(self) -> Future[Position]:
+        """Returns a standard future of the same event, which ``concurrent.futures.wait`` accepts.
 
         >>> producer.send(b"one more").as_future().result(timeout=10).partition
         0
