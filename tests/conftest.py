@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers import spark
 from tidelog.model import limits
 
 pytest_plugins = ["tests.servers.fixtures"]
@@ -61,7 +62,11 @@ _STALE = "stale seed"
 
 
 def pytest_configure() -> None:
-    """Put folders of tests into memory if there is room, and the environment names no place."""
+    """Put folders of tests into memory if there is room, and the environment names no place.
+
+    And let every Spark that tests start do so quickly.
+    """
+    os.environ |= spark.variables()
     if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_memory():
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 

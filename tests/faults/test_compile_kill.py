@@ -33,19 +33,19 @@ class Compiled(Crowd):
         for role in (*OTHERS, "produce", "consume"):
             self._add(role, 0)
 
-    def run_for(self, seconds: float, home: Home) -> None:
-        """Compilers two at a time, each of which gets a step further than the last.
+    def run_for(self, seconds: float, last: int, home: Home) -> None:
+        """Compilers at once, each of which gets a step further than the one before it, to ``last``.
 
         For so long, and until all steps were reached and the others have done enough.
         """
         end, number = time.monotonic() + seconds, 0
         while time.monotonic() < end or not (self.rounds and self._has_enough(home)):
             number += 1
-            other = NEVER if number % 6 == 0 else number + 9
-            pair = [self._start("compile", each)[1] for each in (number, other)]
-            self.compilers += len(pair)
-            self._wait(pair)
-            if number == STEPS:
+            steps = [number, number + STEPS // 2, *([NEVER] if number % 3 == 0 else [])]
+            started = [self._start("compile", each)[1] for each in steps]
+            self.compilers += len(started)
+            self._wait(started)
+            if number == last:
                 self.rounds, number = self.rounds + 1, 0
             if self._random.random() < 0.1:
                 self._replace_one(0)
@@ -69,10 +69,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def run(home: Home, folder: Path, seconds: float) -> Compiled:
+def run(home: Home, folder: Path, seconds: float, last: int) -> Compiled:
     crowd = Compiled(home.config, folder, seed=20261115)
     try:
-        crowd.run_for(seconds, home)
+        crowd.run_for(seconds, last, home)
     finally:
         crowd.stop()
     with tidelog.open(home.config) as last:
@@ -165,9 +165,9 @@ def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: 
 
 
 def test_nothing_is_lost_when_compilers_are_killed(home: Home, tmp_path: Path) -> None:
-    assert run(home, tmp_path, seconds=5).compilers >= 2 * STEPS
+    assert run(home, tmp_path, seconds=3, last=STEPS // 2).compilers >= STEPS
 
 
 @pytest.mark.long
 def test_nothing_is_lost_when_compilers_are_killed_for_minutes(home: Home, tmp_path: Path) -> None:
-    assert run(home, tmp_path, seconds=150).compilers > 4 * STEPS
+    assert run(home, tmp_path, seconds=150, last=STEPS).compilers > 4 * STEPS

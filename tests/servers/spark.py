@@ -3,6 +3,7 @@
 Each is a process of its own, so that a test can kill a worker and see what a job makes of it.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,13 +15,13 @@ from pathlib import Path
 
 from tests.servers import probe
 from tests.servers.base import HOST, ServerError, environment, free_port, workspace
+from tests.servers.fetch import Package, cache_folder, run_fetch
 from tests.servers.java import LEAN
 from tests.servers.process import Launch, Process
-from tests.servers.tools import JAVA, require
+from tests.servers.tools import JAVA, find, require
 
 NAME = "spark"
 TOOLS = (JAVA,)
-PACKAGE = None  # a dependency of the project itself
 
 WORKERS = 2
 # Each application takes one core and one executor's memory of each worker, so that a second driver
@@ -30,6 +31,33 @@ EXECUTOR_MEMORY_MB = 1_024
 DAEMON_HEAP_MB = 256
 STOP_SECONDS_MAX = 1.0  # a worker would wait for executors that the same signal has reached
 ROOT = Path(__file__).resolve().parents[2]
+CLASSES = "classes.jsa"
+
+# What a session does first, so that the classes that it needs are loaded.
+WARM_UP = """import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+table = spark.range(1_000).selectExpr("id", "cast(id AS string) AS text", "id % 7 AS part")
+table.repartition(2).mapInArrow(lambda rows: rows, table.schema).write.parquet(sys.argv[1])
+assert spark.read.parquet(sys.argv[1]).groupBy("part").count().count() == 7
+spark.stop()
+"""
+
+
+def java_options() -> str:
+    """What the Java of every Spark driver is started with, by the variable SPARK_SUBMIT_OPTS.
+
+    Half of its start is loading classes, which Java need not do again with an archive of them: see
+    ``PACKAGE``. An archive that does not fit is passed over by Java itself.
+    """
+    archive = cache_folder() / PACKAGE.name / CLASSES
+    shared = (f"-XX:SharedArchiveFile={archive}", "-Xlog:disable") if archive.exists() else ()
+    return " ".join((*LEAN, *shared))
+
+
+def variables() -> dict[str, str]:
+    """The environment in which programs of tests start Spark."""
+    return {"SPARK_SUBMIT_OPTS": java_options(), "SPARK_LAUNCHER_OPTS": " ".join(LEAN)}
 
 
 @dataclass(frozen=True)
@@ -147,6 +175,7 @@ def _environment(folder: Path) -> dict[str, str]:
             "SPARK_LOCAL_IP": HOST,
             "SPARK_PUBLIC_DNS": HOST,
             "SPARK_DAEMON_MEMORY": f"{DAEMON_HEAP_MB}m",
+            "SPARK_LAUNCHER_OPTS": " ".join(LEAN),
             # The master would also take jobs over HTTP, on a port that we did not choose.
             "SPARK_DAEMON_JAVA_OPTS": " ".join([*LEAN, "-Dspark.master.rest.enabled=false"]),
             "PYSPARK_PYTHON": sys.executable,
@@ -181,3 +210,36 @@ def _registered_ports(ui_port: int) -> set[int]:
     if not isinstance(workers, list):
         raise ValueError(f"master's status: `workers` is a {type(workers).__name__}, not a list")
     return {int(worker["port"]) for worker in workers if worker["state"] == "ALIVE"}
+
+
+def _archive_classes(folder: Path) -> None:
+    """Let a session load its classes, and its Java write them down when it ends."""
+    with workspace(NAME) as scratch:
+        (scratch / "warm_up.py").write_text(WARM_UP)
+        options = (*LEAN, "-Xlog:disable", f"-XX:ArchiveClassesAtExit={folder / CLASSES}")
+        run_fetch(
+            NAME,
+            [
+                *(str(_home() / "bin" / "spark-submit"), "--master", "local[2]"),
+                *(str(scratch / "warm_up.py"), str(scratch / "table")),
+            ],
+            {**variables(), "SPARK_SUBMIT_OPTS": " ".join(options)}
+            | {"SPARK_LOCAL_IP": HOST, "PYSPARK_PYTHON": sys.executable},
+        )
+
+
+def _recipe() -> str:
+    """What an archive of classes depends on: this Java, and these jars in this place."""
+    java, jars = Path(find(JAVA) or os.devnull).resolve(), _home() / "jars"
+    files = [java, *sorted(jars.glob("*.jar"))]
+    return "\n".join([WARM_UP, *(f"{file} {file.stat().st_mtime_ns}" for file in files)])
+
+
+# Spark itself is a dependency of the project; the cache keeps the classes that a session loads.
+PACKAGE = Package(
+    server=NAME,
+    version=importlib.metadata.version("pyspark"),
+    recipe=_recipe(),
+    tools=TOOLS,
+    fill=_archive_classes,
+)

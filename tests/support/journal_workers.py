@@ -21,7 +21,7 @@ from typing import TypeVar
 import tidelog
 import tidelog.catalog.sqlite
 from tests.support.child_processes import fork_workers
-from tests.support.log_workers import consume, note, produce
+from tests.support.log_workers import PAUSE_S, consume, note, produce
 from tidelog import Event
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.compile import compile_topic
@@ -102,6 +102,7 @@ def amend(home: tidelog.Home, topic: str, file: int, number: int) -> None:
             mine[each] = value
             note(file, "amended", 0, 0, f"{each}={value}")
             look(home, topic, file, each, value)
+        time.sleep(PAUSE_S)
 
 
 def look(home: tidelog.Home, topic: str, file: int, each: str, value: str) -> None:

@@ -18,7 +18,9 @@ import tidelog.store.remote
 from tests.support.child_processes import fork_workers
 from tidelog.errors import FencedError, UnavailableError
 
-_PAUSE_S = 0.02  # between a producer's batches: the others shall have their share of the machine
+# Between a producer's batches: the others shall have their share of the machine, and what is stored
+# is read again and again.
+PAUSE_S = 0.1
 
 
 def note(file: int, *words: object) -> None:
@@ -34,7 +36,7 @@ def produce(home: tidelog.Home, topic: str, file: int) -> None:
             for name, future in futures:
                 position = future.result(120)
                 note(file, "acknowledged", position.partition, position.offset, name)
-            time.sleep(_PAUSE_S)
+            time.sleep(PAUSE_S)
 
 
 def consume(home: tidelog.Home, topic: str, file: int) -> None:
