@@ -122,6 +122,18 @@ def test_bytes_that_are_no_text_are_null_wherever_they_are_decoded() -> None:
     assert found == [nothing, ("{", None, None), ('{"a":1}', '{"a":1}', "1"), nothing]
 
 
+def test_topic_named_like_a_view_of_duckdb_hides_no_other_table() -> None:
+    names = {"duckdb_tables", "duckdb_views", "duckdb_columns", "pg_class", "orders"}
+    with tidelog.open("memory:") as home:
+        for name in names:
+            home.create_topic(name)
+            home.append(name, [Event(b"1")])
+            assert rows(home, f"select count(*) as n from {name}") == [{"n": 1}]
+        assert {"name": "orders"} in rows(home, "show tables")
+        listed = rows(home, "select name from (show all tables) where schema = 'topic'")
+        assert {each["name"] for each in listed} == names
+
+
 def test_columns_are_those_of_events(home: Home) -> None:
     names = ["topic", "partition", "offset", "timestamp", "id", "key", "value", "type", "headers"]
     for name in ("orders", "daily"):

@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from tidelog.cli.output import Output, counted, echo_aside, print_error, to_seconds, visible
+from tidelog.cli.output import (
+    Output,
+    counted,
+    echo_aside,
+    print_error,
+    to_seconds,
+    visible,
+    write_out,
+)
 from tidelog.errors import InvalidError
 
 ROWS = [
@@ -69,6 +77,17 @@ def test_what_could_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[st
         assert r"\x1b[2J" in text
         assert not set(text) & set("\x1b\x07\r\x9b\u202e"), text
     assert visible("plain ü text") == "plain ü text"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_values_of_events_do_not_steer_a_terminal_and_reach_a_pipe_as_they_are(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    value = HOSTILE.encode() + b"\xff\tend\n"
+    write_out(value)
+    shown = b"a\\x1b[2J\\x1b]0;owned\\x07\\r\nb\\x9b31m\\u202etxt\\xff\tend\n"
+    assert capsysbinary.readouterr().out == (shown if is_terminal else value)
 
 
 def test_markup_in_names_and_values_is_printed_as_it_is(

@@ -80,6 +80,21 @@ def test_handler_that_fails_ends_the_run_after_what_it_handled(home: Home) -> No
     assert [each.value for each in rest] == [b"4", b"5", b"6", b"7", b"8", b"9"]
 
 
+def test_slow_handler_commits_within_a_range(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tidelog.pipeline.stream._RANGE_S", 0.0
+    )  # every event takes longer than that
+    fill(home, 10)
+    behind: list[int] = []
+
+    def handle(event: Event) -> None:
+        behind.append(len(behind) - home.pumps.get("billing").status().events)
+
+    done = home.stream("topic:from").run(handle, name="billing", until_caught_up=True)
+    assert done == len(behind) == home.pumps.get("billing").status().events == 10
+    assert max(behind) <= 1  # of the range before, which is committed while this one is handled
+
+
 def test_failed_events_become_dead_letters_and_filters_choose(home: Home) -> None:
     home.create_topic("dead")
     events = [Event(b"%d" % n, type="odd" if n % 2 else "even") for n in range(6)]

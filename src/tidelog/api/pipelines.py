@@ -416,8 +416,9 @@ class Stream:
     def run(self, handler: Handler, *, name: str, **options: Unpack[StreamOptions]) -> int:
         """Give the handler each event at least once; returns how many events it handled.
 
-        The catalog keeps the position under the ``name``, and moves it after the handler returned:
-        a run that was killed resumes there. Several processes with one name share the source
+        The catalog keeps the position under the ``name``, and moves it after the handler returned,
+        every second where the source can resume there: a run that was killed repeats about the
+        last second, or the batch that it had read. Several processes with one name share the source
         partitions. Events of a source partition come in order. Runs until ``stop`` is set, or
         with ``until_caught_up`` until everything there was handled. :class:`HandlerOptions`
         explains ``on_error``, ``retries``, ``types``, ``lag_ms`` and the others. A handler that

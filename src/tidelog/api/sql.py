@@ -61,6 +61,7 @@ _BYTES_AS_JSON = re.compile(
     r"\b(value|key)\s*->|\bjson_\w+\s*\(\s*(?:\w+\s*\.\s*)?(value|key)\b", re.IGNORECASE
 )
 _LISTS = re.compile(r"\b(show|describe|information_schema|duckdb_\w+)\b", re.IGNORECASE)
+_OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
 _DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError)  # its readers raise Arrow's
 
@@ -136,6 +137,8 @@ class _Session:
         """Adds the tables that the query may mean: those whose names are in its text.
 
         Each is there with its schema, and without it unless a topic and an archive share the name.
+        Nor is one that hides a view of DuckDB, by which that lists tables, from a query that does
+        not name it.
         """
         topics = {each.name: each for each in list_topics(context) if each.state == "ready"}
         archives = {each.name: each for each in list_archives(context) if each.state == "ready"}
@@ -155,8 +158,10 @@ class _Session:
                 table = Unreadable(problem) if problem else _table(context, found[name])
                 named[name].append((kind, table))
         for name, tables in named.items():
-            plain = tables[0][1] if len(tables) == 1 else Unreadable(_is_both(name))
-            self._register(name, plain)
+            plain: EventTable | None = None
+            if name.casefold() in text or not _OWN_VIEW.match(name):
+                plain = tables[0][1] if len(tables) == 1 else Unreadable(_is_both(name))
+                self._register(name, plain)
             for schema, table in tables:
                 given = name if table is plain else f"{schema}:{name}"
                 if table is not plain:

@@ -158,8 +158,12 @@ def size_text(size: int) -> str:
 def write_out(data: bytes) -> None:
     """Bytes to standard output; all have left this process on return, or an error is raised.
 
-    Where Python runs unbuffered, one write may take a part only, and say so by its result alone.
+    A terminal gets values of events as text that cannot steer it; a pipe or a file gets them as
+    they are. Where Python runs unbuffered, one write may take a part only, and say so by its
+    result alone.
     """
+    if sys.stdout.isatty():
+        data = visible(data.decode(errors="backslashreplace"), "\n\t").encode()
     left = memoryview(data)
     while left:
         left = left[sys.stdout.buffer.write(left) :]

@@ -4,7 +4,8 @@ A stream is a named pipeline whose tasks call the handler. Its cycle (``cycle``)
 pipeline, and no range has files: step 4 delivers events, step 7 commits the position after the last
 handled one. So a crash before step 7 delivers the range again, and one after it does not. A
 handler that fails ends its range before the event that it failed on, where the source can resume
-inside of a batch; elsewhere the batch comes again.
+inside of a batch; elsewhere the batch comes again. In the same places a range ends after a second,
+so a crash repeats about that much of a slow handler's work.
 
 Drivers share the source partitions of a stream. One that stalls may lose a partition without
 noticing, so it reads the ``head`` before it delivers anything after a second: another epoch there
@@ -49,6 +50,7 @@ __all__ = ["HandlerFailed", "HandlerWorkers", "is_stream", "open_stream", "strea
 
 _SINK = "handler:"
 _OWNER_S = 1.0  # between two looks at who has a source partition
+_RANGE_S = 1.0  # after which a range ends, so that its position is committed
 
 
 class HandlerFailed(BaseException):
@@ -164,17 +166,20 @@ class HandlerWorkers:
         if self._is_over():
             return done
         self._check_owner(task, always=True)
+        end_s = self.context.clock.monotonic_s() + _RANGE_S
         try:
             for chunk in task.chunks(self.context.clock):
-                done, is_whole = self._deliver_chunk(task, chunk, done)
-                if not is_whole:
+                done, is_whole = self._deliver_chunk(task, chunk, done, end_s)
+                if not is_whole or self.context.clock.monotonic_s() >= end_s:
                     break
         except UnavailableError:
             if not done.read:
                 raise
         return done
 
-    def _deliver_chunk(self, task: Task, chunk: Chunk, done: TaskOutput) -> tuple[TaskOutput, bool]:
+    def _deliver_chunk(
+        self, task: Task, chunk: Chunk, done: TaskOutput, end_s: float
+    ) -> tuple[TaskOutput, bool]:
         """Returns the output with a chunk, and whether all of it was delivered."""
         events = _events(chunk.batch, task.range.partition.topic)
         size = self.how.max_events if self.how.batch else 1
@@ -186,6 +191,10 @@ class HandlerWorkers:
                 return _until(task, done, staged, events[:read]), False
             staged = replace(staged, written=staged.written + got[0], dead=staged.dead + got[1])
             read += len(unit)
+            if read < len(events) and self.context.clock.monotonic_s() >= end_s:
+                until = _until(task, done, staged, events[:read])
+                if until is not done:
+                    return until, False
         note = done.note + chunk.note
         return TaskOutput(chunk.position, done.read + read, staged, note), True
 
