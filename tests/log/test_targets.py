@@ -160,6 +160,18 @@ def test_many_addresses_of_a_webhook_share_its_time(monkeypatch: pytest.MonkeyPa
         assert time.monotonic() - started_s < 4
 
 
+def test_a_name_server_that_does_not_answer_does_not_hold_up_a_webhook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: ended.wait(60))
+    target = WebhookTarget(parse_address("http://slow.example/"), timeout_s=0.2, local=True)
+    with pytest.raises(UnavailableError, match="timed out after"):
+        target.send(TOLD)
+    assert not ended.is_set()
+    ended.set()
+
+
 def test_a_webhook_is_signed_with_the_secret_of_the_environment() -> None:
     with answering() as server:
         open_target(server.url, {**LOCAL, "TIDELOG_NOTIFY_SECRET": "s3cret"}).send(TOLD)

@@ -174,7 +174,7 @@ class WebhookTarget:
 
     def _connect(self, address: tuple[str, int], until_s: float) -> socket.socket:
         """Connects to an address that was checked, so that a name cannot lead elsewhere."""
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        found = _addresses(address, until_s - self._clock.monotonic_s())
         error: OSError | None = None
         for family, kind, protocol, _name, place in found:
             if not self._local and _is_local(str(place[0])):
@@ -307,6 +307,26 @@ def shown_target(url: str) -> str:
 def _end(raw: socket.socket) -> None:
     with contextlib.suppress(OSError):
         raw.shutdown(socket.SHUT_RDWR)
+
+
+def _addresses(address: tuple[str, int], timeout_s: float) -> list[Any]:
+    """Looks a name up in a thread of its own, as that takes no limit. ``TimeoutError``."""
+    found: list[Any] = []
+
+    def look() -> None:
+        try:
+            found.append(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+        except OSError as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=look, name="tidelog-lookup", daemon=True)
+    thread.start()
+    thread.join(max(0.0, timeout_s))
+    if not found:
+        raise TimeoutError(f"`{address[0]}` was not looked up in time")
+    if isinstance(found[0], OSError):
+        raise found[0]
+    return list(found[0])
 
 
 def _is_local(address: str) -> bool:

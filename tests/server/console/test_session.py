@@ -83,7 +83,7 @@ def test_each_place_says_who_may() -> None:
     assert [place.name for place in posts if place.right == "read"] == ["query"], "changes nothing"
     assert all(place.right == "read" for place in PLACES if place.method == "GET" and place.right)
     open_to_all = {place.name for place in PLACES if place.right is None}
-    assert open_to_all == {"login", "logout", "static"}
+    assert open_to_all == {"start", "login", "logout", "static"}
     assert not {place.path for place in PLACES} & {operation.path for operation in OPERATIONS}
 
 
@@ -196,6 +196,7 @@ def test_the_cookie_is_for_this_site_and_not_for_scripts(guarded: Guarded) -> No
             assert browser.post("/console/login", fields).headers["location"] == "/"
         fields = {"token": guarded.both, "next": "/console/topics?q=a"}
         assert browser.post("/console/login", fields).headers["location"] == "/console/topics?q=a"
+        assert browser.client.get("/console").headers["location"] == "/"
         gone = browser.post("/console/logout", {"x": "1"})
         assert "Max-Age=0" in gone.headers["set-cookie"]
         assert browser.client.get("/").status_code == 401
@@ -290,7 +291,9 @@ def test_every_answer_forbids_what_is_not_ours(guarded: Guarded) -> None:
             assert "frame-ancestors 'none'" in policy
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "same-origin"
-            if place.kind == "page" and answer.headers["content-type"].startswith("text/html"):
+            if place.kind == "page" and answer.headers.get("content-type", "").startswith(
+                "text/html"
+            ):
                 check_own(answer.text)
         answer = browser.client.post("/console/nothing")
         assert "content-security-policy" in answer.headers

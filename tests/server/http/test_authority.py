@@ -52,6 +52,7 @@ OF_API: dict[str, tuple[Scope, ...] | str] = {  # which scopes let a request in;
 OF_HOME = {"topics", "sql", "metrics"}  # name no topic
 OF_CONSOLE: dict[str, str] = {  # beside read for all topics, which every session needs
     "overview": "read",
+    "start": ANY,
     "topics": "read",
     "topic": "read",
     "topic_form": "read",

@@ -137,6 +137,7 @@ _ARCHIVE = "/console/archives/{name}"
 
 PLACES = (
     Route("overview", "GET", "/", "read"),
+    Route("start", "GET", "/console", None),
     Route("topics", "GET", "/console/topics", "read"),
     Route("topic_form", "GET", "/console/create-topic", "read"),
     Route("make_topic", "POST", "/console/create-topic", "admin"),
@@ -347,7 +348,9 @@ class Console:
     async def _come_or_go(
         self, place: Route, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
     ) -> Answer:
-        """Log in with a token, or out."""
+        """Log in with a token, or out; or go to the first page."""
+        if place.name == "start":
+            return Redirect("/")
         if place.name == "logout":
             self._sessions.logout(headers)
             return Redirect("/", self._sessions.cookie(scope, headers, ""))
