@@ -63,7 +63,6 @@ ALLOWED = {
     ("pipeline/date_folders.py", "run"): OBJECTS,
     ("pipeline/registry.py", "delete_pipeline"): OBJECTS,
     ("pipeline/seek.py", "move"): "settles the range in progress between two tries",
-    ("server/console/journals.py", "_prove"): "searches again beside appends, and changes no row",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
     ("server/http/connection.py", "_accept"): "accepts the connections that wait, a bounded number",
     ("server/load_client.py", "_requests"): "makes requests of a load test, and retries none",

@@ -75,6 +75,7 @@ __all__ = [
     "EraseOptions",
     "ErasedFromArchives",
     "Erasure",
+    "ErasureWatch",
     "Event",
     "FailedError",
     "Fate",

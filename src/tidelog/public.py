@@ -20,7 +20,7 @@ from tidelog.api.consumers import DrainOptions as DrainOptions
 from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
-from tidelog.api.maintenance import CompileOptions as CompileOptions
+from tidelog.api.journal import CompileOptions as CompileOptions
 from tidelog.api.maintenance import EraseOptions as EraseOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle
@@ -93,6 +93,7 @@ from tidelog.log.producer.producer import Producer as Producer
 from tidelog.log.status import Lag as Lag
 from tidelog.log.status import PartitionState as PartitionState
 from tidelog.maintenance.turn import Erasure as Erasure
+from tidelog.maintenance.turn import ErasureWatch as ErasureWatch
 from tidelog.model.archive import Account as Account
 from tidelog.model.archive import Archive as Archive
 from tidelog.model.archive import ArchiveFormat as ArchiveFormat

@@ -6,26 +6,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from tidelog.context import Context
 from tidelog.coordination.audit import Action, AuditRecord, Why, read_actions, read_audit
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amender, AmendResult
-from tidelog.journal.compile import CompileReport, compile_topic
+from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.listing import JournalEntry, list_journals
+from tidelog.journal.compile_tasks import compile_by_tasks
+from tidelog.journal.listing import JournalEntry, amendments_waiting, list_journals
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.lost_topics import LostTopic
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
+from tidelog.log.topics import list_topics
 from tidelog.model.event import Event
 from tidelog.model.limits import PRESIGN_SECONDS_MAX
 from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
+from tidelog.settings import check_options
 from tidelog.tasks import TaskRunner
 
-__all__ = ["JournalCalls", "presign_s", "unknown_id"]
+__all__ = ["CompileOptions", "JournalCalls", "presign_s", "unknown_id"]
+
+
+class CompileOptions(TypedDict, total=False):
+    """How topics are compiled."""
+
+    go_on: Callable[[], bool]  # asked between two swaps; False ends it
+    on_swap: Callable[[CompileReport], None]  # gets what each swap did
 
 
 class JournalCalls(ABC):
@@ -224,6 +235,85 @@ class JournalCalls(ABC):
         """
         wanted = policy or CompilePolicy.everything()
         return compile_topic(self.context, self.topic(topic), wanted, self._pool, go_on, on_swap)
+
+    def compile_all(
+        self,
+        topics: Iterable[str] | None = None,
+        policy: CompilePolicy | None = None,
+        *,
+        spark: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        **options: Unpack[CompileOptions],
+    ) -> CompileReport:
+        """Compile topics, by default all that are ready, and return what was done.
+
+        Runs become fewer, larger objects, with updates and deletes applied; ``policy`` says when
+        that is worth it, and is always by default. With ``spark``, a Spark master, tasks run there.
+        ``busy`` in the result counts partitions that another process compiles.
+
+        >>> home.compile_all().journals
+        1
+        """
+        check_options("compile", options, CompileOptions)
+        wanted = policy or CompilePolicy.everything()
+        found = self._compiled_topics(topics)
+        go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", lambda _: None)
+        context = self._with_tasks("compile", spark, spark_conf)
+        if context.tasks is not None:
+            return compile_by_tasks(context, context.tasks, found, wanted, go_on, on_swap)
+        report = CompileReport()
+        for topic in found:
+            try:
+                report += compile_topic(self.context, topic, wanted, self._pool, go_on, on_swap)
+            except NotFoundError:
+                if len(found) == 1:
+                    raise
+                continue  # deleted meanwhile
+        return report
+
+    def compile_bytes(
+        self, topics: Iterable[str] | None = None, policy: CompilePolicy | None = None
+    ) -> int:
+        """Return how many bytes of these topics a compile by this policy would read.
+
+        >>> home.compile_bytes(["orders"]) > 0
+        True
+        """
+        wanted = policy or CompilePolicy.everything()
+        found = self._compiled_topics(topics)
+        return sum(waiting_bytes(self.context, each, wanted) for each in found)
+
+    def amendments_waiting(self, topics: Iterable[str] | None = None) -> int:
+        """Return how many updates and deletes of these topics are not compiled in yet.
+
+        >>> home.update("orders", "order-1", b"{}")
+        >>> home.amendments_waiting(["orders"])
+        1
+        """
+        return sum(amendments_waiting(self.context, each) for each in self._compiled_topics(topics))
+
+    def _compiled_topics(self, topics: Iterable[str] | None) -> list[Topic]:
+        if topics is None:
+            return [each for each in list_topics(self.context) if each.state == "ready"]
+        return [self.topic(each) for each in topics]
+
+    def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
+        """Return what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
+
+        ``spark`` is a Spark master. The session starts with the first work.
+
+        >>> scribe = home.scribe(tasks=home.spark_tasks("local[*]"))
+        """
+        from tidelog.api.spark_workers import spark_tasks  # noqa: PLC0415 - Spark loads slowly
+
+        return spark_tasks("scribe", spark, spark_conf)
+
+    def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
+        if spark is None:
+            return self.context
+        from tidelog.api.spark_workers import spark_tasks  # noqa: PLC0415 - Spark loads slowly
+
+        return replace(self.context, tasks=spark_tasks(name, spark, conf))
 
     def scribe(
         self,

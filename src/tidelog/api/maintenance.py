@@ -22,12 +22,9 @@ from tidelog.context import Context
 from tidelog.coordination.audit import Why
 from tidelog.coordination.jobs import Jobs, SupervisedPart
 from tidelog.coordination.registry import check_shown
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError
 from tidelog.journal.amend import Amender
-from tidelog.journal.compile import CompileReport, compile_topic, waiting_bytes
 from tidelog.journal.compile_policy import CompilePolicy
-from tidelog.journal.compile_tasks import compile_by_tasks
-from tidelog.journal.listing import amendments_waiting
 from tidelog.journal.lookup import Lookups, check_id
 from tidelog.journal.scribe import Scribe, ScribeOptions, Turn
 from tidelog.log.maintenance.incarnations import inspect_home
@@ -35,7 +32,6 @@ from tidelog.log.maintenance.sweep import SweepReport
 from tidelog.log.maintenance.trim import BeforeTime, TrimResult, TrimTo, before_time, trim_topic
 from tidelog.log.maintenance.verify import VerifyReport, verify_topic
 from tidelog.log.readers import Past, check_readers
-from tidelog.log.topics import list_topics
 from tidelog.model.event import check_timestamp
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
@@ -48,26 +44,26 @@ if TYPE_CHECKING:
     from tidelog.erasure.from_archives import DeleteResult
     from tidelog.erasure.proof import Proof
     from tidelog.erasure.updates import ArchiveUpdate
-    from tidelog.maintenance.turn import Erasure
+    from tidelog.maintenance.turn import Erasure, ErasureWatch
 
-__all__ = ["CompileOptions", "EraseOptions", "MaintenanceCalls"]
+__all__ = ["EraseOptions", "MaintenanceCalls", "ProveOptions"]
 
 
-class EraseOptions(TypedDict, total=False):
-    """How events are erased."""
+class ProveOptions(TypedDict, total=False):
+    """How bytes are removed and searched for."""
 
     who: str | None  # for the audit; default: user@host
-    incarnation: str  # erase from this topic only, and from no other that has the name now
-    progress: Callable[[int], None]  # gets the bytes of each step of a search by key
+    wait: str | int | None  # for ranges of archives under way; default: 10 seconds
+    watch: ErasureWatch | None  # follows it, and may stop it
     spark: str | None  # Spark master; tasks there search and rewrite files of archives
     spark_conf: Mapping[str, str] | None  # settings of Spark
 
 
-class CompileOptions(TypedDict, total=False):
-    """How topics are compiled."""
+class EraseOptions(ProveOptions, total=False):
+    """How events are erased."""
 
-    go_on: Callable[[], bool]  # asked between two swaps; False ends it
-    on_swap: Callable[[CompileReport], None]  # gets what each swap did
+    incarnation: str  # erase from this topic only, and from no other that has the name now
+    progress: Callable[[int], None]  # gets the bytes of each step of a search by key
 
 
 class MaintenanceCalls(ABC):
@@ -112,23 +108,13 @@ class MaintenanceCalls(ABC):
     ) -> Scribe:
         """What does turns of maintenance."""
 
+    @abstractmethod
     def spark_tasks(self, spark: str, spark_conf: Mapping[str, str] | None = None) -> TaskRunner:
-        """Return what runs the heavy work of a scribe on Spark: pass it to :meth:`scribe`.
+        """What runs heavy work on Spark."""
 
-        ``spark`` is a Spark master. The session starts with the first work.
-
-        >>> scribe = home.scribe(tasks=home.spark_tasks("local[*]"))
-        """
-        from tidelog.api.spark_workers import spark_tasks
-
-        return spark_tasks("scribe", spark, spark_conf)
-
+    @abstractmethod
     def _with_tasks(self, name: str, spark: str | None, conf: Mapping[str, str] | None) -> Context:
-        if spark is None:
-            return self.context
-        from tidelog.api.spark_workers import spark_tasks
-
-        return replace(self.context, tasks=spark_tasks(name, spark, conf))
+        """The context, with tasks on Spark if a master is given."""
 
     @property
     def jobs(self) -> Jobs:
@@ -195,9 +181,9 @@ class MaintenanceCalls(ABC):
 
         Give ids, or the key of the events. All readers stop seeing them, the topic is compiled,
         files of archives are rewritten, what is left over is swept, and then every object that
-        could hold them is searched. ``Proof.is_erased`` is True if nothing is left, and
-        ``Proof.deleted`` says how many events were deleted and which ids had none. With ``spark``,
-        a Spark master, tasks there read, search and rewrite.
+        could hold them is searched (:meth:`purge_and_prove`). ``Proof.is_erased`` is True if
+        nothing is left, and ``Proof.deleted`` says how many events were deleted and which ids had
+        none. With ``spark``, a Spark master, tasks there read, search and rewrite.
 
         ``why`` and the proof's hash go to the audit, and ``Proof.save`` writes the proof to a file.
         With ``prove=False`` it returns once the events are deleted; maintenance removes their bytes
@@ -225,9 +211,46 @@ class MaintenanceCalls(ABC):
             deleted = delete_events(context, amender, wanted)
         if not prove:
             return deleted
-        self.purge(topic, spark=spark, spark_conf=conf)
+        how = ProveOptions(
+            who=options.get("who"),
+            wait=options.get("wait"),
+            watch=options.get("watch"),
+            spark=spark,
+            spark_conf=conf,
+        )
         keys = () if key is None else (key,)
-        proof = self.prove_erased(topic, ids=wanted, keys=keys, spark=spark, spark_conf=conf)
+        return self.purge_and_prove(topic, ids=wanted, keys=keys, why=why, deleted=deleted, **how)
+
+    def purge_and_prove(
+        self,
+        topic: str,
+        *,
+        ids: Iterable[str] = (),
+        keys: Iterable[bytes] = (),
+        why: str = "",
+        deleted: DeleteResult | None = None,
+        **options: Unpack[ProveOptions],
+    ) -> Proof:
+        """Remove the bytes of deleted events, search for what is left, and record the proof.
+
+        Waits for ranges of archives that were planned before the delete. Searches again if all
+        that is left may be an append under way. ``deleted`` is what the proof says was deleted.
+
+        >>> deleted = home.erase("orders", ids=["order-2"], prove=False)
+        >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
+        True
+        """
+        from tidelog.maintenance.turn import ErasureWatch, carry_out_and_prove
+
+        check_options("purge_and_prove", options, ProveOptions)
+        context = self._with_tasks(
+            f"erase {topic}", options.get("spark"), options.get("spark_conf")
+        )
+        wait_ms = duration_ms(options.get("wait") or "10s")
+        watch = options.get("watch") or ErasureWatch()
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        found = self.topic(topic)
+        proof = carry_out_and_prove(context, found, wanted, list(keys), wait_ms, watch)
         proof.deleted = deleted
         self.record_proof(proof, why=why, who=options.get("who"))
         return proof
@@ -281,23 +304,27 @@ class MaintenanceCalls(ABC):
         topic: str,
         grace: str | int = "0s",
         *,
+        wait: str | int = "10s",
+        watch: ErasureWatch | None = None,
         spark: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
     ) -> Erasure:
         """Remove the bytes of all deleted events of a topic and return what was done.
 
         Compiles the topic, rewrites files of its archives, and sweeps. Objects younger than
-        ``grace`` stay for readers that are under way. With ``spark``, a Spark master, tasks there
+        ``grace`` stay for readers that are under way. Waits for ranges of archives that may still
+        write such an event; ``watch`` follows that. With ``spark``, a Spark master, tasks there
         make journals and rewrite files.
 
         >>> _ = home.delete("orders", "order-2")
         >>> home.purge("orders").compiled.journals
         1
         """
-        from tidelog.maintenance.turn import carry_out
+        from tidelog.maintenance.turn import ErasureWatch, carry_out_all
 
         context = self._with_tasks(f"erase {topic}", spark, spark_conf)
-        return carry_out(context, self.topic(topic), duration_ms(grace))
+        waits = (duration_ms(grace), duration_ms(wait))
+        return carry_out_all(context, self.topic(topic), waits, watch or ErasureWatch())
 
     def prove_erased(
         self,
@@ -402,67 +429,6 @@ class MaintenanceCalls(ABC):
 
         workers = open_late("follow", spark, spark_conf)
         Follower(self.context, workers, report or _ignore, stop).run()
-
-    def compile_all(
-        self,
-        topics: Iterable[str] | None = None,
-        policy: CompilePolicy | None = None,
-        *,
-        spark: str | None = None,
-        spark_conf: Mapping[str, str] | None = None,
-        **options: Unpack[CompileOptions],
-    ) -> CompileReport:
-        """Compile topics, by default all that are ready, and return what was done.
-
-        Runs become fewer, larger objects, with updates and deletes applied; ``policy`` says when
-        that is worth it, and is always by default. With ``spark``, a Spark master, tasks run there.
-        ``busy`` in the result counts partitions that another process compiles.
-
-        >>> home.compile_all().journals
-        1
-        """
-        check_options("compile", options, CompileOptions)
-        wanted = policy or CompilePolicy.everything()
-        found = self._compiled_topics(topics)
-        go_on, on_swap = options.get("go_on", lambda: True), options.get("on_swap", _ignore)
-        context = self._with_tasks("compile", spark, spark_conf)
-        if context.tasks is not None:
-            return compile_by_tasks(context, context.tasks, found, wanted, go_on, on_swap)
-        report = CompileReport()
-        for topic in found:
-            try:
-                report += compile_topic(self.context, topic, wanted, self._pool, go_on, on_swap)
-            except NotFoundError:
-                if len(found) == 1:
-                    raise
-                continue  # deleted meanwhile
-        return report
-
-    def compile_bytes(
-        self, topics: Iterable[str] | None = None, policy: CompilePolicy | None = None
-    ) -> int:
-        """Return how many bytes of these topics a compile by this policy would read.
-
-        >>> home.compile_bytes(["orders"]) > 0
-        True
-        """
-        wanted = policy or CompilePolicy.everything()
-        found = self._compiled_topics(topics)
-        return sum(waiting_bytes(self.context, each, wanted) for each in found)
-
-    def amendments_waiting(self, topics: Iterable[str] | None = None) -> int:
-        """Return how many updates and deletes of these topics are not compiled in yet.
-
-        >>> home.update("orders", "order-1", b"{}")
-        >>> home.amendments_waiting(["orders"])
-        1
-        """
-        return sum(amendments_waiting(self.context, each) for each in self._compiled_topics(topics))
-
-    def _compiled_topics(self, topics: Iterable[str] | None) -> list[Topic]:
-        if topics is None:
-            return [each for each in list_topics(self.context) if each.state == "ready"]
-        return [self.topic(each) for each in topics]
 
     def trim(
         self,

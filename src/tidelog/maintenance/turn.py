@@ -4,12 +4,14 @@
 ``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps.
 
 **Erasures.** Readers see deletes at once. These steps delete the bytes; each may crash and be
-repeated. The scribe does the same in the background, after its grace period.
+repeated. The scribe does the same in the background, after its grace period. A range of an archive
+that was planned before the delete may still write an event, so an erasure waits for it. An append
+under way has an object that no row names yet, so a proof that finds one is made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tidelog.archive.archive import list_archives
@@ -25,6 +27,8 @@ from tidelog.erasure.from_archives import (
     keep_deletions,
     settled_offsets,
 )
+from tidelog.erasure.proof import Proof
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archives
 from tidelog.errors import (
     CorruptError,
@@ -49,14 +53,19 @@ __all__ = [
     "ArchiveEraser",
     "ArchiveTurns",
     "Erasure",
+    "ErasureWatch",
     "carry_closed_deletes",
     "carry_deletes",
     "carry_out",
+    "carry_out_all",
+    "carry_out_and_prove",
     "sweep_everything",
 ]
 
 WAIT_MS = 10_000  # for unfinished ranges; a proof names those that take longer
 _LOOK_S = 0.5
+_SEARCHES_MAX = 3  # of one proof
+_LOOK_AGAIN_S = 2.0
 
 _Made = frozenset[tuple[str, int]]
 """Generations of archives."""
@@ -75,6 +84,66 @@ class Erasure:
     archives: list[ArchiveErasure]
     swept: SweepReport
     staging: PipelineSweep
+
+
+class ErasureWatch:
+    """Follows a long erasure: override what you want to know."""
+
+    def purging(self) -> None:
+        """Called before bytes are removed, each time."""
+
+    def purged(self, done: Erasure) -> None:
+        """Called with what was removed, each time."""
+
+    def waiting(self, archive: str) -> None:
+        """Called while an archive has a range under way that may hold the events."""
+
+    def searched(self, size: int) -> None:
+        """Called with the bytes of each object that a proof has searched."""
+
+    def is_stopped(self) -> bool:
+        """Returns True to end the waiting; the proof then lists what is left."""
+        return False
+
+
+def carry_out_all(
+    context: Context, topic: Topic, waits_ms: tuple[int, int], watch: ErasureWatch
+) -> Erasure:
+    """Carries out all deletes, again until no range under way may bring an event back.
+
+    ``waits_ms`` is the grace of the sweep, and how long to wait for such ranges. ``archives`` has
+    those that take longer.
+    """
+    clock, (grace_ms, wait_ms) = context.clock, waits_ms
+    until_s = clock.monotonic_s() + wait_ms / 1000
+    while True:
+        watch.purging()
+        done = carry_out(context, topic, grace_ms, min(wait_ms, WAIT_MS))
+        watch.purged(done)
+        waiting = sorted({each.archive for each in done.archives if each.waiting})
+        if not waiting or watch.is_stopped() or clock.monotonic_s() >= until_s:
+            return done
+        watch.waiting(waiting[0])
+        clock.sleep(_LOOK_AGAIN_S)
+
+
+def carry_out_and_prove(
+    context: Context,
+    topic: Topic,
+    ids: Collection[str],
+    keys: Collection[bytes],
+    wait_ms: int,
+    watch: ErasureWatch,
+) -> Proof:
+    """Carries out all deletes and searches for what is left, again beside appends under way."""
+    for searches in range(1, _SEARCHES_MAX + 1):
+        carry_out_all(context, topic, (0, wait_ms), watch)
+        proof = prove_erased(context, topic, ids, keys, watch.searched)
+        is_passing = all(each.object.startswith("topics/") for each in proof.traces)
+        if proof.is_erased or not is_passing or watch.is_stopped() or searches == _SEARCHES_MAX:
+            break
+        context.clock.sleep(_LOOK_AGAIN_S)
+    return proof
 
 
 def carry_out(context: Context, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:

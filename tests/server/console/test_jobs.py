@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,9 @@ from tests.support.waiting import until
 from tidelog import Event, Home, InvalidError, Proof, Trace
 from tidelog.context import Context
 from tidelog.coordination.jobs import JOBS_KEPT_MAX, JobRecord, change_jobs, read_jobs
+from tidelog.erasure.proof_search import prove_erased
 from tidelog.home import World, create_home
+from tidelog.maintenance.turn import carry_out
 from tidelog.server.console import jobs as module
 from tidelog.server.console.jobs import Job, JobRunner, Work
 from tidelog.server.console.topics import play_to_topic
@@ -187,25 +189,24 @@ def test_the_page_shows_percentages_and_clears_what_ended(tmp_path: Path) -> Non
 def test_an_erasure_waits_for_a_range_under_way_and_is_proved_again_after_a_restart(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.server.console.journals._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.turn._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a", key=b"ann"), Event(b"other", id="b")])
-    purge = home.purge
-    looked = threading.Event()
+    looks: list[str] = []
 
-    def slow(topic: str) -> object:
-        done = purge(topic)
-        if not looked.is_set():  # as if a driver had planned a range before the delete
-            looked.set()
+    def slow(*given: Any) -> object:
+        done = carry_out(*given)
+        looks.append("look")
+        if len(looks) == 1:  # as if a driver had planned a range before the delete
             return replace(done, archives=[Waiting()])
         return done
 
-    monkeypatch.setattr(type(home), "purge", lambda _, topic: slow(topic))
+    monkeypatch.setattr("tidelog.maintenance.turn.carry_out", slow)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", key="ann", why="request 7")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]
     page = eventually(lambda: browser.get(begun), "Erased: nothing is left")
-    assert looked.is_set()
+    assert len(looks) == 2
     assert "Events deleted 1" in text_of(page)
     again = browser.send(page, "/console/topics/t/prove").headers["location"]
     assert again != begun
@@ -242,19 +243,19 @@ def test_an_erasure_whose_server_died_is_finished_without_its_ids(
 def test_a_proof_beside_appends_under_way_looks_again(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.server.console.journals._LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr("tidelog.maintenance.turn._LOOK_AGAIN_S", 0.05)
     home = served.home
     home.append("t", [Event(b"words", id="a")])
-    prove, found = home.prove_erased, []
+    found: list[str] = []
 
-    def trace(_: Home, topic: str, **given: object) -> Proof:
-        proof = prove(topic, **given)  # type: ignore[arg-type]
+    def trace(*given: Any) -> Proof:
+        proof = prove_erased(*given)
         if not found:  # the segment of an append that is not committed yet
             proof.traces.append(Trace("topics/x", "no row names it", "sweep"))
         found.append(proof.verdict)
         return proof
 
-    monkeypatch.setattr(type(home), "prove_erased", trace)
+    monkeypatch.setattr("tidelog.maintenance.turn.prove_erased", trace)
     page = browser.get("/console/topics/t/journals")
     asked = browser.send(page, "/console/topics/t/erase", ids="a", why="request 8")
     begun = browser.send(asked.text, "/console/topics/t/erase").headers["location"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from tidelog.api.maintenance import EraseOptions
-from tidelog.cli.commands.proof import end_with, proof_option, search_with_bar, show_proof
+from tidelog.api.maintenance import EraseOptions, ProveOptions
+from tidelog.cli.commands.proof import end_with, proof_option, removal_bar, show_proof
 from tidelog.cli.output import (
     FAILED,
     Output,
@@ -146,6 +146,13 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     help="Erase the bytes now, from archives too, then search all objects for what is left.",
 )
 @proof_option
+@click.option(
+    "--wait",
+    default="10s",
+    show_default=True,
+    metavar="D",
+    help="With --prove, how long to wait for archive ranges that may still write the events.",
+)
 @task_options
 @json_option
 @click.pass_obj
@@ -199,12 +206,13 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
             else home.erase(topic, ids=ids, why=given["why"], prove=False, **how)
         )
         if given["prove"] or given["proof_file"]:
-            purged = home.purge(topic, **tasks)
             keys = [] if key is None else [key.encode()]
-            proof = search_with_bar(home, topic, ids, keys, tasks)
-            proof.deleted = deleted
-            home.record_proof(proof, why=given["why"], who=given["who"])
-            show_proof(output, proof, purged)
+            with removal_bar(home, topic) as watch:
+                about = ProveOptions(who=given["who"], wait=given["wait"], watch=watch, **tasks)
+                proof = home.purge_and_prove(
+                    topic, ids=ids, keys=keys, why=given["why"], deleted=deleted, **about
+                )
+            show_proof(output, proof, watch.values)
             say_unseen(output, () if output.as_json else deleted.unseen)
             end_with(output, proof, given["proof_file"])
         else:

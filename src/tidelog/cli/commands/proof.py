@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from tidelog import Erasure
+from tidelog import Erasure, ErasureWatch
 from tidelog.cli.output import (
     FAILED,
     CommandGroup,
@@ -28,8 +29,9 @@ from tidelog.errors import FailedError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
 
-__all__ = ["end_with", "proof", "proof_option", "search_with_bar", "show_proof"]
+__all__ = ["end_with", "proof", "proof_option", "removal_bar", "search_with_bar", "show_proof"]
 
+_UNDER_WAY = "archive_ranges_under_way"
 _HEADLINES = {
     "erased": "ERASED: no object holds any of it.",
     "not erased": "NOT ERASED: something is left.",
@@ -96,15 +98,43 @@ def search_with_bar(
     home: Home, topic: str, ids: Collection[str], keys: Collection[bytes], how: SparkFields
 ) -> Proof:
     """Search all objects, with a progress bar."""
+    with _search_bar(home, topic) as advance:
+        return home.prove_erased(topic, ids=ids, keys=keys, progress=advance, **how)
 
+
+class RemovalWatch(ErasureWatch):
+    """Collects what an erasure removes, and advances a bar while it searches."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance = advance
+        self.values: dict[str, int] = {}
+
+    def purged(self, done: Erasure) -> None:
+        now = _purge_values(done)
+        before = {**self.values, _UNDER_WAY: 0}  # what was under way before has ended, or is again
+        self.values = {name: count + before.get(name, 0) for name, count in now.items()}
+
+    def searched(self, size: int) -> None:
+        self._advance(size)
+
+
+@contextmanager
+def removal_bar(home: Home, topic: str) -> Iterator[RemovalWatch]:
+    """Gives what follows an erasure, with a progress bar for its search."""
+    with _search_bar(home, topic) as advance:
+        yield RemovalWatch(advance)
+
+
+@contextmanager
+def _search_bar(home: Home, topic: str) -> Iterator[Callable[[int], None]]:
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
     with progress_bar(f"search {topic}", total) as advance:
-        return home.prove_erased(topic, ids=ids, keys=keys, progress=advance, **how)
+        yield advance
 
 
-def show_proof(output: Output, proof: Proof, purged: Erasure | None = None) -> None:
+def show_proof(output: Output, proof: Proof, purged: Mapping[str, int] | None = None) -> None:
     """Print the verdict and its evidence; with what was removed before, where that is known."""
     if output.as_json:
         output.record(_values(proof, purged))
@@ -128,7 +158,7 @@ def end_with(output: Output, proof: Proof, file: str | None = None) -> None:
         sys.exit(FAILED)
 
 
-def _evidence(proof: Proof, purged: Erasure | None) -> dict[str, str]:
+def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     shown = {"topic": proof.topic}
     deleted = proof.deleted
     if deleted is not None:
@@ -137,15 +167,14 @@ def _evidence(proof: Proof, purged: Erasure | None) -> dict[str, str]:
         shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
         if deleted.missing:
             shown["not found"] = counted(len(deleted.missing), "id")
-    if purged is not None:
-        done = _purge_values(purged)
+    if done is not None:
         shown["removed"] = (
             f"{counted(done['objects_deleted'], 'object')} deleted, "
             f"{counted(done['journals_made'], 'journal')} and "
             f"{counted(done['archive_files_rewritten'], 'archive file')} rewritten"
         )
-        if done["archive_ranges_under_way"]:
-            shown["waiting for"] = counted(done["archive_ranges_under_way"], "archive range")
+        if done[_UNDER_WAY]:
+            shown["waiting for"] = counted(done[_UNDER_WAY], "archive range")
     shown["searched"] = f"{counted(proof.objects, 'object')}, {size_text(proof.bytes)}"
     for place in proof.places:
         name = f"  {place.name}"
@@ -155,7 +184,7 @@ def _evidence(proof: Proof, purged: Erasure | None) -> dict[str, str]:
     return shown
 
 
-def _values(proof: Proof, purged: Erasure | None) -> dict[str, Any]:
+def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
     deleted = proof.deleted
     return {
         "topic": proof.topic,
@@ -166,7 +195,7 @@ def _values(proof: Proof, purged: Erasure | None) -> dict[str, Any]:
         "archived": None if deleted is None else deleted.archived,
         "missing": [] if deleted is None else list(deleted.missing),
         "unseen": [] if deleted is None else list(deleted.unseen),
-        **({} if purged is None else _purge_values(purged)),
+        **(purged or {}),
         "objects_searched": proof.objects,
         "bytes_searched": proof.bytes,
         "places": [asdict(each) for each in proof.places],
@@ -181,6 +210,6 @@ def _purge_values(done: Erasure) -> dict[str, int]:
     return {
         "journals_made": done.compiled.journals,
         "archive_files_rewritten": sum(each.files for each in done.archives),
-        "archive_ranges_under_way": sum(each.waiting for each in done.archives),
+        _UNDER_WAY: sum(each.waiting for each in done.archives),
         "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
     }

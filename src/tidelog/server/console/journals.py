@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.api.maintenance import EraseOptions
+from tidelog import Erasure, ErasureWatch
+from tidelog.api.maintenance import EraseOptions, ProveOptions
 from tidelog.codec.event_json import id_line, ids_of_lines, text_of_line
 from tidelog.coordination.audit import WHY_MAX, newest_records
 from tidelog.erasure.from_archives import DeleteResult
@@ -28,10 +29,8 @@ __all__ = ["JournalPages", "Proven"]
 _PENDING_MAX = 100  # amendments on one page, of each partition
 _RECORDS_MAX = 50  # of the audit on one page
 _IDS_MAX = 1_000  # by one form
-_RANGES_S = 600.0  # that an erasure waits for ranges of archives under way
-_LOOK_AGAIN_S = 2.0
+_WAIT = "10m"  # for ranges of archives under way
 _REWRITTEN = ("journals", "files", "swept")  # figures of a purge
-_SEARCHES_MAX = 3  # of one proof
 _LOOK_S = 0.2  # in which events of a key are counted
 
 
@@ -163,26 +162,6 @@ class JournalPages:
     def _prove_again(self, topic: Topic, asked: ErasureForm, who: str | None, job: Job) -> str:
         return self._prove(topic, asked, who, job)
 
-    def _purge(self, topic: Topic, job: Job) -> None:
-        """Removes the bytes, and waits for ranges under way that may bring some back."""
-        clock = self._context.clock
-        until_s = clock.monotonic_s() + _RANGES_S
-        before = job.figures.get
-        journals, files, swept = (int(before(name, "0")) for name in _REWRITTEN)
-        while True:
-            job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
-            done = self._home.purge(topic.name)
-            journals += done.compiled.journals
-            files += sum(each.files for each in done.archives)
-            swept += done.swept.objects_deleted + done.staging.objects_deleted
-            rewritten = zip(_REWRITTEN, (journals, files, swept), strict=True)
-            job.figures |= {name: str(count) for name, count in rewritten}
-            waiting = sorted({each.archive for each in done.archives if each.waiting})
-            if not waiting or job.stop.is_set() or clock.monotonic_s() > until_s:
-                return
-            job.tell(f"step 2 of 3: waiting for a range of archive {waiting[0]} to be committed")
-            job.stop.wait(_LOOK_AGAIN_S)
-
     def _prove(
         self,
         topic: Topic,
@@ -191,14 +170,11 @@ class JournalPages:
         job: Job,
         deleted: DeleteResult | None = None,
     ) -> str:
-        proof = self._searched(topic, asked, job)
-        for _ in range(_SEARCHES_MAX - 1):
-            # An append that is under way has an object that no row names yet: look again.
-            if proof.is_erased or job.stop.wait(_LOOK_AGAIN_S):
-                break
-            proof = self._searched(topic, asked, job)
-        proof.deleted = deleted
-        self._home.record_proof(proof, why=asked.why, who=who)
+        keys = [asked.key.encode()] if asked.key else []
+        how = ProveOptions(who=who, wait=_WAIT, watch=_JobWatch(job, self._bytes_of(topic)))
+        proof = self._home.purge_and_prove(
+            topic.name, ids=asked.ids, keys=keys, why=asked.why, deleted=deleted, **how
+        )
         missing = len(deleted.missing) if deleted else 0
         job.result = Proven(asked, proof, missing, again=deleted is None)
         job.figures |= {
@@ -215,20 +191,6 @@ class JournalPages:
             left += "; but not all of it was ever deleted here"
         return f"{proof.objects:,} objects searched: {left}"
 
-    def _searched(self, topic: Topic, asked: ErasureForm, job: Job) -> Proof:
-        """Removes the bytes and returns what a search finds of them."""
-        self._purge(topic, job)
-        total, read = self._bytes_of(topic), 0
-
-        def progress(size: int) -> None:
-            nonlocal read
-            read += size
-            percent = 40 + 60 * read / total if total else None
-            job.tell("step 3 of 3: searching every object for what is left", percent)
-
-        keys = [asked.key.encode()] if asked.key else []
-        return self._home.prove_erased(topic.name, ids=asked.ids, keys=keys, progress=progress)
-
     def _purge_only(self, args: Mapping[str, str], who: str) -> Work:
         """What a server can resume: it has no ids and keys, since none are stored."""
         topic = self._home.topic(args["topic"])
@@ -237,7 +199,7 @@ class JournalPages:
         def work(job: Job) -> str:
             if job.kind == "erasure" and "deleted" not in job.figures:
                 return "the server ended before the delete was complete: erase them again"
-            self._purge(topic, job)
+            self._home.purge(topic.name, wait=_WAIT, watch=_JobWatch(job))
             return "the bytes of all deleted events are removed; prove it again to see that"
 
         return work
@@ -263,6 +225,38 @@ class JournalPages:
             return self._home.get(topic.name, event_id)
         except NotFoundError:
             return None
+
+
+class _JobWatch(ErasureWatch):
+    """Shows in a job how far an erasure is."""
+
+    def __init__(self, job: Job, total: int = 0) -> None:
+        self._job = job
+        self._total = total  # bytes of the topic
+        self._read = 0
+        self._counts = [int(job.figures.get(name, "0")) for name in _REWRITTEN]
+
+    def purging(self) -> None:
+        self._read = 0
+        self._job.tell("step 2 of 3: compiling, rewriting archives, sweeping", 10)
+
+    def purged(self, done: Erasure) -> None:
+        files = sum(each.files for each in done.archives)
+        swept = done.swept.objects_deleted + done.staging.objects_deleted
+        more = (done.compiled.journals, files, swept)
+        self._counts = [count + each for count, each in zip(self._counts, more, strict=True)]
+        self._job.figures |= dict(zip(_REWRITTEN, map(str, self._counts), strict=True))
+
+    def waiting(self, archive: str) -> None:
+        self._job.tell(f"step 2 of 3: waiting for a range of archive {archive} to be committed")
+
+    def searched(self, size: int) -> None:
+        self._read += size
+        percent = 40 + 60 * self._read / self._total if self._total else None
+        self._job.tell("step 3 of 3: searching every object for what is left", percent)
+
+    def is_stopped(self) -> bool:
+        return self._job.stop.is_set()
 
 
 def _asked(visit: Visit) -> ErasureForm:
