@@ -36,13 +36,14 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import to_iso
 from tidelog.pipeline.base import LocalWorkers, TaskOutcome
-from tidelog.pipeline.cycle import CycleReport, LostError
+from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings
+from tidelog.testing.scheduler import Crash
 
 HOUR_MS = 3_600_000
 ROOT = Path(__file__).parents[3]
@@ -388,6 +389,51 @@ def test_records_that_expire_before_the_first_run_from_the_latest_are_a_loss(
     account = archive.status().partitions[0].account
     assert account is not None
     assert [gap.reason for gap in account.gaps] == ["retention"]
+
+
+def die_before_a_commit(home: Home, archive: Archive) -> None:
+    """Runs a driver that dies when it has claimed a shard and read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cycle, "_record", crash)
+        with pytest.raises(Crash):
+            drive(home, archive)
+
+
+def crash(*_: object) -> None:
+    raise Crash
+
+
+def test_records_that_expire_before_the_first_commit_are_a_loss(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint)
+    archive = an_archive(home, stream.url())
+    put(stream, range(5))
+    die_before_a_commit(home, archive)
+    fake.ahead_ms += 25 * HOUR_MS
+    put(stream, range(5, 9))
+    with pytest.raises(LostError, match="what is between is lost"):
+        drive(home, archive)
+    assert drive(home, archive, accept_loss=True) == 4
+    (status,) = read_status(home.context, archive).partitions
+    assert status.account is not None
+    assert [gap.reason for gap in status.account.gaps] == ["retention"]
+
+
+def test_new_shards_lose_nothing_while_their_parents_are_there(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint)
+    archive = an_archive(home, stream.url())
+    fake.ahead_ms += 30 * HOUR_MS
+    put(stream, range(5))
+    assert drive(home, archive) == 5
+    split(stream, 0, 2**127)
+    put(stream, range(5, 40))
+    die_before_a_commit(home, archive)
+    fake.ahead_ms += 2 * HOUR_MS
+    drive(home, archive)
+    assert counted(home, archive) == Counter(range(40))
 
 
 def test_seek_skips_what_waits_and_reads_again_only_from_the_oldest(

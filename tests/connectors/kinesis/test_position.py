@@ -80,6 +80,8 @@ def test_only_what_was_read_long_ago_is_before_the_first_place() -> None:
     assert not is_before("after:9@100", "oldest^100")
     for never_read in ("oldest", "oldest^1", "at:1", "at:1^5", "end", "until:5"):
         assert not is_before(never_read, "oldest^101")
+    for late in ("oldest^1", "at:1", "at:1^5"):  # by more than an hour
+        assert is_before(late, "oldest^3600101")
 
 
 def test_a_limit_is_cut_to_the_least_count() -> None:

@@ -20,7 +20,8 @@ is where reading resumes::
 
 ``@<ms>`` after a place means that all records which arrived before that time are read. With the
 retention of the stream this shows whether records may be lost: Kinesis itself silently begins at
-its oldest record if asked for a deleted one. ``^<ms>`` after the first place of a shard means that
+its oldest record if asked for a deleted one. A stream that is younger than its retention begins at
+``oldest@<ms>``, the time of its creation. ``^<ms>`` after the first place of a shard means that
 records from before that time are deleted.
 
 A *limit* is ``until:<ms>``, the time up to which to read, or ``end``. ``,<n>`` after it ends a
@@ -161,8 +162,21 @@ def is_before(one: str, other: str) -> bool:
         return max(known_ms, here.seen_ms or 0) < _until_ms(other)
     there = ShardPosition.parse(other)
     if there.held_ms is not None:
-        return here.kind != "end" and here.seen_ms is not None and here.seen_ms < there.held_ms
+        return here.kind != "end" and _is_lost(here, there.held_ms)
     return here.order < there.order
+
+
+def _is_lost(here: ShardPosition, held_ms: int) -> bool:
+    """Returns whether records after a place may be among those that arrived before a time.
+
+    From a place where nothing was read yet, the first read may be late for a while: retention
+    moves on while it is retried.
+    """
+    if here.seen_ms is not None:
+        return here.seen_ms < held_ms
+    if here.kind != "at" and here.held_ms is None:
+        return False
+    return max(here.value, here.held_ms or 0) + _LATE_MS < held_ms
 
 
 def _is_time(text: str) -> bool:
@@ -180,6 +194,7 @@ _RENEWALS = 5  # of an iterator that expires at once
 _EMPTY_MAX = 10  # responses in a row before a closed shard must report its end
 _CHUNK_EVENTS = 20_000
 _CHUNK_BYTES = 32 << 20
+_LATE_MS = 3_600_000  # how late the first read of a shard may be
 _REFRESH_MS = 3_600_000  # how old the time of a quiet shard may get before it is committed again
 
 

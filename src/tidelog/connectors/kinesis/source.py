@@ -130,14 +130,7 @@ class KinesisSource:
             return {}
         shards, time_ms = self._list_shards()
         info = self._describe()
-        start = (
-            ShardPosition("oldest")
-            if self._way.start_ms is None
-            else ShardPosition("at", self._way.start_ms)
-        )
-        first = ShardPosition(
-            start.kind, start.value, held_ms=max(0, time_ms - info.retention_ms)
-        ).text
+        begins = self._begins(time_ms, info)
         now = RangeLimit(time_ms + 1000).text  # Kinesis rounds its time down to seconds
         found: dict[SourcePartition, Bounds] = {}
         for each in partitions:
@@ -148,8 +141,24 @@ class KinesisSource:
                     partition=each.text,
                 )
             end = END.text if shards[number].is_closed else now
-            found[each] = Bounds(first, end, info.incarnation, begins=self._begins(time_ms, info))
+            parents = shards[number].parents
+            is_whole = bool(parents) and shards.keys() >= set(parents)
+            held_ms = 0 if is_whole else max(0, time_ms - info.retention_ms)
+            first = self._first(held_ms, info).text
+            found[each] = Bounds(first, end, info.incarnation, begins=begins)
         return found
+
+    def _first(self, held_ms: int, info: StreamInfo) -> ShardPosition:
+        """Returns the first place of a shard from which records before a time are deleted.
+
+        Nothing is deleted from a shard whose parents are listed, because these are older. If the
+        whole stream is young, everything that is deleted before it was read will be a loss.
+        """
+        if self._way.start_ms is not None:
+            return ShardPosition("at", self._way.start_ms, held_ms=held_ms)
+        if 0 < held_ms <= info.created_ms:
+            return ShardPosition("oldest", seen_ms=info.created_ms)
+        return ShardPosition("oldest", held_ms=held_ms)
 
     def _begins(self, time_ms: int, info: StreamInfo) -> BeginReason:
         """Returns why nothing before the first place is read. A young stream has every record."""
