@@ -65,7 +65,7 @@ ALLOWED = {
     ("pipeline/seek.py", "move"): "settles the range in progress between two tries",
     ("server/http/request.py", "_gunzip"): "inflates the members of a body one after another",
     ("server/http/connection.py", "_accept"): "accepts the connections that wait, a bounded number",
-    ("server/load_client.py", "_requests"): "makes requests of a load test, and retries none",
+    ("api/load_test.py", "_requests"): "makes requests of a load test, and retries none",
     ("spark/stream.py", "_tasks"): "plans again from where a trim ended",
     ("spark/write.py", "commit"): OBJECTS,
 }

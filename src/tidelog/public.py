@@ -21,6 +21,10 @@ from tidelog.api.consumers import LostOffsets as LostOffsets
 from tidelog.api.doctor import HealthCheck as HealthCheck
 from tidelog.api.doctor import diagnose as diagnose
 from tidelog.api.journal import CompileOptions as CompileOptions
+from tidelog.api.load_test import Latencies as Latencies
+from tidelog.api.load_test import LoadPlan as LoadPlan
+from tidelog.api.load_test import LoadReport as LoadReport
+from tidelog.api.load_test import load_test as load_test
 from tidelog.api.maintenance import EraseOptions as EraseOptions
 from tidelog.api.pipelines import PumpFields as PumpFields
 from tidelog.api.pipelines import PumpHandle as PumpHandle

@@ -5,5 +5,5 @@ system by its path, its headers or its topic's name, and that nothing a client s
 send, takes the server down. It must not know how events are stored. It alone is asynchronous.
 
 ``run`` starts and stops it, ``app`` finds the operation of a request. ``http`` has what every
-request passes, ``api`` the operations, ``console`` the pages. ``load_client`` sends sample traffic.
+request passes, ``api`` the operations, ``console`` the pages.
 """

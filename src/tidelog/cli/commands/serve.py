@@ -6,21 +6,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import click
 
+from tidelog.api.load_test import LoadPlan, LoadReport, load_test
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.terminal import open_home
-from tidelog.clock import SystemClock, system_random
 from tidelog.context import NoSpans
 from tidelog.errors import FailedError, InvalidError, NotFoundError
 from tidelog.home import World
 from tidelog.model.times import duration_ms
-
-if TYPE_CHECKING:
-    from tidelog.server.load_client import LoadReport
 
 __all__ = ["serve"]
 
@@ -188,13 +184,8 @@ def load(output: Output, /, url: str, duration: str, token: str | None, **given:
       tidelog load https://events.example.com/track/trial.gif --connections 100
       tidelog load http://127.0.0.1:8480 --topic trial --token @token.txt
     """
-    try:
-        from tidelog.server.load_client import LoadPlan, run_load
-    except ModuleNotFoundError as exc:
-        raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
-    _check(url)
     plan = LoadPlan(url, duration_ms(duration) / 1000, token=_token(token), **given)
-    report = run_load(plan, SystemClock(), system_random(), _tell)
+    report = load_test(plan, _tell)
     values = _values(report)
     if output.as_json:
         output.record(values | {"errors": dict(report.errors)})
@@ -208,14 +199,6 @@ def load(output: Output, /, url: str, duration: str, token: str | None, **given:
             do = "the server asks for a token that may write: give --token"
         told = f"{failed} of {failed + report.answered} requests to `{url}` failed"
         raise FailedError(f"load: {told}: {do}", answered=report.answered, failed=failed)
-
-
-def _check(url: str) -> None:
-    """Refuse what is no URL at all. ``InvalidError``."""
-    try:
-        urlsplit(url)
-    except ValueError as exc:
-        raise InvalidError(f"load: URL `{url}`: {exc}: give http://HOST:PORT") from exc
 
 
 def _values(report: LoadReport) -> dict[str, Any]:

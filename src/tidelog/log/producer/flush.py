@@ -362,15 +362,29 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         self.flush.on_done(run)
 
     def cancel(self) -> bool:
-        """Returns False: what was sent cannot be taken back."""
+        """Returns False: what was sent cannot be taken back.
+
+        >>> producer.send(b"one more").cancel()
+        False
+        """
         return False
 
     def cancelled(self) -> bool:
-        """Returns False."""
+        """Returns False: what was sent cannot be taken back.
+
+        >>> producer.send(b"one more").cancelled()
+        False
+        """
         return False
 
     def running(self) -> bool:
-        """Returns whether the event is on its way."""
+        """Returns whether the event is on its way.
+
+        >>> future = producer.send(b"one more")
+        >>> producer.flush()
+        >>> future.running()
+        False
+        """
         return not self.done()
 
     def as_future(self) -> Future[Position]:

@@ -14,10 +14,10 @@ import pytest
 
 from tests.support.cli_run import Run, run_here
 from tests.support.serving import Served, serving
+from tidelog.api.load_test import Latencies, LoadPlan, LoadReport, run_load
 from tidelog.clock import SystemClock
 from tidelog.coordination.tokens import create_token
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.server.load_client import Latencies, LoadPlan, LoadReport, run_load
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_the_command_fails_when_most_requests_do(
     def half_refused(*given: object) -> LoadReport:
         return LoadReport(1.0, answered, Counter({"401": refused}))
 
-    monkeypatch.setattr("tidelog.server.load_client.run_load", half_refused)
+    monkeypatch.setattr("tidelog.cli.commands.serve.load_test", half_refused)
     done = tidelog("load", "http://127.0.0.1:1", "--topic", "t")
     assert done.code == code
     told = f"{refused} of {answered + refused} requests" in done.err and "--token" in done.err

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - the server's libraries may not be there
 """Sample traffic at a given rate: pixels or single events, and how long each took.
 
 With a rate, a request's time counts from when it was due, so a server that falls behind cannot hide
@@ -18,13 +19,12 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, urlsplit
 
-import httptools
 import msgspec
-import uvloop
 
-from tidelog.clock import Clock
+from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.topic import check_topic_name
+from tidelog.plugins import needs_extra
 
 __all__ = [
     "ClientConnection",
@@ -32,6 +32,7 @@ __all__ = [
     "Latencies",
     "LoadPlan",
     "LoadReport",
+    "load_test",
     "run_load",
 ]
 
@@ -98,13 +99,30 @@ class LoadReport:
         return self.answered / self.seconds if self.seconds else 0.0
 
 
+def load_test(
+    plan: LoadPlan, on_second: Callable[[LoadReport], None] = lambda report: None
+) -> LoadReport:
+    """Send sample traffic to a server and return how it was answered.
+
+    The events are stored, so use a separate topic. ``on_second`` gets the report so far, once a
+    second. Raises ``UnavailableError`` if no server listens.
+
+    >>> tidelog.load_test(tidelog.LoadPlan("http://127.0.0.1:1", topic="trial", seconds=5))
+    Traceback (most recent call last):
+    tidelog.errors.UnavailableError: load: `http://127.0.0.1:1`: ...
+    """
+    return run_load(plan, SystemClock(), system_random(), on_second)
+
+
 def run_load(
     plan: LoadPlan,
     clock: Clock,
     source: random.Random,
     on_second: Callable[[LoadReport], None] = lambda report: None,
 ) -> LoadReport:
-    """Send for as long as planned. ``UnavailableError`` if no server listens."""
+    """Does the same, by another clock and with other randomness."""
+    with needs_extra("the server", "uvloop", "serve"):
+        import uvloop
     endpoint, requests = _requests(plan, source)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Load(plan, endpoint, requests, clock).run(on_second))
@@ -182,7 +200,10 @@ class _Load:
 
 def _requests(plan: LoadPlan, source: random.Random) -> tuple[Endpoint, list[bytes]]:
     """Where to send, and a thousand different requests. ``InvalidError``."""
-    parts = urlsplit(plan.url)
+    try:
+        parts = urlsplit(plan.url)
+    except ValueError as exc:
+        raise InvalidError(f"load: URL `{plan.url}`: {exc}: give http://HOST:PORT") from exc
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
@@ -252,7 +273,10 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[int] | None = None
+        import httptools
+
         self._parser = httptools.HttpResponseParser(self)
+        self._malformed = httptools.HttpParserError
         self._status = 0
         self.closed = False
 
@@ -282,7 +306,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as exc:
+        except self._malformed as exc:
             self._fail(f"answered with something else than HTTP: {exc}")
             self.close()
 
