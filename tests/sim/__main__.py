@@ -38,6 +38,7 @@ from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.rollback_world import RollbackWorld
 from tests.sim.staged_world import StagedWorld
+from tests.sim.tasks_world import TasksWorld
 from tests.sim.world import World
 from tests.test_docs import ROOT
 from tidelog.testing.faults import Fault
@@ -65,6 +66,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "staged": StagedWorld,
     "cuts": CutsWorld,
     "moves": MovesWorld,
+    "tasks": TasksWorld,
 }
 PLANTED: dict[str, tuple[str, Mapping[str, Any], Callable[[Any, int], bool]]] = {
     "archives": ("### Bugs planted into archives", archive_planted.BUGS, archive_planted.notices),

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.sim import ahead_planted, cuts_planted, drivers_planted, moves_planted
+from tests.sim import ahead_planted, cuts_planted, drivers_planted, moves_planted, tasks_planted
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import (
@@ -26,6 +26,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedWorld
 from tests.sim.stale import check_kind
+from tests.sim.tasks_world import TasksWorld
 from tidelog.archive import archive as archives
 from tidelog.archive import dead_letters as replay
 from tidelog.archive import finalize, generations
@@ -45,7 +46,6 @@ from tidelog.erasure.proof_search import _ProofSearch
 from tidelog.erasure.topic_copies import Copies
 from tidelog.errors import TidelogError
 from tidelog.journal import compile_policy
-from tidelog.log.maintenance import sweep as log_sweep
 from tidelog.log.producer.append import Appender
 from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.maintenance import pipeline_sweep as sweep
@@ -58,7 +58,6 @@ from tidelog.pipeline.carried_ranges import CompletedReader
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.source_partitions import Beginnings
-from tidelog.spark import write as commit
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 
@@ -473,40 +472,6 @@ def _journal_keeps_trimmed_events(patch: Patch) -> None:
     patch.setattr(compile_policy, "_is_cut", lambda *_: False)
 
 
-# Writes of Spark.
-
-
-def _batches_have_no_numbers(patch: Patch) -> None:
-    """A driver appends the segments of a batch that is decided, whatever is in the topic."""
-    append = commit.append_staged
-
-    def anyhow(producer: Any, segments: Any, first: int = 0, pool: Any = None) -> int:
-        producer = type(producer)(
-            producer._context, producer._topic, f"~{producer._context.ids.new()}"
-        )
-        return append(producer, segments, first, pool)
-
-    patch.setattr(commit, "append_staged", anyhow)
-    patch.setattr(Appender, "_claim", lambda *_: [])
-    patch.setattr(Appender, "_recovered_at", lambda *_: None)
-
-
-def _killed_writes_stay(patch: Patch) -> None:
-    """A sweep leaves what killed writes have staged."""
-    patch.setattr(log_sweep, "left_by_sinks", lambda *_: [])
-
-
-def _proof_passes_over_spark(patch: Patch) -> None:
-    """A proof does not search what tasks of Spark have staged."""
-    loose = _ProofSearch._loose
-
-    def other(self: Any, key: str, *rest: Any) -> None:
-        if "/sinks/" not in key:
-            loose(self, key, *rest)
-
-    patch.setattr(_ProofSearch, "_loose", other)
-
-
 def _proof_passes_over_copies(patch: Patch) -> None:
     """A proof does not search topics that events were copied into."""
     patch.setattr(proof, "copies_of_topic", lambda home, topic: Copies())
@@ -566,9 +531,13 @@ BUGS: Mapping[str, Bug] = {
     "a replay with other folders reopens none": Bug(
         "P4a", _replays_reopen_only_folders_of_their_own, MarkersWorld
     ),
-    "batches of Spark have no numbers": Bug("P4", _batches_have_no_numbers, StagedWorld),
-    "segments of killed writes stay": Bug("P5a", _killed_writes_stay, StagedWorld),
-    "the proof passes over Spark's segments": Bug("P5a", _proof_passes_over_spark, StagedWorld),
+    "batches of Spark have no numbers": Bug(
+        "P4", tasks_planted.batches_have_no_numbers, StagedWorld
+    ),
+    "segments of killed writes stay": Bug("P5a", tasks_planted.killed_writes_stay, StagedWorld),
+    "the proof passes over Spark's segments": Bug(
+        "P5a", tasks_planted.proof_passes_over_spark, StagedWorld
+    ),
     "the proof passes over copies": Bug("P5a", _proof_passes_over_copies),
     "a manifest misses a cut": Bug("P4a", cuts_planted.manifest_misses_a_cut, CutsWorld),
     "a cut after a short one is published": Bug(
@@ -590,6 +559,9 @@ BUGS: Mapping[str, Bug] = {
     "a seek records no gap": Bug("P4a", moves_planted.seek_records_no_gap, MovesWorld),
     "an update passes over ranges under way": Bug(
         "P4", moves_planted.update_passes_over_ranges_under_way, MovesWorld
+    ),
+    "a task's files of older contents are decided": Bug(
+        "P5a", tasks_planted.files_of_older_contents, TasksWorld
     ),
     "an update looks at archives once": Bug("P4", moves_planted.update_looks_once, MovesWorld),
     "a stream passes a failed event": Bug(

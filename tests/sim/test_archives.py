@@ -19,6 +19,7 @@ from tests.sim.archive_worlds import (
 )
 from tests.sim.moves_world import MovesWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
+from tests.sim.tasks_world import TasksWorld
 from tests.test_docs import table_after
 
 SEEDS = 8
@@ -52,6 +53,12 @@ def test_ranges_that_are_cut_are_archived_once() -> None:
         workers = vars(world.workers)
         done.update({name: workers[name] for name in ("tasks", "failed", "ended_early", "cuts")})
     assert all(done.values()), done
+
+
+def test_tasks_of_erasures_that_meet_erase_everything() -> None:
+    world = TasksWorld(1)
+    world.run()
+    assert min(world.done.searched, world.done.staged, world.done.replaced, world.done.proven)
 
 
 def test_positions_values_and_parts_change_while_archives_are_driven() -> None:
