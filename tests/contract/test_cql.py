@@ -21,7 +21,8 @@ from cassandra.query import BatchStatement, BatchType
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
 from tests.support.cql_tables import ids, new_name, open_table, raw_session, url_of
-from tests.support.proxy import LossyProxy, cut, lossy_proxy
+from tests.support.faults import FaultPlan, WireFault
+from tests.support.proxy import LossyProxy, cut, lossy_proxy, stream_proxy
 from tests.support.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tidelog.catalog import cql, cql_session
 from tidelog.catalog import cql_session as cql_table
@@ -93,6 +94,24 @@ def proxied(
         }
         yield lossy, proxy
         lossy.close()
+
+
+@pytest.mark.server
+def test_connection_that_falls_silent_is_replaced_while_the_request_is_retried(
+    cassandra_server: Cassandra, cql_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_IDLE_S", "_IDLE_TIMEOUT_S", "_REQUEST_TIMEOUT_S"):
+        monkeypatch.setattr(cql_session, name, 1)
+    partition, plan = ids.new(), FaultPlan()
+    cql_catalog.write(partition, Put("a", b"1"), write_id="w")
+    with stream_proxy(cassandra_server.host, cassandra_server.port, plan) as proxy:
+        url = f"cql://{HOST}:{proxy.port}{parse_address(cql_catalog.url).path}"
+        catalog = opened(lambda: open_table(url, attempts=30))
+        assert catalog.get(partition, "a") is not None
+        plan.on_next(WireFault.HANG)  # as a firewall that forgot the connection
+        assert catalog.get(partition, "a") is not None
+        catalog.close()
+    assert plan.counts[WireFault.HANG] == 1
 
 
 @pytest.mark.server

@@ -235,6 +235,8 @@ except ImportError as exc:  # this module is imported only when such an address 
 
 _CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
 _REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they reply first
+_IDLE_S = 3  # whole seconds: a connection that is silent for longer is tested, also below requests
+_IDLE_TIMEOUT_S = 4  # and replaced if it does not answer, while ``settle`` still retries
 _RECONNECT_BASE_S = 0.1  # a lost connection is restored while ``settle`` still retries
 _RECONNECT_MAX_S = 10.0
 _TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
@@ -357,6 +359,8 @@ def _cluster(place: CqlPlace) -> Any:
         compression=False,
         connect_timeout=_CONNECT_TIMEOUT_S,
         control_connection_timeout=_CONNECT_TIMEOUT_S,
+        idle_heartbeat_interval=_IDLE_S,
+        idle_heartbeat_timeout=_IDLE_TIMEOUT_S,
         reconnection_policy=ExponentialReconnectionPolicy(_RECONNECT_BASE_S, _RECONNECT_MAX_S),
         execution_profiles={
             EXEC_PROFILE_DEFAULT: profile(cassandra.ConsistencyLevel.QUORUM),

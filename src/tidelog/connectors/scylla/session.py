@@ -305,6 +305,8 @@ except ImportError as exc:  # this module is imported only to open such an addre
 
 _CONNECT_TIMEOUT_S = 15.0
 _REQUEST_TIMEOUT_S = 30.0  # of one page; servers time out earlier
+_IDLE_S = 5  # a connection that is silent for longer is tested, and replaced if that fails
+_IDLE_TIMEOUT_S = 5
 _PAGE_ROWS = 5_000
 WIDTH_MS_MAX = 400 * 86_400_000  # of a window
 
@@ -558,6 +560,8 @@ def _cluster(place: ScyllaPlace) -> Any:
         compression=False,
         connect_timeout=_CONNECT_TIMEOUT_S,
         control_connection_timeout=_CONNECT_TIMEOUT_S,
+        idle_heartbeat_interval=_IDLE_S,
+        idle_heartbeat_timeout=_IDLE_TIMEOUT_S,
         reconnection_policy=ExponentialReconnectionPolicy(0.1, 10.0),
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         schema_metadata_enabled=False,  # we only ask for the one table we read
