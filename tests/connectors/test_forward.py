@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,15 +29,20 @@ class Target:
         self.numbers: list[int] = []
         self.fails: Exception | None = None  # the next put, after it has stored everything
         self.away: Exception | None = None
-        self.opened = 0
+        self.opened = self.tries = 0
         self.ready = threading.Event()
         self.ready.set()
 
     def open(self) -> Target:
+        self.tries += 1
         if self.away is not None:
             raise self.away
         self.opened += 1
         return self
+
+    def check(self, event: Event, now_ms: int) -> None:
+        if event.value == b"known to be too large":
+            raise InvalidError("an event is too large", refused="size")
 
     def put(self, lot: Lot) -> None:
         self.ready.wait()
@@ -92,6 +98,60 @@ def test_refused_event_fails_its_own_call_alone(target: Target) -> None:
     assert sorted(v for lot in target.lots for v in lot) == [b"a", b"b", b"c", b"first"]
 
 
+def test_event_that_is_known_to_be_refused_joins_no_lot(target: Target) -> None:
+    clock = FakeClock()
+    with Forwarder(URL, target.open, clock=clock) as forwarder:
+        forwarder.connect()
+        target.fails = InvalidError("broken")
+        with pytest.raises(UnknownOutcomeError):
+            forwarder.send([Event(b"0")])
+        with pytest.raises(InvalidError, match="too large"):
+            forwarder.send_soon([Event(b"known to be too large")])
+        assert (forwarder.waiting_bytes, target.opened) == (0, 1)
+        clock.advance(61)
+        assert forwarder.send([Event(b"known to be too large")]) == 1, "the target decides again"
+
+
+def test_target_that_leaves_after_a_refusal_is_tried_once(target: Target) -> None:
+    with Forwarder(URL, target.open) as forwarder:
+        assert forwarder.send([Event(b"0")]) == 1
+        target.ready.clear()
+        first = forwarder.send_soon([Event(b"1")])
+        until(first.running)
+        calls = [forwarder.send_soon([Event(v)]) for v in (b"too large", b"a", b"b", b"c")]
+        target.away = UnavailableError("no broker")
+        target.ready.set()
+        for call in calls:
+            assert isinstance(call.exception(30), UnavailableError)
+    assert target.tries == 2, "the first one, and one after the refusal"
+
+
+def test_events_before_a_refused_one_are_neither_repeated_nor_denied(target: Target) -> None:
+    target.lot_events = 2
+    with Forwarder(URL, target.open) as forwarder:
+        events = [Event(b"a"), Event(b"b"), Event(b"c"), Event(b"too large")]
+        with pytest.raises(InvalidError, match="the first 2 events of this call are there") as told:
+            forwarder.send(events)
+    assert told.value.context["sent"] == 2
+    assert target.lots == [[b"a", b"b"]]
+
+
+def test_waiting_calls_are_counted_with_what_they_take_in_memory(target: Target) -> None:
+    target.ready.clear()
+    forwarder = Forwarder(URL, target.open)
+    tracemalloc.start()
+    try:
+        for _ in range(500):
+            forwarder.send_soon([Event(b"x")])
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        target.ready.set()
+        counted = forwarder.waiting_bytes
+        forwarder.close()
+    assert used <= counted
+
+
 def test_failed_put_has_an_unknown_outcome_and_later_numbers_are_new(target: Target) -> None:
     with Forwarder(URL, target.open) as forwarder:
         target.fails = UnavailableError("no reply")
@@ -125,7 +185,7 @@ def test_target_that_is_away_fails_calls_at_once_until_it_is_tried_again(target:
 
 
 def test_memory_and_time_are_bounded(target: Target) -> None:
-    forwarder = Forwarder(URL, target.open, buffer_bytes=2_000)
+    forwarder = Forwarder(URL, target.open, buffer_bytes=16_000)
     target.ready.clear()
     begun = forwarder.send_soon([Event(b"begun")])
     until(begun.running)
@@ -135,7 +195,7 @@ def test_memory_and_time_are_bounded(target: Target) -> None:
     for _ in range(5):
         forwarder.send_soon([Event(b"x")])
     with pytest.raises(UnavailableError, match="more events are on their way than it holds"):
-        forwarder.send([Event(b"x" * 1_000)])
+        forwarder.send([Event(b"x" * 3_000)])
     target.ready.set()
     forwarder.close()
     assert target.lots == [[b"begun"], [b"x"] * 5], "what was cancelled is never sent"

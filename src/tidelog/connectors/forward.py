@@ -5,8 +5,9 @@ at the same time share a lot: one thread puts a lot after another, in the order 
 waits is bounded in bytes, and in time by each caller.
 
 - Events arrive at least once. After an unknown outcome the caller sends them again.
-- An event that the target refuses, such as one that is too large, fails its own call alone: the
-  other calls of its lot are put without it.
+- An event that the target refuses, such as one that is too large, fails its own call alone. What
+  the target is known to refuse never joins a lot. After another refusal the calls of the lot are
+  put one by one, except events that were acknowledged.
 - While the target is away, calls fail at once, until the time of the next attempt.
 
 Ids, keys, times, types and headers are kept as by a playback to the same target. So Kafka has all
@@ -27,7 +28,7 @@ from types import TracebackType
 
 from tidelog.clock import Clock, RandomIds, SystemClock
 from tidelog.codec.event_batch import one_batch, table_of, with_position
-from tidelog.connectors.sink import Lot, PlaybackSink, SinkContext, lots_of, open_playback_sink
+from tidelog.connectors.sink import ForwardSink, Lot, SinkContext, lots_of, open_forward_sink
 from tidelog.errors import (
     InvalidError,
     TidelogError,
@@ -42,7 +43,9 @@ __all__ = ["Forwarder", "open_forwarder"]
 
 _SCHEMES = ("kafka", "kinesis")
 _BUFFER_BYTES = 64 << 20  # of calls that wait
+_CALL_BYTES = 2_000  # of a call in memory besides its events, such as its future and its locks
 _EVENT_BYTES = 200  # of an event in memory besides its own, at most
+_KNOWN_S = 60.0  # while the settings of a target count; then it decides, and is asked again
 _RETRY_S = (1.0, 30.0)  # after which an absent target is tried again: at first, and at most
 _TIMEOUT_S = 30.0
 
@@ -63,17 +66,18 @@ def open_forwarder(url: str, *, environ: Mapping[str, str] | None = None) -> For
             f"forward to `{url}`: give kafka://host:9092/TOPIC or kinesis://STREAM?region=…"
         )
     setting = SinkContext(given, f"forward-{RandomIds().new()}", is_brief=True)
-    return Forwarder(url, lambda: open_playback_sink(url, setting))
+    return Forwarder(url, lambda: open_forward_sink(url, setting))
 
 
 class _ForwardCall:
     """The events of one caller."""
 
-    __slots__ = ("events", "future", "size")
+    __slots__ = ("events", "future", "sent", "size")
 
     def __init__(self, events: Sequence[Event], size: int) -> None:
         self.events = events
         self.size = size
+        self.sent = 0  # events that are acknowledged, from the first
         self.future: Future[int] = Future()
 
 
@@ -83,7 +87,7 @@ class Forwarder:
     def __init__(
         self,
         url: str,
-        open_sink: Callable[[], PlaybackSink],
+        open_sink: Callable[[], ForwardSink],
         *,
         clock: Clock | None = None,
         buffer_bytes: int = _BUFFER_BYTES,
@@ -95,7 +99,8 @@ class Forwarder:
         self._changed = threading.Condition()
         self._waiting: deque[_ForwardCall] = deque()
         self._bytes = 0  # of calls that are not done
-        self._sink: PlaybackSink | None = None
+        self._sink: ForwardSink | None = None
+        self._known: tuple[ForwardSink | None, float] = (None, 0.0)  # to check events by, until
         self._number = 0  # of the next event; never that of an event that may be there
         self._failures = 0  # of opening the target, since it last worked
         self._away: tuple[float, str] = (0.0, "")  # until when, and why
@@ -113,7 +118,7 @@ class Forwarder:
         A target that does not answer is tried again by the first call.
         """
         try:
-            self._sink = self._open_sink()
+            self._open()
         except UnavailableError as exc:
             self._is_away(exc)
 
@@ -135,7 +140,8 @@ class Forwarder:
         A future that is cancelled in time is never sent.
         """
         size = sum(check_event(event, sys.maxsize) + _EVENT_BYTES for event in events)
-        call = _ForwardCall(list(events), size)
+        call = _ForwardCall(list(events), size + _CALL_BYTES)
+        self._check(events)
         if not events:
             call.future.set_result(0)
             return call.future
@@ -146,9 +152,9 @@ class Forwarder:
             left_s = until_s - self._clock.monotonic_s()
             if left_s > 0:
                 raise self._unavailable(why, left_s)
-            if self._bytes and self._bytes + size > self._buffer_bytes:
+            if self._bytes and self._bytes + call.size > self._buffer_bytes:
                 raise self._unavailable("more events are on their way than it holds", 1.0)
-            self._bytes += size
+            self._bytes += call.size
             self._waiting.append(call)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -157,6 +163,14 @@ class Forwarder:
                 self._thread.start()
             self._changed.notify_all()
         return call.future
+
+    def _check(self, events: Sequence[Event]) -> None:
+        """Raises ``InvalidError`` for an event that the target refuses by what is known of it."""
+        sink, until_s = self._known
+        if sink is not None and self._clock.monotonic_s() < until_s:
+            now_ms = self._clock.now_ms()
+            for event in events:
+                sink.check(event, now_ms)
 
     def late_error(self, call: Future[int], timeout_s: float) -> TidelogError:
         """Return the error of a call that took too long, which is never sent from now on."""
@@ -220,12 +234,18 @@ class Forwarder:
         with self._changed:
             self._bytes -= sum(each.size for each in calls)
 
-    def _opened(self, calls: Sequence[_ForwardCall]) -> PlaybackSink | None:
+    def _opened(self, calls: Sequence[_ForwardCall]) -> ForwardSink | None:
         """Returns the open target. Without one, these calls and all that wait have failed."""
+        until_s, why = self._away
+        left_s = until_s - self._clock.monotonic_s()
         try:
-            self._sink = self._sink or self._open_sink()
+            if left_s > 0:  # since a call of the same lot
+                raise self._unavailable(why, left_s)
+            sink = self._sink or self._open()
         except Exception as exc:  # noqa: BLE001 - callers wait for an answer
-            error = self._is_away(unexpected(f"forward to `{self.url}`", exc))
+            error = unexpected(f"forward to `{self.url}`", exc)
+            if left_s <= 0:
+                error = self._is_away(error)
             with self._changed:
                 late, self._waiting = list(self._waiting), deque()
             for each in _begun([*calls, *late]):
@@ -233,7 +253,12 @@ class Forwarder:
             self._done(late)
             return None
         self._failures = 0
-        return self._sink
+        return sink
+
+    def _open(self) -> ForwardSink:
+        sink = self._sink = self._open_sink()
+        self._known = (sink, self._clock.monotonic_s() + _KNOWN_S)
+        return sink
 
     def _is_away(self, error: TidelogError) -> TidelogError:
         """Notes that the target cannot be opened; returns the error for callers."""
@@ -250,24 +275,25 @@ class Forwarder:
         if sink is None or not calls:
             return
         try:
-            events = [event for call in calls for event in call.events]
+            events = [event for call in calls for event in call.events[call.sent :]]
             batch = one_batch(table_of(events, self._clock.now_ms()))
             for part in lots_of(with_position(batch, "", 0, 0), sink):
                 number, self._number = self._number, self._number + part.num_rows
                 sink.put(Lot(number, part))
+                _acknowledge(calls, part.num_rows)
         except Exception as exc:  # noqa: BLE001 - as above
             self._drop_sink(failed=True)  # a client may be unusable after any error
             error = unexpected(f"forward to `{self.url}`", exc)
+            left = [call for call in calls if call.sent < len(call.events)]
             is_refused = isinstance(error, InvalidError) and "refused" in error.context
-            if is_refused and len(calls) > 1:
-                for call in calls:
+            if is_refused and len(left) > 1:
+                for call in left:
                     self._put([call])
                 return
-            for call in calls:
-                call.future.set_exception(error if is_refused else self._unknown(str(error)))
-        else:
-            for call in calls:
-                call.future.set_result(len(call.events))
+            for call in left:
+                call.future.set_exception(
+                    _refusal(error, call.sent) if is_refused else self._unknown(str(error))
+                )
 
     def _drop_sink(self, failed: bool) -> None:
         """Closes the target, which is opened again when it is needed."""
@@ -293,3 +319,21 @@ class Forwarder:
 def _begun(calls: Sequence[_ForwardCall]) -> list[_ForwardCall]:
     """Returns the calls that were not cancelled, which can no longer be."""
     return [c for c in calls if c.future.running() or c.future.set_running_or_notify_cancel()]
+
+
+def _acknowledge(calls: Sequence[_ForwardCall], events: int) -> None:
+    """Notes that the target has this number of events more, and completes calls."""
+    for call in calls:
+        more = min(events, len(call.events) - call.sent)
+        if more:
+            call.sent, events = call.sent + more, events - more
+            if call.sent == len(call.events):
+                call.future.set_result(call.sent)
+
+
+def _refusal(error: TidelogError, sent: int) -> TidelogError:
+    """Returns the error of a call whose event is refused, perhaps after others of it were sent."""
+    if not sent:
+        return error
+    text = f"{error.message}: the first {sent} events of this call are there already"
+    return InvalidError(text, **error.context, sent=sent)

@@ -29,6 +29,7 @@ from tidelog.codec.sizes import slices
 from tidelog.context import Context
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, nearest, parse_address
+from tidelog.model.event import Event
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.playback import Cursor, PlaybackPin, PlaybackState
@@ -240,6 +241,17 @@ class PlaybackSink(Protocol):
         ...
 
 
+class ForwardSink(PlaybackSink, Protocol):
+    """A target to which events are forwarded as they come."""
+
+    def check(self, event: Event, now_ms: int) -> None:
+        """Raises ``InvalidError`` for an event that the target is known to refuse. Sends nothing.
+
+        Any thread may call it.
+        """
+        ...
+
+
 class NamedState(Protocol):
     """What a sink needs to know about a playback with a name."""
 
@@ -390,6 +402,14 @@ def open_playback_sink(url: str, setting: SinkContext) -> PlaybackSink:
     else:
         opener = _optional_opener("kinesis", "boto", "aws")
     sink: PlaybackSink = opener(address, setting)
+    return sink
+
+
+def open_forward_sink(url: str, setting: SinkContext) -> ForwardSink:
+    """Opens the Kafka topic or Kinesis stream at a URL. Raises ``NotFoundError``."""
+    address = parse_address(url)
+    package, extra = ("confluent_kafka", "kafka") if address.scheme == "kafka" else ("boto", "aws")
+    sink: ForwardSink = _optional_opener(address.scheme, package, extra)(address, setting)
     return sink
 
 

@@ -87,6 +87,8 @@ def test_kafka_gets_ids_keys_times_and_headers(tmp_path: Path, kafka_server: Kaf
         )
         assert large.status_code == 400, large.text
         assert served.post({"value": "c"}, "clicks").status_code == 201, "it goes on"
+        far = served.post({"value": "x", "timestamp": "9999-01-01T00:00:00Z"}, "clicks")
+        assert (far.status_code, "does not accept the time" in error(far)["message"]) == (400, True)
     first, *rest = target.messages(0)
     assert (first.key(), first.value(), first.timestamp()[1]) == (b"k", b"a", 1794736800000)
     assert first.headers() == [("tidelog-id", b"e1")]

@@ -14,14 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    TopicDescription,
+)
 
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import Address
+from tidelog.model.event import Event, check_timestamp
 
 __all__ = [
     "ClientWatch",
     "KafkaPlace",
+    "TopicRules",
     "check_properties",
     "client_properties",
     "consumer_properties",
@@ -34,6 +40,7 @@ __all__ = [
     "place_of",
     "time_limits",
     "topic_id",
+    "topic_rules",
     "translated",
 ]
 
@@ -189,6 +196,52 @@ def described(
                 admin.poll(0)  # delivers the client's callbacks
                 raise translated(f"kafka topic `{name}`", exc.args[0], watch) from exc
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """Which events a topic refuses, as far as its settings say."""
+
+    topic: str = ""
+    before_ms: int | None = None  # by which an event's time may be before the broker's
+    after_ms: int | None = None
+    needs_key: bool = False
+
+    def check(self, event: Event, now_ms: int) -> None:
+        """Raises ``InvalidError`` for an event that the brokers would refuse."""
+        what = f"kafka topic `{self.topic}`"
+        if self.needs_key and event.key is None:
+            raise InvalidError(
+                f"{what}: is compacted, and an event has no key: give it one", refused="record"
+            )
+        time_ms = check_timestamp(event.timestamp) if event.timestamp else now_ms  # 0: no time
+        late_ms = now_ms - time_ms
+        if (self.before_ms is not None and late_ms > self.before_ms) or (
+            self.after_ms is not None and -late_ms > self.after_ms
+        ):
+            raise InvalidError(
+                f"{what}: does not accept the time of an event, {event.timestamp}: raise its "
+                "message.timestamp.before.max.ms or message.timestamp.after.max.ms",
+                refused="time",
+            )
+
+
+def topic_rules(admin: AdminClient, topic: str, timeout_s: float) -> TopicRules:
+    """Returns the rules of a topic; without the permission to read its settings, none."""
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        found = admin.describe_configs([asked], request_timeout=timeout_s)[asked].result()
+    except KafkaException:
+        return TopicRules(topic)  # the brokers refuse events by themselves
+    given = {name: str(entry.value) for name, entry in found.items()}
+    is_stamped = given.get("message.timestamp.type") == "LogAppendTime"  # by the broker
+
+    def most_ms(name: str) -> int | None:
+        text = given.get(f"message.timestamp.{name}.max.ms", "")
+        return int(text) if text.isdecimal() and not is_stamped else None
+
+    needs_key = "compact" in given.get("cleanup.policy", "")
+    return TopicRules(topic, most_ms("before"), most_ms("after"), needs_key)
 
 
 def topic_id(topic: TopicDescription) -> str:

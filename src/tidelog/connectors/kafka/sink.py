@@ -41,13 +41,15 @@ from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kafka.client import (
     ClientWatch,
     KafkaPlace,
+    TopicRules,
     described,
     open_admin,
     parse_place,
     topic_id,
+    topic_rules,
 )
 from tidelog.connectors.kafka.transactions import OURS, Transactions, check_properties
-from tidelog.connectors.sink import Lot, PlaybackSink, RangeWriter, SinkContext, TargetSink
+from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import (
     SegmentTarget,
     SegmentWriter,
@@ -59,6 +61,7 @@ from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFo
 from tidelog.log.partitioner import split
 from tidelog.model import layout
 from tidelog.model.address import Address, parse_address
+from tidelog.model.event import Event
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.pipeline import Manifest
 from tidelog.store import open_store_here
@@ -270,7 +273,11 @@ def open_kafka_playback(address: Address, setting: SinkContext) -> KafkaPlayback
     properties = {name: text for name, text in place.properties.items() if name != "partition"}
     place = replace(place, properties=properties)
     name = f"tidelog-playback-{setting.id}"
-    return KafkaPlaybackSink(Transactions(place, name, timeout_s, setting.clock), keep_partition)
+    rules = TopicRules()
+    if setting.is_brief:
+        rules = topic_rules(open_admin(place, timeout_s, ClientWatch()), place.topic, timeout_s)
+    transactions = Transactions(place, name, timeout_s, setting.clock)
+    return KafkaPlaybackSink(transactions, keep_partition, rules)
 
 
 class KafkaPlaybackSink:
@@ -279,11 +286,16 @@ class KafkaPlaybackSink:
     lot_events = BATCH_EVENTS_MAX
     lot_bytes = 4 << 20  # a transaction ends long before its timeout
 
-    def __init__(self, transactions: Transactions, keep_partition: bool) -> None:
+    def __init__(self, transactions: Transactions, keep_partition: bool, rules: TopicRules) -> None:
         self._transactions = transactions
+        self._rules = rules
         self._keep_partition = keep_partition
         self._reached = transactions.reached() or 0
         self._is_closed = False
+
+    def check(self, event: Event, now_ms: int) -> None:
+        """Raises ``InvalidError`` for a time, or a missing key, that the topic refuses."""
+        self._rules.check(event, now_ms)
 
     def put(self, lot: Lot) -> None:
         if self._reached >= lot.end:
@@ -312,4 +324,4 @@ class KafkaPlaybackSink:
         return [(partition, one_batch(part)) for partition, part, _ in parts]
 
 
-_is_playback_sink: type[PlaybackSink] = KafkaPlaybackSink
+_is_forward_sink: type[ForwardSink] = KafkaPlaybackSink

@@ -78,10 +78,28 @@ _FENCED = (
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 )
-_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+_TOO_LARGE = (
+    "size",
+    "an event is larger than it takes ({reason}): raise its max.message.bytes",
+)
+# Errors of single events: what is refused of them, and what to do.
+_OF_EVENT = {
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: (
+        "record",
+        "does not accept an event ({reason}): a compacted topic needs keys",
+    ),
+    KafkaError.INVALID_TIMESTAMP: (
+        "time",
+        (
+            "does not accept the time of an event ({reason}): raise its "
+            "message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+        ),
+    ),
+}
 _REFUSED = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.INVALID_RECORD,
     KafkaError.INVALID_TRANSACTION_TIMEOUT,
     KafkaError.POLICY_VIOLATION,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -259,17 +277,9 @@ class Transactions:
             )
         if self._began_s is not None and not error.fatal():
             self._abort()
-        if error.code() in _TOO_LARGE:
-            return InvalidError(
-                f"{what}: an event is larger than it takes ({reason}): raise its max.message.bytes",
-                refused="size",
-            )
-        if error.code() == KafkaError.INVALID_TIMESTAMP:
-            return InvalidError(
-                f"{what}: does not accept the time of an event ({reason}): raise its "
-                "message.timestamp.before.max.ms or message.timestamp.after.max.ms",
-                refused="time",
-            )
+        if error.code() in _OF_EVENT:
+            refused, remedy = _OF_EVENT[error.code()]
+            return InvalidError(f"{what}: {remedy.format(reason=reason)}", refused=refused)
         if error.code() in _REFUSED:
             return InvalidError(
                 f"{what}: {reason}: fix the address, the topic's settings or the permission"

@@ -36,10 +36,11 @@ import pyarrow.compute as pc
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.connectors.archive.staging import discard_files, staged_events
 from tidelog.connectors.kinesis.client import HASH_KEY, Kinesis, KinesisPlace, parse_place
-from tidelog.connectors.sink import Lot, PlaybackSink, RangeWriter, SinkContext, TargetSink
+from tidelog.connectors.sink import ForwardSink, Lot, RangeWriter, SinkContext, TargetSink
 from tidelog.connectors.topic.segments import SegmentTarget, SegmentWriter
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address, parse_address
+from tidelog.model.event import Event
 from tidelog.model.pipeline import Manifest
 from tidelog.model.times import Backoff
 from tidelog.store import open_store_here
@@ -114,6 +115,11 @@ class KinesisWriter:
         self._clock = clock or SystemClock()
         self._random = source or system_random()
 
+    def check(self, event: Event) -> None:
+        """Raises ``InvalidError`` for an event that makes too large a record. Sends nothing."""
+        key = partition_key(event.key, event.id, event.value)
+        _check_size(_Record(key, event.value or b"", None), self._record_bytes_max, self._stream)
+
     def put(self, events: pa.RecordBatch | pa.Table) -> int:
         """Puts events in stored or event columns. Returns how many; all are durable then.
 
@@ -168,13 +174,17 @@ def check_record_sizes(events: pa.RecordBatch | pa.Table, bytes_max: int, stream
     if largest + 4 * _KEY_MAX <= bytes_max:
         return
     for record in _records(events):
-        if record.size > bytes_max:
-            raise InvalidError(
-                f"kinesis stream `{stream}`: an event with key `{record.key[:80]}` has "
-                f"{record.size} bytes, at most {bytes_max} are allowed in a record: leave it out, "
-                "or raise the stream's maximum record size",
-                refused="size",
-            )
+        _check_size(record, bytes_max, stream)
+
+
+def _check_size(record: _Record, bytes_max: int, stream: str) -> None:
+    if record.size > bytes_max:
+        raise InvalidError(
+            f"kinesis stream `{stream}`: an event with key `{record.key[:80]}` has "
+            f"{record.size} bytes, at most {bytes_max} are allowed in a record: leave it out, "
+            "or raise the stream's maximum record size",
+            refused="size",
+        )
 
 
 def partition_key(key: bytes | None, event_id: str | None, value: bytes | None) -> str:
@@ -342,6 +352,10 @@ class KinesisPlaybackSink:
     def __init__(self, writer: KinesisWriter) -> None:
         self._writer = writer
 
+    def check(self, event: Event, now_ms: int) -> None:
+        """Raises ``InvalidError`` for an event that is too large."""
+        self._writer.check(event)
+
     def put(self, lot: Lot) -> None:
         self._writer.put(lot.batch)
 
@@ -352,4 +366,4 @@ class KinesisPlaybackSink:
         """Does nothing: each put is complete."""
 
 
-_is_playback_sink: type[PlaybackSink] = KinesisPlaybackSink
+_is_forward_sink: type[ForwardSink] = KinesisPlaybackSink
