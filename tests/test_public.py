@@ -108,6 +108,7 @@ def test_the_public_names_are_these() -> None:
         "RedoOptions",
         "RedoPlan",
         "RegisterResult",
+        "ReplayPlan",
         "ReplayResult",
         "RunOptions",
         "RunResult",

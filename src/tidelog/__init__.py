@@ -135,6 +135,7 @@ __all__ = [
     "RedoOptions",
     "RedoPlan",
     "RegisterResult",
+    "ReplayPlan",
     "ReplayResult",
     "RunOptions",
     "RunResult",

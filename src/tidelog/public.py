@@ -38,6 +38,7 @@ from tidelog.api.playbacks import Playbacks as Playbacks
 from tidelog.api.playbacks import PlayOptions as PlayOptions
 from tidelog.archive.archive import ArchiveOptions as ArchiveOptions
 from tidelog.archive.archive import FormatOptions as FormatOptions
+from tidelog.archive.dead_letters import ReplayPlan as ReplayPlan
 from tidelog.archive.dead_letters import ReplayResult as ReplayResult
 from tidelog.archive.finalize import FinalizeResult as FinalizeResult
 from tidelog.archive.finalize import FolderNotice as FolderNotice

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tidelog.api.spark_workers import with_tasks
 from tidelog.archive.archive import committed_files, find_archive
-from tidelog.archive.dead_letters import dead_letters
+from tidelog.archive.dead_letters import ReplayOptions, ReplayPlan, dead_letters, plan_replay
 from tidelog.archive.derived_archives import copies_of
 from tidelog.archive.metrics import ArchiveHistory, metrics_text, read_history
 from tidelog.archive.read import FindResult, ReadRequest, archived_rows, find_event
@@ -302,6 +302,27 @@ class ArchiveView:
                 kept = batch.filter(pc.match_substring(batch.column("error"), reason))
             if kept.num_rows:
                 yield kept
+
+    def plan_replay(
+        self,
+        *,
+        parser: str = "",
+        granularity: str | None = None,
+        time_zone: str | None = None,
+        generation: int | None = None,
+    ) -> ReplayPlan:
+        """Return what :meth:`ArchiveHandle.replay` would do, by a trial that changes nothing.
+
+        It tries the first 10,000 dead letters: ``tried`` and ``dead`` say whether these are all.
+
+        >>> plan = home.archives.get("daily").plan_replay(parser="json:created_at")
+        >>> plan.dead, plan.accepted, plan.refused
+        (0, 0, {})
+        """
+        layout = {"granularity": granularity, "time_zone": time_zone}
+        given = {name: value for name, value in layout.items() if value is not None}
+        how = ReplayOptions(generation, parser, given)
+        return plan_replay(self._context, self.reload(), how)
 
     def copies(self) -> list[str]:
         """Return the names of this archive and of those that were made of it.

@@ -24,7 +24,8 @@ are unique: each has the offset of its first event, and no dead letter is in a d
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import crc32c
@@ -41,7 +42,7 @@ from tidelog.codec.event_batch import EVENT_SCHEMA
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.formats.batches import decoding
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.connectors.archive.sink import FilesSettings, FilesSink
+from tidelog.connectors.archive.sink import FilesSettings, FilesSink, FilesWriter
 from tidelog.connectors.by_url import files_at, store_at
 from tidelog.connectors.sink import RangeWriter, Sink
 from tidelog.connectors.source import (
@@ -73,13 +74,16 @@ from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, DriverOptions, new_stop
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
+from tidelog.store.memory import MemoryStore
 
 __all__ = [
     "DeadSource",
     "ReplayOptions",
+    "ReplayPlan",
     "ReplayResult",
     "dead_letters",
     "open_replay",
+    "plan_replay",
     "read_dead_files",
     "remove_replaced",
     "replay",
@@ -139,6 +143,25 @@ def open_replay(
 ) -> Pipeline:
     """Opens the pipeline that writes replayed dead letters to the archive.
 
+    Raises ``InvalidError`` as ``_replay_settings`` does.
+    """
+    number = archive.generation if how.generation is None else how.generation
+    name, pipeline = f"{archive.name}, dead letters", archive.pipeline(number)
+    source = DeadSource(context, archive, pipeline)
+    return Pipeline(
+        name,
+        replay_pipeline(pipeline),
+        source,
+        ReplaySink(_replay_settings(archive, how)),
+        workers,
+        gate=HeadGate(context, archive, number),
+        erased=ErasedBefore(context, archive, number),
+    )
+
+
+def _replay_settings(archive: Archive, how: ReplayOptions) -> FilesSettings:
+    """Returns how a replay writes files.
+
     Raises ``InvalidError`` for a parser that changes values, if the archive's own does not: the
     archive's files hold events, and nothing would tell its output from them.
     """
@@ -154,18 +177,94 @@ def open_replay(
             f"files with this one: `tidelog archive backfill {archive.name} --parser ...`"
         )
     wanted = msgspec.structs.replace(archive, makings={**archive.makings, number: changed})
-    settings = replace(files_settings(wanted, number), dead_share_max=1.0)
-    name, pipeline = f"{archive.name}, dead letters", archive.pipeline(number)
-    source = DeadSource(context, archive, pipeline)
-    return Pipeline(
-        name,
-        replay_pipeline(pipeline),
-        source,
-        ReplaySink(settings),
-        workers,
-        gate=HeadGate(context, archive, number),
-        erased=ErasedBefore(context, archive, number),
+    return replace(files_settings(wanted, number), dead_share_max=1.0)
+
+
+_TRIED_MAX = 10_000  # dead letters in the trial of a plan
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What a replay would do, by a trial in memory with the first dead letters."""
+
+    dead: int = 0  # dead letters in all
+    tried: int = 0  # of them, in the trial
+    accepted: int = 0  # would be in data files
+    reasons: Mapping[str, int] = field(default_factory=dict)  # of those tried, as they are now
+    refused: Mapping[str, int] = field(default_factory=dict)  # of those that would stay dead
+
+
+def plan_replay(
+    context: Context, archive: Archive, how: ReplayOptions, most: int = _TRIED_MAX
+) -> ReplayPlan:
+    """Returns what a replay would do with up to ``most`` dead letters. Changes nothing.
+
+    Files are written to memory, so the trial refuses what a replay would refuse. Raises
+    ``InvalidError`` as a replay does, and ``UnavailableError`` while another one replaces files.
+    """
+    settings, pipeline = _replay_settings(archive, how), archive.pipeline(how.generation)
+    dead = tried = accepted = 0
+    reasons: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for partition in read_partitions(context, pipeline):
+        found = dead_files(context, pipeline, partition)
+        dead += sum(file.events for files in found for file in files)
+        letters = _first_letters(store_at(context, archive.store), found, most - tried)
+        if not letters:
+            continue
+        tried += sum(batch.num_rows for batch in letters)
+        reasons.update(_reasons(letters))
+        written, misfits = _try_letters(context, settings, partition, letters)
+        accepted += written
+        refused.update(_reasons(misfits))
+    return ReplayPlan(
+        dead, tried, accepted, dict(reasons.most_common()), dict(refused.most_common())
     )
+
+
+def _first_letters(
+    store: Store, found: Sequence[Sequence[FileEntry]], most: int
+) -> list[pa.RecordBatch]:
+    """Returns the first dead letters of a source partition, within the limits of a stretch."""
+    letters: list[pa.RecordBatch] = []
+    size = 0
+    for files in found:
+        size += sum(file.size for file in files)
+        if most <= 0 or (letters and size > _BYTES_MAX):
+            break
+        try:
+            batches = read_dead_files(store, files)
+        except NotFoundError as exc:
+            raise UnavailableError(f"{exc}; or a replay has just replaced it: try again") from exc
+        for batch in batches:
+            if most > 0:
+                letters.append(batch.slice(0, most))
+                most -= letters[-1].num_rows
+    return letters
+
+
+def _try_letters(
+    context: Context, settings: FilesSettings, partition: str, letters: Sequence[pa.RecordBatch]
+) -> tuple[int, list[pa.RecordBatch]]:
+    """Returns how many dead letters would be in data files, and those that would not."""
+    memory = MemoryStore(context.clock)
+    writer = FilesWriter(settings, memory, partition, "trial")
+    for batch in letters:
+        writer.write(batch.select(EVENT_SCHEMA.names))
+    written = writer.close()
+    dead = [
+        msgspec.structs.replace(file, target=file.staged)
+        for file in written.files
+        if file.kind == "dead"
+    ]
+    return written.written, [batch for file in dead for batch in read_dead_files(memory, [file])]
+
+
+def _reasons(letters: Iterable[pa.RecordBatch]) -> Iterator[str]:
+    """Yields the reason of each dead letter, without what it says of the single event."""
+    for batch in letters:
+        for error in batch.column("error").to_pylist():
+            yield error.partition(": ")[0]
 
 
 class DeadSource:

@@ -163,6 +163,9 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
         sys.exit(FAILED)
 
 
+_OF_REPLAY = ("parser", "granularity", "time_zone", "dry_run", "master", "confs")
+
+
 @click.command()
 @click.argument("name")
 @_generation
@@ -181,6 +184,11 @@ def verify(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     help="With --replay, the time span of a folder: day, hour or minute.",
 )
 @click.option("--time-zone", metavar="Z", help="With --replay, the time zone of folder names.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="With --replay, only try the first 10,000 in memory and print the result.",
+)
 @task_options
 @json_option
 @click.pass_obj
@@ -195,29 +203,27 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
     Examples:
       tidelog archive dead daily
       tidelog archive dead daily --reason "no field" --events | head
-      tidelog archive dead daily --replay
+      tidelog archive dead daily --replay --parser json:created_at --dry-run
       tidelog archive dead daily --replay --parser json:created_at
     """
     with open_home(home_text) as home:
         archive = home.archives.get(name)
         if given["is_replay"]:
             _refuse(given, "--replay", "reason", "limit", "events")
+            how = {key: given[key] for key in ("generation", "parser", "granularity", "time_zone")}
+            if given["dry_run"]:
+                output.record({"archive": name, **asdict(archive.plan_replay(**how))})
+                return
             with DriverWatch(output, f"{name}, dead letters") as watch:
                 done = archive.replay(
-                    generation=given["generation"],
-                    parser=given["parser"],
-                    granularity=given["granularity"],
-                    time_zone=given["time_zone"],
-                    stop=watch.stop,
-                    on_cycle=watch.cycle,
-                    **tasks_of(given),
+                    **how, stop=watch.stop, on_cycle=watch.cycle, **tasks_of(given)
                 )
             output.record({"archive": name, **asdict(done)})
             return
-        if any(given[name] for name in ("parser", "granularity", "time_zone", "master", "confs")):
+        if any(given[name] for name in _OF_REPLAY):
             raise InvalidError(
-                "archive dead: --parser, --granularity, --time-zone, --master and --conf are for "
-                "--replay: add it"
+                "archive dead: --parser, --granularity, --time-zone, --dry-run, --master and "
+                "--conf are for --replay: add it"
             )
         batches = archive.dead_letters(reason=given["reason"], generation=given["generation"])
         if given["events"]:
