@@ -27,6 +27,7 @@ from tidelog.archive.dead_letters import (
     ReplayOptions,
     dead_letters,
     open_replay,
+    plan_replay,
     read_dead_files,
     remove_replaced,
     replay,
@@ -98,6 +99,22 @@ def home(tmp_path: Path) -> Iterator[Home]:
     with a_home(tmp_path) as made:
         made.create_topic("t", 3)
         yield made
+
+
+def test_plan_says_what_a_replay_does_and_changes_nothing(home: Home) -> None:
+    for partition in (0, 1):
+        fill(home, range(1, 60), partition=partition)
+    drive(home, an_archive(home, parser=AT))
+    archive = home.archives.get("daily")
+    before = sorted(each.key for each in home.store.list(""))
+    plan = archive.plan_replay(parser=AT_OR_WHEN)
+    assert plan.reasons == {"no field at": 34, "no JSON": 16}
+    assert plan.refused == {"no JSON": 16}
+    assert archive.plan_replay().refused == plan.reasons, "the archive's own parser is as it was"
+    assert plan_replay(home.context, archive.info, ReplayOptions(), most=30).tried == 30
+    assert sorted(each.key for each in home.store.list("")) == before
+    done = archive.replay(parser=AT_OR_WHEN)
+    assert (plan.dead, plan.tried, plan.accepted) == (done.tried, done.tried, done.replayed)
 
 
 def is_late(number: int) -> bool:

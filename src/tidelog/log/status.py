@@ -332,6 +332,7 @@ class Histogram:
     start_ms: int
     width_ms: int
     counts: list[int]
+    sizes: list[int]  # bytes before compression; a run's are spread as its events are
     first_ms: int | None  # of all events that are known
     last_ms: int | None
     is_exact: bool  # the events were read; else runs were spread evenly
@@ -401,38 +402,39 @@ class Timelines:
             raise InvalidError("timeline: its range ends before it begins: give start and end")
         begin, width, bars = _grid(start, max(end, start + 1))
         edges = begin + width * np.arange(bars + 1, dtype=np.int64)
-        counts, is_exact = self._count(topic, runs, edges)
-        return Histogram(begin, width, counts, first, last, is_exact, is_whole)
+        totals, is_exact = self._count(topic, runs, edges)
+        counts, sizes = ([round(each) for each in row] for row in totals.tolist())
+        return Histogram(begin, width, counts, sizes, first, last, is_exact, is_whole)
 
-    def _count(self, topic: Topic, runs: list[_Runs], edges: _Ints) -> tuple[list[int], bool]:
-        totals = np.zeros(len(edges) - 1)
+    def _count(self, topic: Topic, runs: list[_Runs], edges: _Ints) -> tuple[_Floats, bool]:
+        """Events and bytes of each bar, and whether the events are exact."""
+        totals = np.zeros((2, len(edges) - 1))
         across: list[_Runs] = []
         for each in runs:
             rows = each.rows
             here = rows[(rows[:, _LAST] >= edges[0]) & (rows[:, _FIRST] < edges[-1])]
             bars = np.searchsorted(edges, here[:, _FIRST : _LAST + 1], "right") - 1
-            within = (bars[:, 0] == bars[:, 1]) & (bars[:, 0] >= 0) & (bars[:, 0] < len(totals))
-            np.add.at(totals, bars[within, 0], here[within, _EVENTS])
+            within = (bars[:, 0] == bars[:, 1]) & (bars[:, 0] >= 0) & (bars[:, 0] < len(edges) - 1)
+            for at, column in enumerate((_EVENTS, _BYTES)):
+                np.add.at(totals[at], bars[within, 0], here[within, column])
             across.append(replace(each, rows=here[~within]))
         events = sum(int(each.rows[:, _EVENTS].sum()) for each in across)
         size = sum(int(each.rows[:, _BYTES].sum()) for each in across)
         count = sum(len(each.rows) for each in across)
         if events <= _EXACT_EVENTS and size <= _EXACT_BYTES and count <= _EXACT_RUNS:
             try:
-                for each in across:
-                    totals += self._read(topic, each, edges)
-                return [round(count) for count in totals], True
+                return totals + sum(self._read(topic, each, edges) for each in across), True
             except NotFoundError:
                 pass  # trimmed or compiled meanwhile: the next one knows
         for each in across:
             totals += _spread(each.rows, edges)
-        return [round(count) for count in totals], not events
+        return totals, not events
 
     def _read(self, topic: Topic, runs: _Runs, edges: _Ints) -> _Floats:
-        """The events of some runs, counted by their own times."""
+        """Events and bytes of some runs, the events counted by their own times."""
         reader = Reader(self._context, topic, runs.partition)
-        counts = np.zeros(len(edges) - 1)
-        for base, end in runs.rows[:, :2].tolist():
+        totals = np.zeros((2, len(edges) - 1))
+        for base, end, _, _, _, size in runs.rows.tolist():
             key = (*runs.key, base)
             with self._lock:
                 times = self._times.get(key)
@@ -443,8 +445,9 @@ class Timelines:
                 ]
                 times = np.sort(np.concatenate([*found, _NO_TIMES]))
                 self._keep(key, times)
-            counts += np.diff(np.searchsorted(times, edges))
-        return counts
+            counts = np.diff(np.searchsorted(times, edges))
+            totals += counts, counts * (size / max(1, len(times)))
+        return totals
 
     def _keep(self, key: tuple[object, ...], times: _Ints) -> None:
         """For the next look; what was read first goes when there is too much."""
@@ -486,7 +489,8 @@ class Timelines:
                     base = max(run.base, head.start)  # the first may be trimmed in part
                     events = min(run.events, run.end - base)
                     times = (run.first_ms, run.last_ms)
-                    fresh.append((base, run.end, events, *times, run.raw_bytes))
+                    size = run.raw_bytes * events // run.events
+                    fresh.append((base, run.end, events, *times, size))
                 part.at = runs[-1].end
                 room -= len(runs)
             if fresh:
@@ -506,10 +510,10 @@ def _grid(start_ms: int, end_ms: int) -> tuple[int, int, int]:
 
 
 def _spread(rows: _Ints, edges: _Ints) -> _Floats:
-    """The events of runs, evenly over the time between their first and their last."""
-    below = np.zeros(len(edges))  # how many events lie before each edge
+    """Events and bytes of runs, evenly over the time between their first and their last."""
+    below = np.zeros((2, len(edges)))  # what lies before each edge
     for at in range(0, len(rows), _SPREAD_ROWS):
-        _, _, counts, first, last, _ = rows[at : at + _SPREAD_ROWS].T
+        _, _, counts, first, last, sizes = rows[at : at + _SPREAD_ROWS].T
         parts = (edges - first[:, None]) / (last + 1 - first)[:, None]
-        below += counts @ np.clip(parts, 0.0, 1.0)
+        below += np.stack([counts, sizes]) @ np.clip(parts, 0.0, 1.0)
     return np.diff(below)

@@ -62,6 +62,27 @@ def test_an_archive_is_run_backfilled_promoted_and_rolled_back(
     assert audited == [(f"archive {each}", "archive daily") for each in actions]
 
 
+def test_a_part_is_written_again_after_its_cost_is_shown_and_dropped(
+    served: Served, browser: Browser
+) -> None:
+    archive = served.home.archives.get("daily")
+    said = do(browser, "redo", dates="2026-11-02, 2026-11-03", parser="timestamp")
+    assert "Writes 2 events of 2 files again, with parser timestamp." in said
+    assert "Copies 8 other files (" in said
+    assert "which on S3 costs about 48 requests." in said
+    done = "generation 2 has 10 events, copied or written again"
+    eventually(lambda: browser.get("/console/jobs"), done)
+    page = browser.get("/console/archives/daily")
+    assert "Resume the redo" in page
+    assert 'value="2026-11-02, 2026-11-03"' in page
+    assert "Resume the backfill" not in page, "it would be refused"
+    assert archive.reload().generation == 1
+    said = do(browser, "drop")
+    assert "Deletes 9 files (" in said
+    eventually(lambda: browser.get("/console/jobs"), "generation 2 and its files are deleted")
+    assert sorted(archive.reload().makings) == [1]
+
+
 def test_folders_are_marked_and_a_table_is_kept_up_to_date(
     served: Served, browser: Browser
 ) -> None:
@@ -111,6 +132,12 @@ def test_the_history_shows_when_events_were_archived(served: Served, browser: Br
         ("register", {"table": "glue:a.b"}),
         ("backfill", {"parser": "os:system"}),
         ("backfill", {"format": "exe"}),
+        ("redo", {}),  # no part
+        ("redo", {"dates": "yesterday"}),
+        ("redo", {"dates": "2026-11-02", "parser": "os:system"}),
+        ("drop", {"generation": "1"}),  # is live
+        ("drop", {"generation": "9"}),
+        ("replay", {}),  # no dead letters
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_begins(

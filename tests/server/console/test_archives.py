@@ -17,6 +17,8 @@ from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.server.console import archives
 
+ACT = "/console/archives/daily/act"
+
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,28 +123,36 @@ def test_dead_letters_with_their_reasons_and_their_replay(served: Served, browse
     assert "field at is missing or null" in said
     assert "t /0/20" in said
     assert "<script>" not in page.replace("<script src", "")
-    action = "/console/archives/daily/replay"
-    same = browser.send(page, action)
-    assert same.headers["location"] == "/console/jobs"
-    eventually(
-        lambda: browser.get("/console/jobs"), "5 dead letters tried, 0 are in the archive now"
-    )
-    browser.send(page, action, parser="iso8601:made")
-    eventually(lambda: browser.get("/console/jobs"), "5 are in the archive now, 0 stay dead")
+    asked = preview_replay(browser)
+    assert "Parser iso8601:at accepts 0 of 5, and rejects 5." in text_of(asked)
+    assert "field at is missing or null 5 5" in text_of(asked)
+    assert served.home.jobs.list() == [], "it is only a preview"
+    asked = preview_replay(browser, "iso8601:made")
+    assert "Parser iso8601:made accepts 5 of 5, and rejects 0." in text_of(asked)
+    assert "field at is missing or null 5 0" in text_of(asked)
+    begun = browser.send(asked, ACT)
+    assert begun.headers["location"] == "/console/jobs"
+    done = "5 dead letters tried, 5 archived now, 0 still dead"
+    eventually(lambda: browser.get("/console/jobs"), done)
     assert "There are none" in browser.get("/console/archives/daily/dead")
     archive = find_archive(served.home.context, "daily")
     assert sum(file.events for _, file in committed_files(served.home.context, archive)) == 25
     eventually(lambda: browser.get("/console/archives/daily"), "Dead letters 0")
 
 
-def test_a_replay_from_a_page_runs_no_code_of_others(browser: Browser) -> None:
+def test_a_replay_from_a_page_runs_no_code_of_others(served: Served, browser: Browser) -> None:
     page = browser.get("/console/archives/daily/dead")
     for parser in ("os:system", "tests.some:Parser", "/etc/passwd", "json"):
-        answer = browser.send(page, "/console/archives/daily/replay", parser=parser)
-        assert answer.status_code in (303, 400)
-        if parser != "json":
-            assert answer.status_code == 400
-    eventually(lambda: browser.get("/console/jobs"), "failed")
+        answer = browser.send(page, ACT, parser=parser, sure="1")
+        assert answer.status_code == 400
+    assert served.home.jobs.list() == []
+
+
+def preview_replay(browser: Browser, parser: str = "") -> str:
+    page = browser.get("/console/archives/daily/dead")
+    answer = browser.send(page, ACT, parser=parser)
+    assert answer.status_code == 200, text_of(answer.text)
+    return answer.text
 
 
 def test_what_is_kept_running_is_shown_on_the_overview(served: Served, browser: Browser) -> None:

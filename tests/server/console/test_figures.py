@@ -13,6 +13,7 @@ from tidelog import Event, Home, NotFoundError
 from tidelog.home import create_home
 from tidelog.log import status as log_status
 from tidelog.log.maintenance.trim import ToOffsets
+from tidelog.log.partition_reader import Reader
 from tidelog.log.status import Timelines
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console.format import Series, line_chart
@@ -171,12 +172,21 @@ def test_a_timeline_spreads_runs_where_there_are_too_many_events(
     assert not about.is_exact
     assert abs(sum(about.counts) - sum(exact.counts)) <= len(about.counts)
     assert sum(exact.counts) == 2_000
+    for found in (exact, about):
+        assert sum(found.sizes) == pytest.approx(raw_bytes(home), abs=len(found.sizes))
+        assert [size > 0 for size in found.sizes] == [count > 0 for count in found.counts]
     pairs = zip(exact.counts, about.counts, strict=True)
     assert max(abs(one - other) for one, other in pairs) <= 2
     inside = Timelines(home.context).histogram(
         home.topic("t"), START_MS + 30_000, START_MS + 60_000
     )
     assert 295 <= sum(inside.counts) <= 305
+
+
+def raw_bytes(home: Home) -> int:
+    topic = home.topic("t")
+    readers = [Reader(home.context, topic, partition) for partition in range(topic.partitions)]
+    return sum(run.raw_bytes for reader in readers for run in reader.runs(0))
 
 
 def test_a_timeline_of_many_runs_is_read_in_portions(

@@ -74,7 +74,6 @@ OF_CONSOLE: dict[str, str] = {  # beside read for all topics, which every sessio
     "archive": "read",
     "files": "read",
     "dead": "read",
-    "replay": "admin",
     "act": "admin",
     "pump": "read",
     "sql": "read",

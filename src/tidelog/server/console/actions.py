@@ -1,4 +1,5 @@
-"""What a person can do to an archive: run it now, backfill, promote, roll back, finalize, register.
+"""What a person can do to an archive: run, backfill, redo, promote, roll back, drop, finalize,
+register, and replay its dead letters.
 
 Each action shows first what it would do, and with ``sure`` starts a job. All of them can be killed
 and started again. A page must not make the server run code of others, or reach out to other hosts:
@@ -18,9 +19,9 @@ from tidelog.home import Home
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
-from tidelog.public import BackfillOptions, CycleReport
+from tidelog.public import BackfillOptions, CycleReport, RedoOptions
 from tidelog.server.console.archives import PARSERS, Pipelines
-from tidelog.server.console.format import counted
+from tidelog.server.console.format import counted, size
 from tidelog.server.console.jobs import WHOLE, Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 
@@ -29,6 +30,7 @@ __all__ = ["ActionPages"]
 _FORMATS = ("parquet", "orc", "avro", "jsonlines")
 _GRANULARITIES = ("day", "hour", "minute")
 _FLUSH_S = 60.0
+_REASONS = 20  # of dead letters in a preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Preview:
     what: str  # the job, in words
     args: Mapping[str, str]  # of the job, and of the form that starts it
     is_grave: bool = False  # readers of the archive see it
+    reasons: tuple[tuple[str, int, int], ...] = ()  # of dead letters: how many now, and then
 
 
 class ActionPages:
@@ -53,16 +56,22 @@ class ActionPages:
         self._actions: dict[str, Callable[[ArchiveHandle, Visit], Preview]] = {
             "run": self._plan_run,
             "backfill": self._plan_backfill,
+            "redo": self._plan_redo,
             "promote": self._plan_promote,
             "rollback": self._plan_rollback,
+            "drop": self._plan_drop,
+            "replay": self._plan_replay,
             "finalize": self._plan_finalize,
             "register": self._plan_register,
         }
         for kind, work in (
             ("run", _run),
             ("backfill", _backfill),
+            ("redo", _redo),
             ("promote", _promote),
             ("rollback", _rollback),
+            ("drop", _drop),
+            ("replay", _replay),
             ("finalize", _finalize),
             ("register", _register),
         ):
@@ -159,6 +168,43 @@ class ActionPages:
         title = f"Build a new generation of {archive.name}?"
         return Preview(title, tuple(says), "Begin the backfill", what, args)
 
+    def _plan_redo(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        args = {name: visit.text(name) for name in ("dates", "topics", "partitions", "parser")}
+        _check_parser(args["parser"], "redo")
+        _check_transform(info, "redo")
+        plan = archive.plan_redo(
+            dates=_words(args["dates"]),
+            topics=_words(args["topics"]),
+            partitions=_words(args["partitions"]),
+            parser=args["parser"] or None,
+        )
+        number = info.building or info.newest + 1
+        parser = f"parser {args['parser']}" if args["parser"] else "the same parser"
+        says = [
+            (
+                f"Generation {number} is built beside generation {info.generation}, which readers "
+                "keep seeing."
+            ),
+            (
+                f"Writes {counted(plan.events, 'event')} of {counted(plan.files, 'file')} again, "
+                f"with {parser}."
+            ),
+        ]
+        if plan.copied_files:
+            says.append(
+                f"Copies {counted(plan.copied_files, 'other file')} ({size(plan.copied_bytes)}) in "
+                f"the store, which on S3 costs about {counted(plan.requests, 'request')}."
+            )
+        else:
+            says.append("There is no other file to copy.")
+        says.append("When it is complete, promote it.")
+        if info.building:
+            says.insert(0, f"Generation {info.building} is being built already: this resumes it.")
+        what = f"redo of a part of {archive.name}"
+        title = f"Write a part of {archive.name} again?"
+        return Preview(title, tuple(says), "Begin the redo", what, args)
+
     def _plan_promote(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         info = archive.info
         if info.building is None:
@@ -199,6 +245,56 @@ class ActionPages:
         what = f"rollback of {archive.name} to generation {number}"
         args = {"generation": str(number)}
         return Preview(title, says, "Roll back", what, args, is_grave=True)
+
+    def _plan_drop(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        info = archive.info
+        number = visit.number("generation", 0)
+        if number not in info.makings or number == info.generation:
+            raise InvalidError(f"archive `{info.name}`: generation {number} cannot be dropped")
+        status = archive.status(number)
+        files = sum(each.files for each in status.partitions)
+        stored = sum(each.bytes for each in status.partitions)
+        says = (
+            f"Deletes {counted(files, 'file')} ({size(stored)}). This cannot be undone.",
+            f"Readers keep seeing generation {info.generation}.",
+            "If it holds events that neither the live one nor the source has, nothing changes.",
+        )
+        title = f"Drop generation {number} of {archive.name}?"
+        what = f"drop of generation {number} of {archive.name}"
+        args = {"generation": str(number)}
+        return Preview(title, says, "Drop it", what, args, is_grave=True)
+
+    def _plan_replay(self, archive: ArchiveHandle, visit: Visit) -> Preview:
+        parser = visit.text("parser")
+        _check_parser(parser, "dead --replay")
+        plan = archive.plan_replay(parser=parser)
+        if not plan.dead:
+            raise InvalidError(f"archive `{archive.name}`: has no dead letters: nothing to replay")
+        tried = f"{counted(plan.dead, 'dead letter')}."
+        if plan.tried < plan.dead:
+            tried = f"{tried} The first {plan.tried:,} were tried."
+        own = archive.info.making().parser
+        named = f"Parser {parser or own}" if parser or own else "The archive, without a parser,"
+        says = [
+            tried,
+            (
+                f"{named} accepts {plan.accepted:,} of {plan.tried:,}, and rejects "
+                f"{plan.tried - plan.accepted:,}."
+            ),
+            "Accepted events are written to data files, each once. The others stay dead letters.",
+            *_tables_follow(archive.info),
+        ]
+        reasons = tuple(
+            (text, plan.reasons.get(text, 0), plan.refused.get(text, 0))
+            for text in [
+                *plan.reasons,
+                *(each for each in plan.refused if each not in plan.reasons),
+            ]
+        )
+        title = f"Replay the dead letters of {archive.name}?"
+        what = f"replay of the dead letters of {archive.name}"
+        args = {"parser": parser}
+        return Preview(title, tuple(says), "Replay them", what, args, reasons=reasons[:_REASONS])
 
     def _plan_finalize(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         delay = visit.text("delay") or "1h"
@@ -248,20 +344,34 @@ def _tables_follow(info: Archive) -> tuple[str, ...]:
     return (f"Its tables follow: {', '.join(info.tables)}.",)
 
 
-def _check_backfill(info: Archive, args: Mapping[str, str]) -> None:
-    if args["parser"].partition(":")[0] not in ("", *PARSERS):
+def _check_parser(parser: str, command: str) -> None:
+    """Raises ``InvalidError`` for a parser that is not one of Tidelog's."""
+    if parser.partition(":")[0] not in ("", *PARSERS):
         raise InvalidError(
-            f"parser `{args['parser'][:80]}`: from here it may be {', '.join(PARSERS)}: use "
-            "`tidelog archive backfill` for one of your own"
+            f"parser `{parser[:80]}`: from here it may be {', '.join(PARSERS)}: use "
+            f"`tidelog archive {command}` for one of your own"
         )
-    for name, known in (("granularity", _GRANULARITIES), ("format", _FORMATS)):
-        if args[name] and args[name] not in known:
-            raise InvalidError(f"{name} `{args[name][:40]}`: give one of {', '.join(known)}")
+
+
+def _check_transform(info: Archive, command: str) -> None:
     if info.making().transform:
         raise InvalidError(
             f"archive `{info.name}`: has a transform, which needs Spark: use `tidelog archive "
-            "backfill --master`"
+            f"{command} --master`"
         )
+
+
+def _check_backfill(info: Archive, args: Mapping[str, str]) -> None:
+    _check_parser(args["parser"], "backfill")
+    for name, known in (("granularity", _GRANULARITIES), ("format", _FORMATS)):
+        if args[name] and args[name] not in known:
+            raise InvalidError(f"{name} `{args[name][:40]}`: give one of {', '.join(known)}")
+    _check_transform(info, "backfill")
+
+
+def _words(text: str) -> list[str]:
+    """Returns the words of a list that a person types with commas or blanks."""
+    return text.replace(",", " ").split()
 
 
 def _counting(job: Job, total: int | None) -> Callable[[CycleReport], None]:
@@ -310,6 +420,22 @@ def _backfill(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     )
 
 
+def _redo(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    total = sum(each.events for each in archive.status().partitions)
+    how = RedoOptions(stop=job.stop, on_cycle=_counting(job, total))
+    how["parser"] = args["parser"] or None
+    done = archive.redo(
+        dates=_words(args["dates"]),
+        topics=_words(args["topics"]),
+        partitions=_words(args["partitions"]),
+        **how,
+    )
+    return (
+        f"generation {done.generation} has {counted(done.events, 'event')}, copied or written "
+        "again: promote it when it is complete"
+    )
+
+
 def _promote(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     job.tell("bringing it up to the live one")
     return f"generation {archive.promote().generation} is the live one"
@@ -318,6 +444,27 @@ def _promote(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
 def _rollback(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
     job.tell("bringing it up to the live one")
     return f"generation {archive.rollback(int(args['generation'])).generation} is the live one"
+
+
+def _drop(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    archive.drop(int(args["generation"]))
+    return f"generation {args['generation']} and its files are deleted"
+
+
+def _replay(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:
+    total = sum(each.dead for each in archive.status().partitions)
+    tried = 0
+
+    def on_cycle(report: CycleReport) -> None:
+        nonlocal tried
+        tried += report.events
+        job.tell(f"{tried:,} of {total:,} dead letters tried", 100 * tried / (total or 1))
+
+    done = archive.replay(parser=args["parser"], stop=job.stop, on_cycle=on_cycle)
+    return (
+        f"{counted(done.tried, 'dead letter')} tried, {done.replayed:,} archived now, "
+        f"{done.dead:,} still dead"
+    )
 
 
 def _finalize(archive: ArchiveHandle, args: Mapping[str, str], job: Job) -> str:

@@ -1,4 +1,4 @@
-"""Pages of archives and pumps: how far, what waits, files as a tree, dead letters, their replay.
+"""Pages of archives and pumps: how far, what waits, files as a tree, dead letters.
 
 :class:`Pipelines` looks at archives, pumps and keepers in a thread of its own, as some are slow. A
 source that hangs holds up this thread alone; pages show what was known before, and since when.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,12 @@ from tidelog.api.archives import ArchiveHandle
 from tidelog.api.doctor import response_times
 from tidelog.archive.status import ArchiveStatus, Limits, WaitingTimes, troubles
 from tidelog.coordination.jobs import Keeper, Keepers
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.model.archive import Archive
-from tidelog.public import CycleReport, PumpStatus, TableStatus
+from tidelog.public import PumpStatus, TableStatus
 from tidelog.server.console.format import bar_chart
-from tidelog.server.console.jobs import Job, JobRunner, Work, check_incarnation
-from tidelog.server.console.session import Answer, Redirect, Shown, Visit
+from tidelog.server.console.session import Answer, Shown, Visit
 from tidelog.server.http.errors import shape
 
 __all__ = ["PARSERS", "ArchivePages", "Pipelines", "PipelinesSeen"]
@@ -156,11 +155,9 @@ PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset
 class ArchivePages:
     """What is shown of archives and pumps."""
 
-    def __init__(self, home: Home, pipelines: Pipelines, jobs: JobRunner) -> None:
+    def __init__(self, home: Home, pipelines: Pipelines) -> None:
         self._home = home
         self._pipelines = pipelines
-        self._jobs = jobs
-        jobs.register("replay", self._replay)
 
     def archives(self, visit: Visit) -> Answer:
         """``GET /console/archives``"""
@@ -180,6 +177,10 @@ class ArchivePages:
             "chart": bar_chart([(bar.start_ms, bar.events) for bar in history.bars]),
             "generations": [(number, info.state_of(number)) for number in sorted(info.makings)],
             "building": info.building,
+            "redo": info.making(info.building).redo if info.building else None,
+            "sources": sorted({each.partition for each in seen.status.partitions})
+            if seen.status
+            else (),
             "parsers": PARSERS,
         }
         return Shown("archive.html", values)
@@ -237,44 +238,6 @@ class ArchivePages:
             "parser": archive.making().parser,
         }
         return Shown("dead.html", values)
-
-    def replay(self, visit: Visit) -> Answer:
-        """``POST /console/archives/{name}/replay``"""
-        archive = self._home.archives.get(visit.path["name"])
-        archive.reload()
-        parser = visit.text("parser")
-        if parser and parser.partition(":")[0] not in PARSERS:
-            raise InvalidError(
-                f"parser `{parser[:80]}`: from here it may be {', '.join(PARSERS)}: use "
-                "`tidelog archive dead --replay` for one of your own"
-            )
-
-        args = {"archive": archive.name, "incarnation": archive.info.incarnation, "parser": parser}
-        what = f"replay of the dead letters of {archive.name}"
-        self._jobs.start("replay", what, args, visit.session.who)
-        return Redirect("/console/jobs")
-
-    def _replay(self, args: Mapping[str, str], who: str) -> Work:
-        archive = self._home.archives.get(args["archive"])
-        check_incarnation(f"archive `{archive.name}`", args, archive.info.incarnation)
-
-        def work(job: Job) -> str:
-            total = sum(each.dead for each in archive.status().partitions)
-            tried = 0
-
-            def on_cycle(report: CycleReport) -> None:
-                nonlocal tried
-                tried += report.events
-                job.tell(f"{tried:,} of {total:,} dead letters tried", 100 * tried / (total or 1))
-
-            done = archive.replay(parser=args["parser"], stop=job.stop, on_cycle=on_cycle)
-            self._pipelines.wake()
-            return (
-                f"{done.tried:,} dead letters tried, {done.replayed:,} are in the archive now, "
-                f"{done.dead:,} stay dead"
-            )
-
-        return work
 
     def _seen(self, archive: ArchiveHandle) -> ArchiveSeen:
         """As it was seen last; one that is new, or that was changed, is looked at now."""

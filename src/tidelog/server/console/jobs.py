@@ -38,7 +38,7 @@ _KEPT_MAX = 50  # in memory, with results that only this process has
 _STOP_S = 10.0  # in which all should have stopped
 _BUSY_S = 2.0  # between two writes of progress
 _IDLE_S = 15.0  # between two looks for jobs whose server ended
-WHOLE = frozenset(("promote", "rollback", "finalize", "register"))  # kinds that cannot be stopped
+WHOLE = frozenset(("promote", "rollback", "drop", "finalize", "register"))  # cannot be stopped
 _RESUMED = "resumed after its server ended"
 _PLAIN_ERRORS = (ConflictError, FencedError, NotFoundError, UnavailableError)  # quote no value
 

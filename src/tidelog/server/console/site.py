@@ -159,7 +159,6 @@ PLACES = (
     Route("archive", "GET", _ARCHIVE, "read"),
     Route("files", "GET", f"{_ARCHIVE}/files", "read"),
     Route("dead", "GET", f"{_ARCHIVE}/dead", "read"),
-    Route("replay", "POST", f"{_ARCHIVE}/replay", "admin"),
     Route("act", "POST", f"{_ARCHIVE}/act", "admin"),
     Route("pump", "GET", "/console/pumps/{name}", "read"),
     Route("sql", "GET", "/console/sql", "read"),
@@ -227,7 +226,7 @@ class Console:
         topics = TopicPages(home, self._sampler, self._pipelines, self._jobs, metrics)
         events = EventPages(home, metrics)
         consumers = ConsumerPages(home, self._sampler)
-        archives = ArchivePages(home, self._pipelines, self._jobs)
+        archives = ArchivePages(home, self._pipelines)
         journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home)
         jobs = JobPages(home, self._jobs)

@@ -162,6 +162,7 @@ class TopicPages:
             "end": found.end_ms,
             "width": found.width_ms,
             "counts": found.counts,
+            "sizes": found.sizes,
             "first": found.first_ms,
             "last": found.last_ms,
             "exact": found.is_exact,

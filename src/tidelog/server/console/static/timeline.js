@@ -7,7 +7,7 @@
   const look = document.getElementById("timeline-look");
   const play = document.getElementById("timeline-play");
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 1200, HEIGHT = 150;
+  const WIDTH = 1200, HEIGHT = 150, LOW = 60;   // bars of events, and of bytes below them
   let data = null;       // what was answered last
   let range = null;      // [start, end] that is shown; null: all
   let chosen = null;     // [first bar, last bar]
@@ -16,6 +16,11 @@
 
   const iso = (ms) => new Date(ms).toISOString();
   const many = (n) => n.toLocaleString("en");
+  const size = (bytes) => {
+    const at = Math.min(4, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+    const amount = bytes / 1024 ** at;
+    return `${at && amount < 100 ? amount.toFixed(1) : Math.round(amount)} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
+  };
   const unit = (ms) => ms < 1000 ? `${ms} ms` : ms < 60000 ? `${ms / 1000} s` : ms < 3600000 ? `${ms / 60000} min` : ms < 86400000 ? `${ms / 3600000} h` : `${ms / 86400000} d`;
   const make = (name, attributes) => {
     const made = document.createElementNS(SVG, name);
@@ -29,13 +34,13 @@
 
   const tell = () => {
     if (!data) return;
-    const counts = chosen ? data.counts.slice(Math.min(...chosen), Math.max(...chosen) + 1) : data.counts;
-    const total = counts.reduce((sum, count) => sum + count, 0);
+    const sum = (values) => (chosen ? values.slice(Math.min(...chosen), Math.max(...chosen) + 1) : values).reduce((all, each) => all + each, 0);
+    const [total, bytes] = [sum(data.counts), sum(data.sizes)];
     const at = span();
     const how = data.exact ? "" : "about ";
     const rest = data.whole ? "" : "; older runs are still being read";
     told.textContent = at
-      ? `${how}${many(total)} events from ${iso(at[0])} to ${iso(at[1])}, bars of ${unit(data.width)}${rest}`
+      ? `${how}${many(total)} ${total === 1 ? "event" : "events"} from ${iso(at[0])} to ${iso(at[1])}, bars of ${unit(data.width)}; about ${size(bytes)} before compression${rest}`
       : "There is no event yet.";
     if (at) {
       const query = new URLSearchParams({ by: "time", start: iso(at[0]), end: iso(at[1]) });
@@ -47,31 +52,42 @@
     }
   };
 
-  const draw = () => {
+  const bars = (values, height, words) => {
     // One large bar would flatten all others: bars beyond 8 times the usual height are cut.
-    const usual = data.counts.filter((count) => count).sort((one, other) => one - other);
+    const usual = values.filter((value) => value).sort((one, other) => one - other);
     const high9 = usual.length ? usual[Math.floor((usual.length - 1) * 0.9)] : 1;
-    const highest = Math.max(1, ...data.counts);
+    const highest = Math.max(1, ...values);
     const most = usual.length > 4 && highest > 8 * high9 ? 2 * high9 : highest;
-    const each = WIDTH / data.counts.length;
-    const picture = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    picture.append(make("rect", { class: "all", x: 0, y: 0, width: WIDTH, height: HEIGHT }));
-    data.counts.forEach((count, at) => {
-      if (!count) return;
-      const isCut = count > most;
-      const high = isCut ? HEIGHT - 1 : Math.max(2, count * (HEIGHT - 8) / most);
+    const each = WIDTH / values.length;
+    const picture = make("svg", { viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    picture.append(make("rect", { class: "all", x: 0, y: 0, width: WIDTH, height }));
+    values.forEach((value, at) => {
+      if (!value) return;
+      const isCut = value > most;
+      const high = isCut ? height - 1 : Math.max(2, value * (height - 8) / most);
       const on = chosen && at >= Math.min(...chosen) && at <= Math.max(...chosen);
-      const bar = make("rect", { class: `bar${on ? " on" : ""}${isCut ? " cut" : ""}`, x: (at * each + each * 0.08).toFixed(2), y: (HEIGHT - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
+      const bar = make("rect", { class: `bar${on ? " on" : ""}${isCut ? " cut" : ""}`, x: (at * each + each * 0.08).toFixed(2), y: (height - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
       const title = make("title", {});
-      title.textContent = `${data.exact ? "" : "about "}${many(count)} events from ${iso(data.start + at * data.width)}`;
+      title.textContent = `${words(value)} from ${iso(data.start + at * data.width)}`;
       bar.append(title);
       picture.append(bar);
       if (isCut) picture.append(make("rect", { class: "break", x: (at * each).toFixed(2), y: 14, width: each.toFixed(2), height: 4 }));
     });
     if (chosen) {
       const first = Math.min(...chosen), last = Math.max(...chosen) + 1;
-      picture.append(make("rect", { class: "chosen", x: first * each, y: 0, width: (last - first) * each, height: HEIGHT }));
+      picture.append(make("rect", { class: "chosen", x: first * each, y: 0, width: (last - first) * each, height }));
     }
+    const top = document.createElement("p");
+    top.className = "most";
+    top.textContent = most < highest ? `up to ${words(most)} a bar; the largest has ${words(highest)} and is cut` : `up to ${words(Math.max(0, ...values))} a bar`;
+    return [top, picture];
+  };
+
+  const draw = () => {
+    const how = data.exact ? "" : "about ";
+    const events = bars(data.counts, HEIGHT, (count) => `${how}${many(count)} ${count === 1 ? "event" : "events"}`);
+    const bytes = bars(data.sizes, LOW, (value) => `about ${size(value)}`);
+    bytes[1].classList.add("low");
     const axis = document.createElement("div");
     axis.className = "axis";
     const labels = innerWidth < 700 ? 2 : 4;
@@ -81,11 +97,7 @@
       label.textContent = data.end - data.start > 2 * 86400000 ? text.slice(0, 10) : data.width < 1000 ? text.slice(11, 23) : text.slice(5, 19).replace("T", " ");
       axis.append(label);
     }
-    const top = document.createElement("span");
-    top.className = "most";
-    const largest = many(Math.max(0, ...data.counts));
-    top.textContent = most < highest ? `${many(most)}; the largest bar has ${largest} and is cut` : largest;
-    box.replaceChildren(top, picture, axis);
+    box.replaceChildren(...events, ...bytes, axis);
     tell();
   };
 
