@@ -28,6 +28,7 @@ from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.log.notifier import Notification, Notifier, NotifyTarget
 from tidelog.log.notify_targets import (
+    LambdaTarget,
     SnsTarget,
     WebhookTarget,
     check_target,
@@ -351,6 +352,30 @@ def test_aws_that_accepts_no_connection_in_time_is_unavailable() -> None:
         address = parse_address(f"sns:{ARN}?endpoint=http://127.0.0.1:{busy.getsockname()[1]}")
         with pytest.raises(UnavailableError, match="no answer"):
             SnsTarget(address, KEYS, timeout_s=0.2).send(TOLD)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (409, "ResourceConflictException", UnavailableError),  # a function that is being updated
+        (403, "ExpiredTokenException", UnavailableError),  # new ones are on their way
+        (400, "ThrottlingException", UnavailableError),
+        (403, "AccessDeniedException", InvalidError),
+        (404, "ResourceNotFoundException", InvalidError),
+    ],
+)
+def test_aws_is_asked_again_where_its_refusal_may_pass(
+    status: int, code: str, kind: type[TidelogError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.exceptions import ClientError
+
+    def refuse(*_: object) -> None:
+        said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        raise ClientError(said, "Invoke")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LambdaTarget, "_call", refuse)
+    with pytest.raises(kind):
+        open_target(f"lambda:{FUNCTION}", KEYS).send(TOLD)
 
 
 def a_client(service: str, moto: Moto) -> Any:

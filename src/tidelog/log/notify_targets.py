@@ -56,6 +56,12 @@ TARGET_SCHEMES = ("http", "https", "lambda", "sns")
 _TIMEOUT_S = 5.0  # of a target; a claim on a partition lasts as long
 _CONNECT_TIMEOUT_S = 3.0  # a server in another region accepts a connection well within this
 _PASSING_STATUS = {408, 425, 429}  # besides 5xx: the same request may succeed later
+_PASSING_CODES = {  # of AWS: new credentials are on their way, or a function is being updated
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "ResourceConflictException",
+}
 _ARNS = {
     "sns": re.compile(r"arn:aws[a-z-]*:sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]{1,256}"),
     "lambda": re.compile(
@@ -276,7 +282,8 @@ class _AwsTarget(ABC):
         code = str(response.get("Error", {}).get("Code", ""))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         said = f"{self._service} `{self._arn}`: {_line(exc)}"
-        if status in _PASSING_STATUS or status >= 500 or "Throttl" in code:
+        passing = status in _PASSING_STATUS or status >= 500 or code in _PASSING_CODES
+        if passing or "Throttl" in code:
             return UnavailableError(f"{said}: try again", code=code)
         return InvalidError(f"{said}: fix the topic's target, or the permission", code=code)
 
