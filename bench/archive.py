@@ -34,7 +34,8 @@ from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.pipeline.base import Task, TaskOutcome
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.settings import Settings
-from tidelog.spark.workers import SparkWorkers, open_spark
+from tidelog.spark.session import open_spark
+from tidelog.spark.workers import SparkWorkers
 
 MAKINGS = {
     "verbatim": ArchiveFormat(),

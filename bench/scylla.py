@@ -39,7 +39,8 @@ from tidelog.pipeline.base import LocalWorkers, Task
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.settings import Settings
-from tidelog.spark.workers import SparkWorkers, open_spark
+from tidelog.spark.session import open_spark
+from tidelog.spark.workers import SparkWorkers
 
 CHANGES = 200_000
 STREAMS = 64

@@ -17,8 +17,8 @@ from bench.rates import Rate, against, contest
 from tidelog.home import create_home
 from tidelog.settings import Settings
 from tidelog.spark import register
+from tidelog.spark.session import open_spark
 from tidelog.spark.source import FILTER_PUSHDOWN
-from tidelog.spark.workers import open_spark
 
 EVENTS = 2_000_000
 PARTITIONS = 4

@@ -19,6 +19,7 @@ from tidelog.archive.archive import open_pipeline
 from tidelog.errors import CorruptError, InternalError, InvalidError, UnavailableError
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.spark import session as opening
 from tidelog.spark import tasks as module
 from tidelog.spark.tasks import SparkTasks
 
@@ -144,9 +145,10 @@ def test_wave_whose_java_process_ended_runs_again_in_a_new_session(
             raise RuntimeError("Connection refused")
         return {0: -5}
 
-    monkeypatch.setattr(module, "is_alive", lambda session: session.alive)
-    monkeypatch.setattr(module, "replace_session", lambda open_session: open_session())
-    monkeypatch.setattr(module, "_named_job", lambda *_: nullcontext())
+    for each in (module, opening):
+        monkeypatch.setattr(each, "is_alive", lambda session: session.alive)
+    monkeypatch.setattr(opening, "replace_session", lambda reopen, ended: reopen())
+    monkeypatch.setattr(module, "named_job", lambda *_: nullcontext())
     monkeypatch.setattr(module, "_lots", lambda *_: [b""])
     monkeypatch.setattr(module, "_run_job", run_job)
     monkeypatch.setattr(SparkTasks, "parallelism", 2)

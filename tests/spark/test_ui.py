@@ -21,7 +21,8 @@ from tidelog.archive.generations import begin_backfill
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import Due
 from tidelog.spark import workers
-from tidelog.spark.workers import SparkWorkers, open_spark
+from tidelog.spark.session import open_spark
+from tidelog.spark.workers import SparkWorkers
 
 pytestmark = pytest.mark.spark
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tests.archive.test_archive import an_archive, fill
@@ -21,9 +22,10 @@ from tidelog.connectors.source import SourcePartition, SourceRange
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.pipeline.base import Task
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.spark import session as sessions
 from tidelog.spark import workers as module
-from tidelog.spark import workers as sessions
-from tidelog.spark.workers import SparkWorkers, open_spark
+from tidelog.spark.session import open_spark
+from tidelog.spark.workers import SparkWorkers
 
 
 def drive(home: Home, session: SparkSession, **settings: str) -> int:
@@ -86,9 +88,10 @@ class Failing(SparkWorkers):
 
 @pytest.fixture
 def fake_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "is_alive", lambda session: session.alive)
-    monkeypatch.setattr(module, "replace_session", lambda reopen: reopen())
-    monkeypatch.setattr(module, "_named_job", lambda *_: nullcontext())
+    for each in (module, sessions):
+        monkeypatch.setattr(each, "is_alive", lambda session: session.alive)
+    monkeypatch.setattr(sessions, "replace_session", lambda reopen, ended: reopen())
+    monkeypatch.setattr(module, "named_job", lambda *_: nullcontext())
 
 
 def errors_of(workers: SparkWorkers, tasks: int = 1) -> list[Exception | None]:
@@ -118,18 +121,21 @@ def test_session_that_ended_is_replaced_by_the_next_job() -> None:
         return opened[-1]
 
     workers = Failing(ConnectionRefusedError("refused"), reopen)
-    workers._session.alive = False  # type: ignore[attr-defined]
+    workers._live._session.alive = False  # type: ignore[attr-defined]
     with pytest.raises(UnavailableError, match="refused"):
         errors_of(workers)
-    assert opened == [workers._session]
+    assert opened == [workers._live._session]
     lost = Failing(ConnectionRefusedError("refused"))
-    lost._session.alive = False  # type: ignore[attr-defined]
-    with pytest.raises(UnavailableError, match="its Java process ended: start this process again"):
+    lost._live._session.alive = False  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError, match="its process ended: start this process again"):
         errors_of(lost)
 
 
-def test_spark_connect_is_refused() -> None:
-    with pytest.raises(InvalidError, match="Spark Connect is not supported"):
+def test_spark_connect_is_refused_beside_a_session_of_a_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", object())
+    with pytest.raises(InvalidError, match="use Spark Connect in a process of its own"):
         open_spark("sc://localhost", "x")
 
 

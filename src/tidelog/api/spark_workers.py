@@ -1,8 +1,8 @@
 # ruff: noqa: PLC0415 - Spark takes a second to import
 """Where pipelines and maintenance do their work, in this process or on Spark, and what Spark needs.
 
-Spark needs Java. Without it, or without pyspark, everything here that asks for Spark raises
-``InvalidError`` with one line that says what to do.
+Spark needs Java, and Spark Connect needs grpc instead. Without it, or without pyspark, everything
+here that asks for Spark raises ``InvalidError`` with one line that says what to do.
 
 **The environment** is an archive of Tidelog and what it needs, for executors that have only Python
 and Spark. Spark unpacks the archive beside each executor (``spark.archives``), and Python finds it
@@ -67,10 +67,13 @@ def find_java(environ: Mapping[str, str]) -> str | None:
     return shutil.which("java", path=os.pathsep.join(folders))
 
 
-def missing_for_spark(environ: Mapping[str, str]) -> str:
+def missing_for_spark(environ: Mapping[str, str], master: str = "") -> str:
     """Returns what Spark needs and this machine lacks, and what to do; empty if nothing."""
     if find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'pyspark>=4.2,<4.3'"
+    if master.startswith("sc:"):
+        missing = [each for each in ("grpc", "grpc_status") if find_spec(each) is None]
+        return "grpc is not installed: pip install 'tidelog[connect]'" if missing else ""
     if find_java(environ) is None and not any(environ.get(name) for name in _OWN_SPARK):
         return "Java is not installed: install Java 17, or set JAVA_HOME"
     return ""
@@ -81,11 +84,11 @@ def open_session(master: str, name: str, conf: Mapping[str, str] | None = None) 
 
     Raises ``InvalidError`` for what cannot work, and ``UnavailableError`` if it may work later.
     """
-    missing = missing_for_spark(os.environ)  # noqa: TID251 - Spark reads it there
+    missing = missing_for_spark(os.environ, master)  # noqa: TID251 - Spark reads it there
     if missing:
         raise InvalidError(f"Spark: {missing}; or work without Spark")
     from tidelog.spark.failures import start_error
-    from tidelog.spark.workers import open_spark
+    from tidelog.spark.session import open_spark
 
     try:
         return open_spark(master, name, conf)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tidelog.catalog.update import read_stable
@@ -59,6 +60,7 @@ from tidelog.playback.merge import READERS, BufferBounds, EventFilter, Loader, T
 from tidelog.playback.play import PlaybackOptions, PlaybackResult, SlotCount, SlotCounter, opened
 from tidelog.playback.run_queue import Ahead, FoundRun, SwapGuard, SwappedError
 from tidelog.spark.failures import job_error
+from tidelog.spark.session import cores_of, named_job, numbered
 from tidelog.store import open_store_here
 from tidelog.store.base import Store
 from tidelog.tasks import Pool
@@ -79,6 +81,7 @@ Window = tuple[TimeRange, tuple[FoundRun, ...]]
 
 _TASK_BYTES = 64 << 20  # of events per task; a slot with more is still one task
 _TASK_BYTES_MIN = 4 << 20
+_OUTCOMES = "number bigint, outcome binary"
 _TASKS_EACH = 4  # per core at once, so that none waits long for the slowest
 
 
@@ -89,7 +92,7 @@ def play_parallel(
 
     Raises ``InvalidError`` for a sink that tasks cannot write to.
     """
-    cores = int(session.sparkContext.defaultParallelism)
+    cores = cores_of(session)
     target = _Target(context, sink)
     with Pool(READERS, "tidelog-playback") as pool:
         windows = plan_windows(context, topic, pin, cores, pool)
@@ -160,8 +163,12 @@ def _run(session: SparkSession, tasks: Sequence[WindowTask]) -> list[PlayedWindo
     """Runs all tasks. Returns results in the order of their windows; raises the first error."""
     blobs = [pickle.dumps(task) for task in tasks]
     try:
-        parallel = session.sparkContext.parallelize(blobs, len(blobs))
-        done = [pickle.loads(blob) for blob in parallel.map(_run_pickled).collect()]  # noqa: S301
+        rows = numbered(session, len(blobs)).mapInArrow(
+            functools.partial(_run_windows, blobs), _OUTCOMES
+        )
+        with named_job(session, "tidelog-playback", f"playback of {tasks[0].topic}"):
+            found = {row["number"]: row["outcome"] for row in rows.collect()}
+        done = [pickle.loads(found[number]) for number in range(len(blobs))]  # noqa: S301 - ours
     except Exception as exc:
         raise job_error(exc, "play again") from exc
     for window in done:
@@ -170,8 +177,15 @@ def _run(session: SparkSession, tasks: Sequence[WindowTask]) -> list[PlayedWindo
     return done
 
 
-def _run_pickled(blob: bytes) -> bytes:
-    return pickle.dumps(run_window(pickle.loads(blob)))  # noqa: S301 - our own bytes
+def _run_windows(
+    blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs in a Spark task."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            played = pickle.dumps(run_window(pickle.loads(blobs[number])))  # noqa: S301 - ours
+            columns = [pa.array([number], pa.int64()), pa.array([played], pa.binary())]
+            yield pa.record_batch(columns, ["number", "outcome"])
 
 
 class _Target:

@@ -7,7 +7,6 @@ group again; if the session's Java process ends, the wave runs again in a new on
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,14 @@ from tidelog.errors import (
     unexpected,
 )
 from tidelog.spark.failures import job_error
-from tidelog.spark.workers import is_alive, replace_session
+from tidelog.spark.session import (
+    LOTS_PER_CORE,
+    LiveSession,
+    cores_of,
+    is_alive,
+    named_job,
+    numbered,
+)
 from tidelog.tasks import TaskRunner
 
 __all__ = ["SparkTasks"]
@@ -31,7 +37,6 @@ __all__ = ["SparkTasks"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LOTS_PER_CORE = 4  # Spark tasks; more of them only cost time, fewer leave cores without work
 _WAVE_BYTES = 256 << 20  # per core; a wave then takes seconds, and its start a fraction of one
 _WAVE_ITEMS = 1_000  # per core; the items of a wave are in memory
 _SESSIONS = 3  # in which a wave is tried
@@ -42,12 +47,11 @@ class SparkTasks:
     """Runs items on a session's executors; opens the session when the first items come."""
 
     def __init__(self, open_session: Callable[[], SparkSession]) -> None:
-        self._open = open_session
-        self._session: SparkSession | None = None
+        self._live = LiveSession(None, open_session)
 
     @property
     def parallelism(self) -> int:
-        return int(self._live_session().sparkContext.defaultParallelism)
+        return cores_of(self._live.get())
 
     def run(
         self, title: str, function: Callable[[T], R], items: Iterable[T], size: Callable[[T], int]
@@ -82,10 +86,10 @@ class SparkTasks:
     ) -> dict[int, Any]:
         """Returns what the function returned or raised for each item, by number."""
         for left in reversed(range(_SESSIONS)):
-            session = self._live_session()
+            session = self._live.get()
             try:
                 lots = _lots(wave, size, session)
-                with _named_job(session, title):
+                with named_job(session, f"tidelog-{title.partition(' ')[0]}", title):
                     return _run_job(
                         session, functools.partial(_run_lots, function, lots), len(lots)
                     )
@@ -95,23 +99,17 @@ class SparkTasks:
                 raise job_error(exc, "run the command again", runs_user_code=False) from exc
         raise InternalError("Spark: a wave ended without an outcome: report it")
 
-    def _live_session(self) -> SparkSession:
-        """Returns the session, or a new one if there is none or its Java process ended."""
-        if self._session is None or not is_alive(self._session):
-            self._session = replace_session(self._open)
-        return self._session
-
 
 def _lots(wave: Sequence[T], size: Callable[[T], int], session: SparkSession) -> list[bytes]:
     """Returns numbered items in pickled lots of about the same size."""
-    count = int(session.sparkContext.defaultParallelism) * _LOTS_PER_CORE
+    count = cores_of(session) * LOTS_PER_CORE
     largest = sorted(enumerate(wave), key=lambda each: size(each[1]), reverse=True)
     return [pickle.dumps(largest[first::count]) for first in range(min(count, len(largest)))]
 
 
 def _run_job(session: SparkSession, function: Any, lots: int) -> dict[int, Any]:
     columns = "number bigint, outcome binary"
-    rows = session.range(0, lots, 1, lots).mapInArrow(function, columns).collect()
+    rows = numbered(session, lots).mapInArrow(function, columns).collect()
     return {row["number"]: pickle.loads(row["outcome"]) for row in rows}  # noqa: S301 - our own
 
 
@@ -133,23 +131,6 @@ def _run_lots(
                     ],
                     ["number", "outcome"],
                 )
-
-
-@contextlib.contextmanager
-def _named_job(session: SparkSession, title: str) -> Iterator[None]:
-    """Describes a job in Spark's UI, and gives it a group, by which it can be cancelled."""
-    named = {
-        "spark.jobGroup.id": f"tidelog-{title.partition(' ')[0]}",
-        "spark.job.description": title,
-    }
-    for name, text in named.items():
-        session.sparkContext.setLocalProperty(name, text)
-    try:
-        yield
-    finally:
-        if is_alive(session):
-            for name in named:
-                session.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 _: type[TaskRunner] = SparkTasks

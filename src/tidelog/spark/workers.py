@@ -1,4 +1,4 @@
-"""Workers on a Spark cluster, with transforms and sessions.
+"""Workers on a Spark cluster, with transforms.
 
 Each job is a DataFrame, whose partitions run tasks. Without a transform, a task reads its range and
 writes its files itself, so no event passes through Spark. It returns what was staged, or the error
@@ -26,23 +26,16 @@ an archive's ranges stay what they say they are:
 Spark collects rows for the writing half, by number: to measure each row takes longer than to write
 it. So the reading half counts the bytes of large rows, in whole columns. If a batch might not fit
 into memory, the ranges with such rows are read again with batches that Spark measures.
-
-**Sessions.** A session lives in a Java process of its own. If that ends (out of memory, killed), or
-if its cluster ends the application, every later call fails. ``replace_session`` forgets such a
-session and opens another one, so a driver that follows continues without a restart.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import os
 import pickle
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import compute
-from pyspark import SparkContext, TaskContext, cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from tidelog.codec.event_batch import EVENT_SCHEMA, check_times
@@ -72,85 +65,21 @@ from tidelog.pipeline.base import (
 )
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 from tidelog.spark.failures import cause_of, job_error
+from tidelog.spark.session import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    LOTS_PER_CORE,
+    NOT_MEASURED,
+    LiveSession,
+    cores_of,
+    is_alive,
+    named_job,
+    numbered,
+)
 
-__all__ = ["SparkWorkers", "open_spark"]
+__all__ = ["SparkWorkers"]
 
-_LOGGING = Path(__file__).with_name("log4j2.properties")
-_REPLACING = threading.Lock()
-_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-_NOT_MEASURED = str(2**31 - 1)  # as Spark has it
 _BATCH_BYTES_MAX = 32_000_000  # per core; Spark's buffers take a few times as much
-
-
-def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Opens a session for pipelines on any master, or returns the existing one.
-
-    Raises ``InvalidError`` for Spark Connect.
-    """
-    if master.startswith("sc:"):
-        raise InvalidError(
-            f"Spark master `{master}`: Spark Connect is not supported: give a master such as "
-            "local[*], spark://host:7077, yarn or k8s://…"
-        )
-    environ = os.environ  # noqa: TID251 - Spark reads it there
-    environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master.startswith("local"):
-        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
-    settings = {
-        "spark.ui.showConsoleProgress": "false",
-        "spark.python.worker.reuse": "true",
-        # A worker's few threads need no heap each: with eight per core it uses 130 MB more.
-        "spark.executorEnv.MALLOC_ARENA_MAX": "2",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",  # of reads of the format `tidelog`
-        _BATCH_ROWS: "20000",
-        _BATCH_BYTES: _NOT_MEASURED,
-    }
-    if master.startswith("local"):
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        settings["spark.ui.enabled"] = "false"
-    for key, value in {**settings, **(conf or {})}.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
-    return session
-
-
-def is_alive(session: SparkSession) -> bool:
-    """Returns whether a session can run jobs: its Java process responds, and it is not stopped."""
-    return _can_run(session.sparkContext)
-
-
-def replace_session(open_session: Callable[[], SparkSession]) -> SparkSession:
-    """Returns a session that can run jobs: the current one if it can, else a new one."""
-    with _REPLACING:
-        context = SparkContext._active_spark_context
-        if context is not None and not _can_run(context):
-            _forget(context)
-        return open_session()
-
-
-def _can_run(context: SparkContext) -> bool:
-    java: Any = context._jsc
-    try:
-        return java is not None and not java.sc().isStopped()
-    except Exception:  # noqa: BLE001 - whatever the bridge to a dead process raises
-        return False
-
-
-def _forget(context: SparkContext) -> None:
-    """Lets pyspark open another session, in another Java process if this one does not respond."""
-    bridge: Any = SparkContext._jvm
-    try:
-        bridge.java.lang.System.nanoTime()
-    except Exception:  # noqa: BLE001 - whatever the bridge to a dead process raises
-        SparkContext._gateway = SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = SparkSession._activeSession = None
-    context._jsc = None  # what still uses it fails at once
-
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -194,12 +123,13 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
 
     Those with large rows are run again in a second one, and every later job measures its batches.
     """
-    is_measured = session.conf.get(_BATCH_BYTES) != _NOT_MEASURED
-    rows_max = int(session.conf.get(_BATCH_ROWS) or 0)
+    is_measured = session.conf.get(BATCH_BYTES) != NOT_MEASURED
+    rows_max = int(session.conf.get(BATCH_ROWS) or 0)
     small = None if is_measured else _BATCH_BYTES_MAX // rows_max if rows_max > 0 else 0
     blobs = [pickle.dumps(task) for task in tasks]
-    ranges = session.range(0, len(blobs), 1, len(blobs))
-    events = ranges.mapInArrow(functools.partial(_read, blobs, small), _SHOWN)
+    events = numbered(session, len(blobs)).mapInArrow(
+        functools.partial(_read, blobs, small), _SHOWN
+    )
     result = _apply(name, events)
     found = _collect(result.mapInArrow(functools.partial(_write, blobs), _OUTCOMES))
     for each in found:
@@ -209,7 +139,7 @@ def transformed(session: SparkSession, name: str, tasks: Sequence[Task]) -> list
         raise InvalidError(f"transform `{name}`: has made fewer Spark partitions: {_STAYS}")
     large = [tasks[each.number] for each in found if isinstance(each, _LargeRows)]
     if large:
-        session.conf.set(_BATCH_BYTES, str(_BATCH_BYTES_MAX))
+        session.conf.set(BATCH_BYTES, str(_BATCH_BYTES_MAX))
         again = transformed(session, name, large)
         found = [each for each in found if not isinstance(each, _LargeRows)] + again
     return found
@@ -429,12 +359,11 @@ class SparkWorkers:
         self, session: SparkSession, reopen: Callable[[], SparkSession] | None = None
     ) -> None:
         """``reopen`` opens another session if the Java process of this one ends."""
-        self._session = session
-        self._reopen = reopen
+        self._live = LiveSession(session, reopen)
 
     @property
     def parallelism(self) -> int:
-        return self._live_session().sparkContext.defaultParallelism
+        return cores_of(self._live.get())
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Implements ``Workers.run``. Repeats a failed job, range by range.
@@ -465,51 +394,38 @@ class SparkWorkers:
     def _job(self, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """Runs tasks in one job. Raises the error of the job if it fails (``job_error``)."""
         transform = tasks[0].transform  # all tasks are of one pipeline
-        session = self._live_session()
+        session = self._live.get()
+        group = f"tidelog-{layout.staging_pipeline(tasks[0].staging)}"
         try:
-            with _named_job(session, tasks):
+            with named_job(session, group, _description(tasks)):
                 if transform:
                     return transformed(session, transform, tasks)
                 return _plain(session, tasks, self.parallelism)
         except TidelogError:
             raise
         except Exception as exc:
-            if "SPARK_JOB_CANCELLED" in str(exc):
+            if any(each in str(exc) for each in _CANCELLED):
                 raise UnavailableError(
                     "Spark: the job was cancelled: its ranges will be done again"
                 ) from exc
             if not is_alive(session):
                 raise UnavailableError(
-                    "Spark: its Java process or its application ended: the ranges will be done "
-                    "again in a new one"
+                    "Spark: its process or its application ended: the ranges will be done again "
+                    "in a new one"
                 ) from exc
             raise job_error(exc, "its ranges will be done again") from exc
 
-    def _live_session(self) -> SparkSession:
-        """Returns the session, or a new one if its Java process ended."""
-        if not is_alive(self._session):
-            if self._reopen is None:
-                raise UnavailableError("Spark: its Java process ended: start this process again")
-            try:
-                self._session = replace_session(self._reopen)
-            except Exception as exc:
-                raise UnavailableError(
-                    f"Spark: its Java process ended, and no other one could be started "
-                    f"({cause_of(exc)}): tried again later"
-                ) from exc
-        return self._session
 
-
-_LOTS_PER_CORE = 4  # Spark tasks; more of them only cost time, fewer leave cores without work
 _OUTCOMES = "outcome binary, events bigint, bytes bigint"
 _DESCRIPTION_CHARS_MAX = 200
+_CANCELLED = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED")
 
 
 def _plain(session: SparkSession, tasks: Sequence[Task], parallelism: int) -> list[TaskOutcome]:
     """Runs tasks without a transform; many small ones share a Spark task."""
-    blobs = [pickle.dumps(lot) for lot in _lots(tasks, parallelism * _LOTS_PER_CORE)]
-    numbers = session.range(0, len(blobs), 1, len(blobs))
-    return _collect(numbers.mapInArrow(functools.partial(_run_lots, blobs), _OUTCOMES))
+    blobs = [pickle.dumps(lot) for lot in _lots(tasks, parallelism * LOTS_PER_CORE)]
+    rows = numbered(session, len(blobs)).mapInArrow(functools.partial(_run_lots, blobs), _OUTCOMES)
+    return _collect(rows)
 
 
 def _lots(tasks: Sequence[Task], count: int) -> list[list[Task]]:
@@ -536,23 +452,6 @@ def _collect(rows: DataFrame) -> list[Any]:
     sums = [functions.sum(name).alias(name) for name in ("events", "bytes")]
     found = rows.observe("tidelog", *sums).collect()
     return [pickle.loads(row["outcome"]) for row in found]  # noqa: S301 - our own bytes
-
-
-@contextlib.contextmanager
-def _named_job(session: SparkSession, tasks: Sequence[Task]) -> Iterator[None]:
-    """Describes a job in Spark's UI, and gives it a group, by which it can be cancelled."""
-    named = {
-        "spark.jobGroup.id": f"tidelog-{layout.staging_pipeline(tasks[0].staging)}",
-        "spark.job.description": _description(tasks),
-    }
-    for name, text in named.items():
-        session.sparkContext.setLocalProperty(name, text)
-    try:
-        yield
-    finally:
-        if is_alive(session):
-            for name in named:
-                session.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def _description(tasks: Sequence[Task]) -> str:
