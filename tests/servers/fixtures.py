@@ -16,7 +16,6 @@ import pytest
 
 from tests.servers import cassandra, dynamodb, kafka, moto, s3, spark
 from tests.servers.base import ServerError
-from tests.servers.java import LEAN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +71,6 @@ def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
         "spark.master": "local[2,3]",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": " ".join(LEAN),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.enabled": "true",

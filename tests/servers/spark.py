@@ -31,6 +31,7 @@ EXECUTOR_MEMORY_MB = 1_024
 DAEMON_HEAP_MB = 256
 STOP_SECONDS_MAX = 1.0  # a worker would wait for executors that the same signal has reached
 ROOT = Path(__file__).resolve().parents[2]
+LOGGING = Path(__file__).with_name("log4j2.properties").resolve()
 CLASSES = "classes.jsa"
 
 # What a session does first, so that the classes that it needs are loaded.
@@ -45,7 +46,7 @@ spark.stop()
 
 
 def java_options() -> str:
-    """What the Java of every Spark driver is started with, by the variable SPARK_SUBMIT_OPTS.
+    """What every Java of Spark is started with; drivers have it by SPARK_SUBMIT_OPTS.
 
     Half of its start is loading classes, which Java need not do again with an archive of them: see
     ``PACKAGE``. An archive that does not fit is passed over by Java itself.
@@ -82,13 +83,11 @@ class SparkCluster:
 
         To be given before the process has a session: the driver's Java options come with its start.
         """
-        lean = " ".join(LEAN)
         return {
             "spark.master": self.master_url,
             "spark.driver.host": HOST,
             "spark.driver.bindAddress": HOST,
-            "spark.driver.extraJavaOptions": lean,
-            "spark.executor.extraJavaOptions": lean,
+            "spark.executor.extraJavaOptions": _daemon_options(),
             "spark.cores.max": str(len(self.workers)),
             "spark.executor.cores": "1",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both, before a task runs
@@ -107,8 +106,6 @@ def running(workers: int = WORKERS) -> Iterator[SparkCluster]:
     port, ui_port = free_port(), free_port()
     url = f"spark://{HOST}:{port}"
     with workspace(NAME) as folder, ExitStack() as stack:
-        (folder / "conf").mkdir()
-        (folder / "conf" / "log4j2.properties").write_text(LOG4J2)
         master = Process(_master(folder, port, ui_port))
         members = tuple(Process(_worker(folder, n, url, ui_port)) for n in range(workers))
         for process in (master, *members):
@@ -120,16 +117,6 @@ def running(workers: int = WORKERS) -> Iterator[SparkCluster]:
         for worker in members:
             worker.wait_until_it_answers()
         yield SparkCluster(url, master, members)
-
-
-LOG4J2 = """rootLogger.level = warn
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
-"""
 
 
 def _master(folder: Path, port: int, ui_port: int) -> Launch:
@@ -170,19 +157,23 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment(
         {
             "SPARK_HOME": str(_home()),
-            "SPARK_CONF_DIR": str(folder / "conf"),
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_LOCAL_IP": HOST,
             "SPARK_PUBLIC_DNS": HOST,
             "SPARK_DAEMON_MEMORY": f"{DAEMON_HEAP_MB}m",
             "SPARK_LAUNCHER_OPTS": " ".join(LEAN),
             # The master would also take jobs over HTTP, on a port that we did not choose.
-            "SPARK_DAEMON_JAVA_OPTS": " ".join([*LEAN, "-Dspark.master.rest.enabled=false"]),
+            "SPARK_DAEMON_JAVA_OPTS": f"{_daemon_options()} -Dspark.master.rest.enabled=false",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(python_path),
         },
         without=("SPARK_", "PYSPARK_"),
     )
+
+
+def _daemon_options() -> str:
+    """Not by a folder of settings, which would be on the class path: see ``java_options``."""
+    return f"{java_options()} -Dlog4j2.configurationFile=file:{LOGGING}"
 
 
 def _spark_class() -> str:
