@@ -18,6 +18,7 @@ from tests.pipeline.test_cycle import Archive as InMemory
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tests.support.fake_pipelines import ListSource
 from tests.support.races import race_two
+from tests.support.rounds import rounds
 from tidelog import Home
 from tidelog.archive.archive import find_archive
 from tidelog.archive.dead_letters import ReplayOptions, dead_letters, replay
@@ -331,7 +332,7 @@ def test_compaction_that_dies_after_any_call_changes_no_answer_and_is_finished()
     assert calls > 20
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=2))
 def test_two_compactors_beside_drivers_in_a_bad_world_change_no_answer(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
         archive = many(9)

@@ -20,6 +20,7 @@ import pytest
 from tests.support.archive_look import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
 from tests.support.fake_pipelines import ListSource
 from tests.support.races import race_two
+from tests.support.rounds import rounds
 from tidelog import Event, Home
 from tidelog.archive import dead_letters as replaying
 from tidelog.archive.archive import committed_files, find_archive, open_pipeline, open_sink
@@ -313,7 +314,7 @@ def test_an_event_that_no_schema_took_names_no_file(home: Home) -> None:
     assert names == [f"{0:020}.parquet", f"{1:020}.parquet"]
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=4))
 def test_a_replay_that_dies_after_any_call_is_finished_by_the_next(
     monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
@@ -331,7 +332,7 @@ def test_a_replay_that_dies_after_any_call_is_finished_by_the_next(
 
 
 @pytest.mark.filterwarnings(DIED)
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=4))
 def test_two_replays_at_once_in_a_bad_world(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
         race_replays(Ground(monkeypatch), seed)

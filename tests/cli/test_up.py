@@ -123,7 +123,7 @@ def test_an_address_that_is_taken_is_one_clear_line(place: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = finish(start("--home", str(place), "up", "--port", port))
+        done = finish(start("--home", str(place), "up", "--no-spark", "--port", port))
     assert done.code == 1
     assert "choose another --port" in done.err.splitlines()[-1]
     assert done.err.splitlines()[-1].startswith("error: ")
@@ -131,7 +131,9 @@ def test_an_address_that_is_taken_is_one_clear_line(place: Path) -> None:
 
 
 def test_beyond_loopback_it_wants_tokens(place: Path) -> None:
-    done = finish(start("--home", str(place), "up", "--port", "0", "--host", "0.0.0.0"))
+    done = finish(
+        start("--home", str(place), "up", "--no-spark", "--port", "0", "--host", "0.0.0.0")
+    )
     assert done.code == 1
     assert "tidelog token create" in done.err
 
@@ -240,7 +242,7 @@ def test_the_demo_does_not_touch_a_home_with_topics_of_its_own(home: Home, place
 def test_on_a_terminal_it_shows_a_table_and_ctrl_c_ends_it(place: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*TIDELOG, "--home", str(place), "up", "--port", "0"],
+        [*TIDELOG, "--home", str(place), "up", "--no-spark", "--port", "0"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.support.fake_pipelines import ListSource
+from tests.support.rounds import rounds
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.event_batch import table_of, with_position
@@ -285,7 +286,7 @@ def test_a_driver_that_slept_while_another_left_out_erased_events_is_fenced(eras
     assert min(fenced, left_out) > 10
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", rounds(20, every=3))
 def test_two_drivers_and_a_sweeper_at_once_in_a_bad_world(seed: int) -> None:
     simulate(seed)
 

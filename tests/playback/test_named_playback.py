@@ -14,6 +14,7 @@ import pytest
 from tests.support.heartbeats import await_beat
 from tests.support.lost_replies import ReplyLosingCatalog
 from tests.support.playback_stage import T0, Stage, places
+from tests.support.rounds import rounds
 from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
 from tidelog.connectors.sink import Lot, PlaybackSink, SinkContext, open_playback_sink
@@ -198,7 +199,7 @@ def test_other_sinks_may_get_the_lot_in_flight_again_and_miss_nothing(call: int)
     assert second == sorted(second)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=2))
 def test_two_at_once_in_a_bad_world(block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
         theatre = Theatre(seed=seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.compiled import CompiledWorld
+from tests.support.rounds import rounds
 from tidelog.context import Context
 from tidelog.errors import TidelogError
 from tidelog.log.maintenance import object_references, sweep
@@ -15,7 +16,7 @@ from tidelog.model.topic import Topic
 BUG_SEEDS = 200
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", rounds(10, every=2))
 def test_nothing_is_lost_doubled_out_of_order_or_undone(block: int) -> None:
     for seed in range(block * 5, block * 5 + 5):
         CompiledWorld(seed).run()

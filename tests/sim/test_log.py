@@ -9,6 +9,7 @@ import pytest
 
 from tests.sim.__main__ import WORLDS
 from tests.sim.planted import BUGS, SEEDS_MAX, notices, seeds_needed
+from tests.support.rounds import rounds
 from tests.test_docs import table_after
 from tidelog.testing.faults import Fault
 
@@ -24,7 +25,7 @@ SEEDS = {
 LISTS = [w for w in SEEDS if w not in ("lossy", "denied", "members")]  # those have no sweeper
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rounds(4, every=2))
 @pytest.mark.parametrize("world", SEEDS)
 def test_nothing_acknowledged_is_lost_doubled_or_out_of_order(world: str, block: int) -> None:
     for seed in range(block, SEEDS[world], 4):
