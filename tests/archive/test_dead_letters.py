@@ -559,9 +559,8 @@ def test_a_damaged_file_of_dead_letters_stops_loudly_and_stays(home: Home) -> No
     fill(home, range(20))
     archive = an_archive(home, parser=AT)
     drive(home, archive)
-    ((_, file),) = [
-        each for each in committed_files(home.context, archive) if each[1].kind == "dead"
-    ]
+    files = committed_files(home.context, archive)
+    ((_, file),) = [each for each in files if each[1].kind == "dead"]
     data = home.store.get(file.target)
     home.store.delete([file.target])
     with pytest.raises(TidelogError, match="restore it from a copy"):

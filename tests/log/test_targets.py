@@ -139,7 +139,7 @@ def test_a_webhook_that_answers_byte_by_byte_times_out_as_a_whole() -> None:
         started_s = time.monotonic()
         with pytest.raises(UnavailableError, match="timed out"):
             target.send(TOLD)
-        assert time.monotonic() - started_s < 10
+        assert time.monotonic() - started_s < 60, "not as long as it drips"
         stop.set()
         thread.join()
 
@@ -153,12 +153,12 @@ def test_many_addresses_of_a_webhook_share_its_time(monkeypatch: pytest.MonkeyPa
             raw.setblocking(False)
             raw.connect_ex(place)
         found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: found * 10)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: found * 200)
         target = WebhookTarget(parse_address(f"http://x:{place[1]}/"), timeout_s=0.5, local=True)
         started_s = time.monotonic()
         with pytest.raises(UnavailableError, match="timed out"):
             target.send(TOLD)
-        assert time.monotonic() - started_s < 4
+        assert time.monotonic() - started_s < 60, "not half a second for each"
 
 
 def test_a_name_server_that_does_not_answer_does_not_hold_up_a_webhook(

@@ -578,7 +578,9 @@ def test_bounds_of_a_thousand_partitions_cost_little(broker: Broker) -> None:
     broker.send(topic, [b"x"], partition=999)
     costs: list[float] = []
     for _ in range(5):
-        if costs and min(costs) >= 1:
+        if costs and min(costs) < 1:
+            break
+        if costs:
             time.sleep(10)  # other work on the machine may hold it up, but not for so long
         began = time.perf_counter()
         found = source.bounds(source.partitions())
