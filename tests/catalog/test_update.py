@@ -11,7 +11,7 @@ import pytest
 
 from tidelog.catalog.base import ABSENT, Catalog, Change, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.catalog.update import RACE, REREAD, Decision, Rows, read_stable, update
+from tidelog.catalog.update import RACE, REREAD, Decision, Rows, attempts, read_stable, update
 from tidelog.clock import Clock, Ids, RandomIds
 from tidelog.errors import (
     ConflictError,
@@ -21,6 +21,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.model import limits
+from tidelog.model.times import Backoff
 from tidelog.testing.scheduler import FakeClock
 
 Step = Callable[[], None]
@@ -305,6 +306,23 @@ def test_bound_ends_in_one_error_that_names_the_thing() -> None:
         update(tools, "p", ["n"], count, "counter `n`")
     assert len(catalog.writes) == limits.COMMIT_ATTEMPTS == RACE.attempts
     assert 0 < tools.clock.monotonic_s() - began_s < limits.COMMIT_ATTEMPTS * RACE.max_ms / 1000
+
+
+def test_attempts_wait_between_each_other_and_end_in_the_error() -> None:
+    tools = Tools(Meddler())
+    began_s, waited = tools.clock.monotonic_s(), []
+
+    def never_done() -> None:
+        for number in attempts(tools, UnavailableError("busy"), Backoff(3, base_ms=40, max_ms=50)):
+            now_ms = round((tools.clock.monotonic_s() - began_s) * 1000)
+            waited.append((number, now_ms))
+
+    with pytest.raises(UnavailableError, match="busy"):
+        never_done()
+    assert [number for number, _ in waited] == [0, 1, 2]
+    assert waited[0][1] == 0
+    assert 20 <= waited[1][1] <= 40
+    assert 25 <= waited[2][1] - waited[1][1] <= 50
 
 
 def test_error_after_a_lost_reply_does_not_say_that_nothing_was_written() -> None:

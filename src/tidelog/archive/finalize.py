@@ -53,6 +53,7 @@ import msgspec
 
 from tidelog.archive.archive import check_active, find_archive
 from tidelog.catalog.base import Change, Delete, Put, Row
+from tidelog.catalog.update import attempts
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.by_url import files_at, source_at, store_at
 from tidelog.connectors.source import Bounds, Source, SourcePartition, SourceRange, waits
@@ -315,7 +316,8 @@ class Finalizer:
 
     def _put_marker(self, folder: DateFolder) -> None:
         key, said = self._marker(folder), encode_success(self._archive.name, folder)
-        for _ in range(_ATTEMPTS):
+        busy = UnavailableError(f"object `{key}`: others keep changing it: try again")
+        for _ in attempts(self._context, busy):
             try:
                 self._files.put(key, said)
                 return
@@ -326,7 +328,6 @@ class Finalizer:
                 except NotFoundError:
                     continue
                 self._files.delete([key])  # of an earlier time, put by a late process
-        raise UnavailableError(f"object `{key}`: others keep changing it: try again")
 
     def _marker(self, folder: DateFolder) -> str:
         return layout.success(f"{self._archive.folder()}/{folder.folder}")

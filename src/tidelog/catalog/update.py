@@ -1,4 +1,4 @@
-"""The loops over rows that others change too: ``update``, ``read_stable`` and ``write_settled``.
+"""The loops over rows that others change too: ``update``, ``attempts`` and ``write_settled``.
 
 ``update`` is the one loop that reads, decides, writes and retries:
 
@@ -20,6 +20,10 @@ one of them conflicts, and the rows of that conflict carry the other's id.
 |------------|------------------------------|--------------------------------------|
 | 1, 2       | as it was                    | nothing to repair                    |
 | 3, 4, 5    | the whole change, or nothing | the next caller decides by the rows  |
+
+``attempts`` is for what cannot be one ``update``: it works on objects, other systems or several
+partitions between two writes. It has the same waits and the same bound. ``read_stable`` repeats a
+read while others change what it reads.
 
 ``write_settled`` is for backends over a network, whose replies get lost. It gets one *attempt* and
 repeats it with the same write id until it knows the outcome:
@@ -74,6 +78,8 @@ __all__ = [
     "Repeat",
     "Rows",
     "UpdateContext",
+    "WaitContext",
+    "attempts",
     "read_repeated",
     "read_stable",
     "update",
@@ -333,6 +339,29 @@ def write_settled(
                 raise _unknown(partition, write_id, refusal) from refusal
             raise refusal
         repeat.clock.sleep(delay_s)
+
+
+class WaitContext(Protocol):
+    """What waiting needs; a ``Context`` has it."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def random(self) -> random.Random: ...
+
+
+def attempts(context: WaitContext, failed: TidelogError, backoff: Backoff = RACE) -> Iterator[int]:
+    """Yields the number of each attempt at work that others may undo, from 0.
+
+    The caller leaves the loop when it is done, and lets it go on after a conflict or a lost reply.
+    It waits between two attempts, with jitter, and raises ``failed`` after the last one.
+    """
+    for number, delay_s in enumerate(backoff.delays_s(context.random)):
+        yield number
+        context.clock.sleep(delay_s)
+    yield backoff.attempts - 1
+    raise failed
 
 
 def read_stable(context: UpdateContext, read: Callable[[], T | None], failed: TidelogError) -> T:

@@ -29,7 +29,7 @@ import contextlib
 from collections.abc import Sequence
 
 from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.context import Context
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
@@ -75,7 +75,8 @@ class Membership:
 
     def join(self) -> None:
         """Step 1."""
-        for delay_s in RACE.delays_s(self._context.random):
+        busy = UnavailableError(f"{self._what}: too many writers at once: try again")
+        for _ in attempts(self._context, busy):
             # Read the fence before the group's own row: an operation that starts after we read that
             # row changes the fence, and then the heartbeat fails.
             fence = self._context.catalog.get(self._members, layout.FENCE_ROW)
@@ -83,8 +84,6 @@ class Membership:
             self._fence = ABSENT if fence is None else fence.version  # only if that succeeded
             if self._beat():
                 return
-            self._context.clock.sleep(delay_s)
-        raise UnavailableError(f"{self._what}: too many writers at once: try again")
 
     def alive(self) -> list[str]:
         """Returns the ids of all living members, in order; deletes the rows of long dead ones."""

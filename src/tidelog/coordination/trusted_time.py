@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
+from tidelog.catalog.update import attempts
 from tidelog.clock import SystemClock
 from tidelog.context import Context
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.model import layout
+from tidelog.model.times import Backoff
 from tidelog.store.base import Store
 
 __all__ = [
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 FUTURE_MS = 24 * 3_600_000  # a time further in the future comes from a wrong clock
-_TRIES = 5  # to read the store's time
+_TRIES = Backoff(5, base_ms=1, max_ms=100)  # to read the store's time
 _LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
 
 
@@ -93,7 +95,8 @@ def store_now_ms(context: Context) -> int:
         now_ms = max(context.clock.now_ms(), SystemClock().now_ms())  # which dates the files
         _delete_probes(context, now_ms)
         return now_ms
-    for _ in range(_TRIES):
+    unreadable = UnavailableError("the store's time cannot be read: try again")
+    for _ in attempts(context, unreadable, _TRIES):
         key = layout.probe(context.ids.new())
         with contextlib.suppress(UnknownOutcomeError):
             context.store.put(key, b"")
@@ -103,7 +106,7 @@ def store_now_ms(context: Context) -> int:
             continue
         _delete_probes(context, found, key)
         return found
-    raise UnavailableError("the store's time cannot be read: try again")
+    raise unreadable
 
 
 def _delete_probes(context: Context, now_ms: int, *keys: str) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import crc32c
@@ -358,17 +359,11 @@ class AsideFiles:
 
     def _carry_out(self, wanted: AsideErasure) -> bool:
         """Steps 2 and 3. Returns False if a part is neither the old nor the new one."""
-        for part in wanted.parts:
-            for _ in range(_ATTEMPTS):
-                info, found = self._store.head(part.key), self._store.get(part.key)
-                if found == part.data:
-                    break
-                if (len(found), crc32c.crc32c(found)) != (part.size, part.crc):
-                    return False
-                with contextlib.suppress(ConflictError, UnknownOutcomeError):
-                    self._store.replace(part.key, part.data, info.etag)
-            else:
-                raise _busy(part.key)
+        try:
+            for part in wanted.parts:
+                replace_object(self._store, part.key, partial(_is_erased_part, part), part.data)
+        except _OtherBytesError:
+            return False
         return True
 
 
@@ -381,6 +376,36 @@ def aside_lines(context: Context, archive: Archive) -> dict[str, Line]:
         for record in read_aside(context, pipeline)
         for key in record.files
     }
+
+
+def replace_object(
+    store: Store, key: str, is_new: Callable[[bytes], bool], data: bytes | Callable[[], bytes]
+) -> None:
+    """Replaces an object until ``is_new`` says of its bytes that it has been replaced.
+
+    So it is settled by what the object holds, whichever process replaced it. ``is_new`` raises for
+    bytes that are neither the old nor the new ones.
+    """
+    for _ in range(_ATTEMPTS):
+        info, found = store.head(key), store.get(key)
+        if is_new(found):
+            return
+        # Another erasure deletes a staged copy when it is done: then the next look ends.
+        with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
+            store.replace(key, data if isinstance(data, bytes) else data(), info.etag)
+    raise _busy(key)
+
+
+class _OtherBytesError(Exception):
+    """A part is neither the old nor the new one."""
+
+
+def _is_erased_part(part: ReplacedFile, found: bytes) -> bool:
+    if found == part.data:
+        return True
+    if (len(found), crc32c.crc32c(found)) != (part.size, part.crc):
+        raise _OtherBytesError
+    return False
 
 
 def _busy(key: str) -> UnavailableError:

@@ -12,7 +12,6 @@ Everything that a task could not do is done by the caller.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,13 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tidelog.connectors.archive.staging import Uploads
-from tidelog.erasure.rewrite_file import FileRewriter, RewrittenFile
+from tidelog.erasure.rewrite_file import FileRewriter, RewrittenFile, replace_object
 from tidelog.errors import (
-    ConflictError,
     CorruptError,
     NotFoundError,
-    UnavailableError,
-    UnknownOutcomeError,
 )
 from tidelog.model.archive import ArchiveFormat
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -48,7 +44,6 @@ __all__ = [
     "stage_here",
 ]
 
-_ATTEMPTS = 50  # at one file that changes
 
 Offsets = npt.NDArray[np.int64]
 Values = Mapping[int, bytes | None]
@@ -169,22 +164,19 @@ def _left_in(parts: Sequence[Manifest], wanted: Offsets) -> Iterator[tuple[Manif
 
 def replace_file(store: Store, before: FileEntry, after: FileEntry) -> None:
     """Puts a staged file in its place: idempotent, and settled by what the file holds."""
-    for _ in range(_ATTEMPTS):
-        info = store.head(after.target)
-        found = store.get(after.target)
+
+    def is_new(found: bytes) -> bool:
         if matches_entry(found, after):
-            return
+            return True
         if not matches_entry(found, before):
             raise CorruptError(
                 f"archive file `{after.target}`: is neither what its manifest says nor what an "
                 "erasure has made of it: keep it, and run `tidelog archive verify`",
                 file=after.target,
             )
-        # Another erasure deletes a staged copy when it is done: then the next look at the file
-        # ends.
-        with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
-            store.replace(after.target, store.get(after.staged), info.etag)
-    raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
+        return False
+
+    replace_object(store, after.target, is_new, lambda: store.get(after.staged))
 
 
 def matches_entry(data: bytes, entry: FileEntry) -> bool:

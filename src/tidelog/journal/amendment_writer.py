@@ -28,6 +28,7 @@ producers can append there at the same time.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -38,7 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.catalog.base import Put
-from tidelog.catalog.update import RACE
+from tidelog.catalog.update import attempts
 from tidelog.context import Context
 from tidelog.coordination.outcome import append_error
 from tidelog.errors import (
@@ -131,7 +132,9 @@ class Marker:
         """Writes one batch, against a head whose amendments of its offsets are known."""
         sent_for = write_id = ""
         before: Head | None = None  # what the first write with an unknown outcome expected
-        for delay_s in RACE.delays_s(self.context.random):
+        for number in attempts(self.context, _busy(self.topic.name, self.partition)):
+            if number:
+                self.seen = read_head(self.context, self.topic, self.partition)
             head, version = self.seen
             if head.closed:
                 raise self._deleted_error()
@@ -158,11 +161,6 @@ class Marker:
                 self.seen = new_head, write_id
                 self._wrote(marks, new_head)
                 return
-            self.context.clock.sleep(delay_s)
-            self.seen = read_head(self.context, self.topic, self.partition)
-        raise UnavailableError(
-            f"partition `{self.topic.name}/{self.partition}`: too many writers at once: try again"
-        )
 
     def _wrote(self, marks: Sequence[AmendmentChange], head: Head) -> None:
         """Counts a batch as written: the last amendments that a head has."""
@@ -357,18 +355,16 @@ class _Lot:
 
     def append(self, context: Context, lookup: Lookup, append: Append, end: int) -> Positions:
         """Appends at ``end``, up to which nothing was found, or later after checking again."""
-        for delay_s in RACE.delays_s(context.random):
-            try:
+        busy = _busy(lookup.topic.name, self.partition)
+        for number in attempts(context, busy):
+            if number:
+                found = lookup.find(self.ids, partitions=[self.partition])
+                if found.events:
+                    raise _exist(lookup.topic.name, found.events)
+                end = found.heads[self.partition][0].next
+            with contextlib.suppress(ConflictError):
                 return append(self.events, partition=self.partition, expected_offset=end)
-            except ConflictError:
-                context.clock.sleep(delay_s)
-            found = lookup.find(self.ids, partitions=[self.partition])
-            if found.events:
-                raise _exist(lookup.topic.name, found.events)
-            end = found.heads[self.partition][0].next
-        raise UnavailableError(
-            f"partition `{lookup.topic.name}/{self.partition}`: too many writers at once: try again"
-        )
+        raise busy
 
 
 def _ids(given: Any) -> list[str]:
@@ -394,6 +390,10 @@ def _select_rows(given: Any, rows: npt.NDArray[np.int64]) -> Any:
     if isinstance(given, pa.Table | pa.RecordBatch):
         return given.take(pa.array(rows))
     return [given[row] for row in rows.tolist()]
+
+
+def _busy(topic: str, partition: int) -> UnavailableError:
+    return UnavailableError(f"partition `{topic}/{partition}`: too many writers at once: try again")
 
 
 def _exist(topic: str, found: Mapping[str, Sequence[Occurrence]]) -> AlreadyExistsError:

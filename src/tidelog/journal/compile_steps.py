@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.catalog.base import Change, Delete, Put
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.clock import Ids
 from tidelog.codec.event_batch import batch_bytes
 from tidelog.codec.journal_file import JOURNAL_SCHEMA, Fetch, encode_journal, read_sources
@@ -233,7 +233,8 @@ class Swap:
         another compiler has the partition, and ``NotFoundError`` if the topic was deleted.
         """
         left: list[str] = []  # of lower epochs, under which no swap can land any more
-        for delay_s in RACE.delays_s(self._context.random):
+        busy = UnavailableError(f"{self._what}: too many writers at once: compile again")
+        for _ in attempts(self._context, busy):
             epoch, check = self._holding.current()
             head, version = read_head(self._context, self._topic, self._partition)
             if head.closed:
@@ -262,8 +263,7 @@ class Swap:
                 pass  # the head settles it
             else:
                 return True
-            self._context.clock.sleep(delay_s)
-        raise UnavailableError(f"{self._what}: too many writers at once: compile again")
+        raise busy
 
     @property
     def _what(self) -> str:

@@ -60,7 +60,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.context import Context
 from tidelog.errors import (
@@ -266,16 +266,14 @@ class _Recovery:
             appended = len(self._to_append(unit, events, self._appender(unit)))
             self._report.appended += appended
             return
-        for delay_s in RACE.delays_s(self._context.random):
+        for _ in attempts(self._context, _busy(self._topic)):
             before = self._counted()
             try:
                 self._report.appended += self._append(unit, events, journals)
             except AlreadyExistsError:  # another call recovers it at the same time
                 self._count(before)
-                self._context.clock.sleep(delay_s)
             else:
                 return
-        raise _busy(self._topic)
 
     def _waits(self, unit: Unit, events: UnitEvents) -> bool:
         """Returns whether a named writer will send events of a unit again; if so, it is left."""

@@ -43,7 +43,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.catalog.update import Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.event_batch import STORED_SCHEMA
 from tidelog.codec.segment import encode_staged, read_piece
 from tidelog.context import Context
@@ -380,17 +380,18 @@ class Copier(Appender):
         ``attempt`` must leave out erased events and skip what it has already committed.
         """
         erased = self.erased if self.erased.stamp else self.look()
-        for delay_s in self._delays():
+        busy = UnavailableError(
+            f"topic `{self._topic.name}`: events are erased faster than others are copied into it: "
+            "try again"
+        )
+        for number in attempts(self._context, busy):
+            if number:
+                erased = self.look()
             with contextlib.suppress(LedgerMovedError):
                 done = attempt(erased)
                 self.list_abandoned()
                 return done
-            self._context.clock.sleep(delay_s)
-            erased = self.look()
-        raise UnavailableError(
-            f"topic `{self._topic.name}`: events are erased faster than others are copied into it: "
-            "try again"
-        )
+        raise busy
 
 
 def append_staged(

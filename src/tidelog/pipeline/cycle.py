@@ -54,6 +54,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.catalog.update import attempts
 from tidelog.connectors.sink import AsideSink
 from tidelog.connectors.source import (
     Bounds,
@@ -172,7 +173,8 @@ class Cycle:
         conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        for delay_s in CLAIM_RETRIES.delays_s(self._context.random):
+        busy = claim_error(self._pipeline.name, partition.text)
+        for _ in attempts(self._context, busy, CLAIM_RETRIES):
             row = self._context.catalog.get(where, "head")
             found = None
             if row is not None:
@@ -202,8 +204,7 @@ class Cycle:
                 self._read_intent(track)
                 self._stale.discard(partition)
                 return row is None
-            self._context.clock.sleep(delay_s)
-        raise claim_error(self._pipeline.name, partition.text)
+        raise busy
 
     def has_claimed(self, partition: SourcePartition) -> bool:
         """Returns whether this driver has it and knows its rows."""

@@ -27,7 +27,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Put
-from tidelog.catalog.update import Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_manifests, read_partitions, replay_pipeline
@@ -48,7 +48,6 @@ __all__ = [
 
 _FOLDERS_AT_ONCE = 10  # in one write: two rows each, and the partition's own
 _RANGES_AT_ONCE = 500
-_ATTEMPTS = 50  # of a write that conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,12 @@ class FolderCounter:
     def run(self) -> None:
         """Counts everything that is committed."""
         for lane in self._lanes():
-            for _ in range(_ATTEMPTS):
+            busy = UnavailableError(
+                f"folders of `{lane.partition}`: others keep changing them: try again"
+            )
+            for _ in attempts(self.context, busy):
                 if self._count(lane):
                     break
-            else:
-                raise UnavailableError(
-                    f"folders of `{lane.partition}`: others keep changing them: try again"
-                )
 
     def foreseen(self) -> dict[str, DateFolder]:
         """Returns the rows as counting would leave them, without writing."""

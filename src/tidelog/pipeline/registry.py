@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
@@ -201,7 +201,8 @@ def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
     """
     check_pipeline_name(name)
     key = layout.pipeline_row(name)
-    for delay_s in RACE.delays_s(context.random):
+    busy = UnavailableError(f"pipeline `{name}`: others keep changing it: try again")
+    for _ in attempts(context, busy):
         row = context.catalog.get(layout.REGISTRY, key)
         if row is None:
             raise NotFoundError(f"pipeline `{name}`: not found: nothing to delete")
@@ -216,9 +217,6 @@ def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
         going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             context.catalog.write(layout.REGISTRY, going, write_id=context.ids.new())
-            continue
-        context.clock.sleep(delay_s)
-    raise UnavailableError(f"pipeline `{name}`: others keep changing it: try again")
 
 
 def _remove_name(context: Context, pipeline: NamedPipeline) -> None:

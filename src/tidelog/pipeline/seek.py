@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.catalog.update import attempts
 from tidelog.connectors.by_url import pipelines_behind
 from tidelog.connectors.source import (
     Bounds,
@@ -73,6 +74,7 @@ from tidelog.model.pipeline import (
     offsets_between,
     read_manifest,
 )
+from tidelog.model.times import Backoff
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.failures import REMADE_REMEDY, check_gaps
@@ -81,7 +83,7 @@ from tidelog.store.base import put_same
 
 __all__ = ["PositionMove", "SeekOptions", "plan_seek", "seek"]
 
-_ATTEMPTS = 10  # while a driver keeps committing
+_COMMITS = Backoff(10, base_ms=100, max_ms=200)  # while a driver keeps committing
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +367,11 @@ class _Seek(Cycle):
     ) -> PositionMove:
         """Moves one position, after settling the range in progress."""
         first: PositionMove | None = None
-        for _ in range(_ATTEMPTS):
+        busy = ConflictError(
+            f"seek of `{self._pipeline.name}`: `{partition.text}` keeps being committed: stop its "
+            "driver, then seek again"
+        )
+        for _ in attempts(self._context, busy, _COMMITS):
             plan = _plan(self._context, self._pipeline, (partition, held, to), wanted)
             _check_again(self._pipeline, wanted, plan)
             _check_readers(self._context, self._pipeline, wanted, plan)
@@ -373,15 +379,11 @@ class _Seek(Cycle):
             try:
                 self._move(partition, held, plan)
             except (ConflictError, FencedError, UnknownOutcomeError):
-                self._context.clock.sleep(self._context.random.random() * 0.2)
                 continue
             done = first if plan.position == plan.to else plan
             self._check_moved(partition, held, done, wanted)
             return done
-        raise ConflictError(
-            f"seek of `{self._pipeline.name}`: `{partition.text}` keeps being committed: stop its "
-            "driver, then seek again"
-        )
+        raise busy
 
     def _check_moved(
         self, partition: SourcePartition, held: Bounds, move: PositionMove, wanted: SeekOptions

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from tidelog.catalog.base import Change, Delete, Row
-from tidelog.catalog.update import RACE, Decision, Rows, update
+from tidelog.catalog.update import Decision, Rows, attempts, update
 from tidelog.context import Context
 from tidelog.coordination.members import Fence, Member
 from tidelog.coordination.ownership import put_held
@@ -325,21 +325,17 @@ class _Deletion:
 
     def _remove_members(self, version: str) -> None:
         """Step 7. Reads a row again if its member removes it in the meantime."""
-        for delay_s in RACE.delays_s(self._context.random):
+        for _ in attempts(self._context, self._busy()):
             rows = list(self._context.catalog.scan(self._members, "member/", "member0"))
             self._check_ours(version)
-            try:
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 for first in range(0, len(rows), limits.CHANGES_MAX):
                     some = rows[first : first + limits.CHANGES_MAX]
                     gone: list[Change] = [Delete(each.row, each.version) for each in some]
                     self._context.catalog.write(
                         self._members, *gone, write_id=self._context.ids.new()
                     )
-            except (ConflictError, UnknownOutcomeError):
-                self._context.clock.sleep(delay_s)
-            else:
                 return
-        raise self._busy()
 
     def _update(self, where: str, row: str, decide: Callable[[Rows], Decision[T]]) -> T:
         return update(self._context, where, [row], decide, self._what)
