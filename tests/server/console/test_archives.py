@@ -56,7 +56,7 @@ def drive(home: Home, accept_loss: bool = False) -> None:
 
 
 def test_archive_shows_what_became_of_every_offset(served: Served, browser: Browser) -> None:
-    page = eventually(lambda: browser.get("/console/archives/daily"), "Every offset")
+    page = eventually(lambda: browser.get("/console/archives/daily"), "What became of every offset")
     # partition, begin, why, position, offsets, archived, dead, dropped, erased, never, gaps
     assert "t/0 0 earliest 25 25 20 5 0 0 0 0 yes" in text_of(page)
     assert "Gaps" not in text_of(page)
@@ -163,7 +163,7 @@ def test_what_is_kept_running_is_shown_on_the_overview(served: Served, browser: 
         SupervisedPart("archive daily", "failed", now_ms, restarts=3, error="no <b>room</b>"),
     )
     put_keeper(context, Keeper("k", "here", 40, "", now_ms, now_ms, parts=parts))
-    page = eventually(lambda: browser.get("/"), "Kept running", "archive daily failed")
+    page = eventually(lambda: browser.get("/"), "Parts of tidelog up", "archive daily failed")
     assert "fails: no <b>room</b>" in text_of(page)
     assert "<b>room" not in page
 

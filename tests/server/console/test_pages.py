@@ -318,7 +318,7 @@ def test_a_job_can_be_stopped(served: Served, browser: Browser) -> None:
 
 
 def test_what_is_not_there_is_told_as_a_page(browser: Browser) -> None:
-    for path in ("/console", "/console/", "/console/nothing", "/console/topics/a/b/c"):
+    for path in ("/console/", "/console/nothing", "/console/topics/a/b/c"):
         assert "not found" in text_of(browser.get(path, 404))
     wrong = browser.client.post("/console/topics")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
