@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -18,7 +20,7 @@ from tidelog import Event, Grant, Home
 from tidelog.api.sql_process import SqlLimits, SqlResult
 from tidelog.coordination.tokens import create_token
 from tidelog.errors import UnavailableError
-from tidelog.server.api.sql import SqlRunner
+from tidelog.server.api.sql import QueryEnd, SqlRunner
 from tidelog.server.http.errors import BusyError
 
 ENDLESS = "select count(*) from range(10000000000) a, range(1000000) b"
@@ -115,17 +117,59 @@ def test_one_query_of_a_client_runs_at_a_time_and_a_stop_ends_it(
 
     def run(client: str) -> SqlResult:
         began.set()
-        return runner.run(ENDLESS, None, client, bounds=SqlLimits(seconds=300.0))
+        bounds = SqlLimits(seconds=300.0)
+        return runner.run(ENDLESS, None, client, QueryEnd(), bounds=bounds)
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.submit(run, "one"), pool.submit(run, "two")
         until(lambda: len(runner._running) == 2 and None not in runner._running.values())
         with pytest.raises(BusyError, match="your last query"):
-            runner.run("select 1", None, "one")
+            runner.run("select 1", None, "one", QueryEnd())
         with pytest.raises(BusyError, match="other queries"):
-            runner.run("select 1", None, "three")
+            runner.run("select 1", None, "three", QueryEnd())
         runner.stop()
         for running in (first, second):
             with pytest.raises(UnavailableError, match="the server stops"):
                 running.result(timeout=60)
     assert runner._running == {}
+
+
+def test_query_ends_when_its_client_disconnects(
+    world: tuple[Served, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, tokens = world
+    began, ended = threading.Event(), threading.Event()
+
+    def run(self: SqlRunner, query: str, *args: Any, **more: Any) -> SqlResult:
+        began.set()
+        assert ended.wait(60)
+        raise UnavailableError("ended")
+
+    monkeypatch.setattr(SqlRunner, "run", run)
+    monkeypatch.setattr(QueryEnd, "end", lambda self: ended.set())
+    with httpx.Client(base_url=served.url, timeout=120, follow_redirects=True) as browser:
+        origin, sent = {"origin": served.url}, {"token": tokens["all"], "next": "/console/sql"}
+        page = browser.post("/console/login", data=sent, headers=origin).text
+        cookie = f"tidelog_console={browser.cookies['tidelog_console']}"
+    mark = page.partition('name="form_mark" value="')[2].partition('"')[0]
+    form = urlencode({"form_mark": mark, "q": "select 1"})
+    host = served.url.removeprefix("http://")
+    for asked, body in (
+        (f"POST /sql HTTP/1.1\r\nAuthorization: Bearer {tokens['own']}", '{"query":"select 1"}'),
+        (f"POST /console/sql HTTP/1.1\r\nOrigin: {served.url}\r\nCookie: {cookie}", form),
+    ):
+        kind = "json" if body.startswith("{") else "x-www-form-urlencoded"
+        head = f"{asked}\r\nHost: {host}\r\nContent-Type: application/{kind}"
+        with socket.create_connection(served.address, timeout=60) as raw:
+            raw.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            assert began.wait(60)
+        assert ended.wait(30), asked
+        began.clear()
+        ended.clear()
+
+
+def test_ended_query_has_no_process(world: tuple[Served, dict[str, str]]) -> None:
+    runner, end = SqlRunner(world[0].home), QueryEnd()
+    end.end()
+    with pytest.raises(UnavailableError, match="was ended"):
+        runner.run(ENDLESS, None, "one", end, bounds=SqlLimits(seconds=300.0))

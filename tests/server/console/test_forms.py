@@ -134,6 +134,18 @@ def test_a_correction_shows_the_change_and_replaces_what_was_shown(
     assert "This event was corrected" in text_of(browser.get(done.headers["location"]))
 
 
+def test_change_is_found_by_whole_lines(served: Served, browser: Browser) -> None:
+    """To look for what is alike inside of lines takes minutes for values that are made for it."""
+    served.home.update("orders", "o-1", b"price: 1\nshare: 2\nend")
+    page = browser.get(CORRECT)
+    value = "price: 3\nshare: 4\nend"
+    page = browser.send(page, CORRECT, kind="text", value=value, why="w").text
+    shown = text_of(page)
+    lines = ("- price: 1", "- share: 2", "+ price: 3", "+ share: 4", "end")
+    places = [shown.index(line) for line in lines]
+    assert places == sorted(places)
+
+
 def test_values_that_a_form_cannot_show_are_corrected_as_base64(
     served: Served, browser: Browser
 ) -> None:

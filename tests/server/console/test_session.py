@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, ask, serving, status
 from tests.support.visits import Browser, forms_of, tags_of, text_of
 from tidelog import Event, Home
 from tidelog.coordination.tokens import create_token, list_tokens
@@ -100,6 +100,14 @@ def test_without_a_token_nothing_can_be_read(guarded: Guarded) -> None:
     assert guarded.served.client.get("/", params={"token": guarded.both}).status_code == 401
     bearer = {"authorization": f"Bearer {guarded.both}"}  # that is for the interface, not for pages
     assert guarded.served.client.get("/", headers=bearer).status_code == 401
+
+
+def test_form_of_a_stranger_is_refused_before_it_is_read(guarded: Guarded) -> None:
+    head = (
+        "POST /console/tokens HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 200000\r\n\r\n"
+    )
+    assert status(ask(guarded.served.address, head.encode())) == 401
 
 
 def test_without_a_token_nothing_can_be_changed(guarded: Guarded) -> None:

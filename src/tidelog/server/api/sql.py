@@ -1,38 +1,91 @@
 """``POST /sql``: a query of the topics that a token may read, in a process of its own.
 
 Few queries run at once, one of each client, so that the rest of the server keeps its processors.
+The query of a client that disconnects is ended.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import threading
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from tidelog.api.sql_process import EVERYTHING, SqlAccess, SqlLimits, SqlResult, run_apart
 from tidelog.codec.event_json import json_problem
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.model.decoding import check_json_depth, decode_json
 from tidelog.model.token import Token
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
-from tidelog.server.http.errors import BusyError, MediaTypeError, encode
+from tidelog.server.http.errors import BusyError, DisconnectedError, MediaTypeError, encode
 from tidelog.server.http.limits import ServerThreads
 from tidelog.server.http.request import Bodies, check_parameters, headers_of, inflate, is_encoded
 
-__all__ = ["SqlHandlers", "SqlRunner"]
+__all__ = ["QueryEnd", "SqlHandlers", "SqlRunner", "end_with_client"]
 
+T = TypeVar("T")
 _LIMITS = SqlLimits(seconds=limits.SQL_S, rows=limits.PAGE_EVENTS_MAX)
 
 
 class _Query(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     values: list[Any] | dict[str, Any] | None = None
+
+
+class QueryEnd:
+    """Ends one query, before or while it runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
+
+    def note(self, child: subprocess.Popen[bytes]) -> None:
+        """Remember the process of the query."""
+        with self._lock:
+            self._child = child
+            if self._is_ended:
+                child.kill()
+
+    def end(self) -> None:
+        """Kill the process, or let the query not begin."""
+        with self._lock:
+            self._is_ended = True
+            if self._child is not None:
+                self._child.kill()  # does nothing to one that has ended
+
+
+async def end_with_client(receive: Receive, end: QueryEnd, work: Awaitable[T]) -> T:
+    """Return what ``work`` returns, unless the client disconnects: then the query is ended.
+
+    ``DisconnectedError``.
+    """
+    answer = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        end.end()
+        with contextlib.suppress(TidelogError):
+            await answer
+        raise DisconnectedError
+    finally:
+        left.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class SqlRunner:
@@ -49,6 +102,7 @@ class SqlRunner:
         query: str,
         token: Token | None,
         client: str,
+        end: QueryEnd,
         values: list[Any] | dict[str, Any] | None = None,
         bounds: SqlLimits = _LIMITS,
     ) -> SqlResult:
@@ -62,10 +116,13 @@ class SqlRunner:
                 raise BusyError(f"sql: {which} still run: try again in a moment", retry_after_s=1)
             self._running[client] = None
         access = EVERYTHING if token is None else SqlAccess.of_token(token)
+
+        def note(child: subprocess.Popen[bytes]) -> None:
+            self._note(client, child)
+            end.note(child)
+
         try:
-            return run_apart(
-                self._config, query, values, access, bounds, lambda child: self._note(client, child)
-            )
+            return run_apart(self._config, query, values, access, bounds, note)
         finally:
             with self._lock:
                 del self._running[client]
@@ -108,9 +165,11 @@ class SqlHandlers:
             if is_encoded(headers):
                 body = await self._threads.run(inflate, headers, body, limits.SQL_BODY_BYTES_MAX)
         asked = _asked(body)
-        found = await self._threads.run(
-            self._runner.run, asked.query, admission.token, admission.client, asked.values
+        end = QueryEnd()
+        work = self._threads.run(
+            self._runner.run, asked.query, admission.token, admission.client, end, asked.values
         )
+        found = await end_with_client(request.receive, end, work)
         return Response(
             _encoded(found), headers={"cache-control": "no-store"}, media_type="application/json"
         )

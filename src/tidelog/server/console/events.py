@@ -330,7 +330,7 @@ class SqlPages:
         token = visit.session.token
         client = "console" if token is None else token.id
         try:
-            found = self._runner.run(query, token, client, bounds=_SQL_LIMITS)
+            found = self._runner.run(query, token, client, visit.query_end, bounds=_SQL_LIMITS)
         except (BusyError, InvalidError, NotFoundError) as exc:
             return self._show(visit, query, status_of(exc), trouble=exc.message)
         names = [column["name"] for column in found.columns]

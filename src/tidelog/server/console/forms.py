@@ -338,8 +338,15 @@ def _laid_out_as(before: bytes | None, after: bytes | None) -> bytes | None:
 
 def _changes(before: bytes | None, after: bytes | None) -> list[tuple[str, str]]:
     """Returns the lines of both values, each with ``-``, ``+`` or a space before it."""
-    lines = difflib.ndiff(_lines(before), _lines(after))
-    found = [(line[0], line[2:]) for line in lines if line[0] != "?"]
+    old, new = _lines(before), _lines(after)
+    found: list[tuple[str, str]] = []
+    # Whole lines only: to compare what is inside of them takes minutes for values made for that.
+    for kind, a, a_end, b, b_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if kind == "equal":
+            found += [(" ", line) for line in old[a:a_end]]
+            continue
+        found += [("-", line) for line in old[a:a_end]]
+        found += [("+", line) for line in new[b:b_end]]
     return found[:_DIFF_LINES_MAX]
 
 

@@ -30,7 +30,7 @@ from tidelog.errors import InternalError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.model.token import Scope as Right
 from tidelog.server.api.openapi import description
-from tidelog.server.api.sql import SqlRunner
+from tidelog.server.api.sql import SqlRunner, end_with_client
 from tidelog.server.api.tail import Tails
 from tidelog.server.console import format as showing
 from tidelog.server.console.actions import ActionPages
@@ -217,7 +217,9 @@ class Console:
         self._threads = threads
         self._complaints = Complaints(self._clock)
         secret = home.context.random.getrandbits
-        self._sessions = Sessions(gate, options, lambda: f"{secret(256):064x}", self._clock)
+        self._sessions = Sessions(
+            gate, options, threads, lambda: f"{secret(256):064x}", self._clock
+        )
         self._pages = Templates()
         self._sampler = Sampler(home)
         self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
@@ -282,14 +284,16 @@ class Console:
                 return await self._tail(scope, receive, send, path)
             if place.name == "static":
                 return await self._send(scope, receive, send, self._static(path["file"]))
-            form = (
-                await self._sessions.form(scope, receive, headers) if place.method == "POST" else {}
-            )
-            if place.right is None:
+            is_form = place.method == "POST"
+            if is_form:
+                self._sessions.check_form(headers)
+            if place.right is not None:  # before the form: a stranger's is not read
+                session, scope[ADMISSION] = self._sessions.enter(scope, headers)
+            form = await self._sessions.form(scope, receive, headers) if is_form else {}
+            if session is None:
                 answer = await self._come_or_go(place, scope, headers, form)
             else:
-                session, scope[ADMISSION] = self._sessions.enter(scope, headers)
-                answer = await self._answer(place, path, scope, (session, form))
+                answer = await self._answer(place, path, scope, receive, (session, form))
                 if place.right == "read":
                     shown = path.get("topic") or path.get("name", "")
                     self._usage.read(scope[ADMISSION].who, f"console {place.name}", shown)
@@ -325,6 +329,7 @@ class Console:
         place: Route,
         path: Mapping[str, str],
         scope: Scope,
+        receive: Receive,
         shown: tuple[Session, dict[str, str]],
     ) -> Answer:
         """What a page, or a form, shows to a user who has logged in. ``ForbiddenError``."""
@@ -339,7 +344,10 @@ class Console:
             )
         query = dict(Request(scope).query_params)
         visit = Visit(path, query, form, session, self._clock.now_ms(), _address(scope))
-        answer = await self._threads.run(self._handlers[place.name], visit)
+        work = self._threads.run(self._handlers[place.name], visit)
+        if place.name == "query":
+            return await end_with_client(receive, visit.query_end, work)
+        answer = await work
         if place.name in ("create", "revoke"):
             await self._gate.refresh()  # what was made works at once, what was revoked does not
         return answer

@@ -60,6 +60,7 @@ __all__ = [
 
 
 _HEALTH = (b"/healthz", b"/readyz")
+_QUERIES = ("/sql", "/console/sql")
 _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
 HEAD_TOO_LARGE = "tidelog.head_too_large"  # in the state of a scope
@@ -177,11 +178,15 @@ class Connection(HttpToolsProtocol):
             self._wait(limits.HEAD_S if self._in_head else limits.BODY_S)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A client that says it is done with sending still gets the answer to a whole POST."""
+        """A client that says it is done with sending still gets the answer to a whole POST.
+
+        For other requests, and for queries, it has gone: otherwise the server would not notice that
+        a waiting client has, and a query would take a processor for nothing.
+        """
         if self._refused or not self._complete or not self._is_busy():
             return None
-        if self.scope["method"] != "POST":
-            return None  # the server would not notice that a waiting client has gone
+        if self.scope["method"] != "POST" or self.scope["path"] in _QUERIES:
+            return None
         self.cycle.keep_alive = False
         return True
 
