@@ -264,7 +264,7 @@ def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -
 PLAIN_POOLS = (
     "tasks.py",
     "server/",  # ends before its process does, and then drops what waits
-    "opening.py",  # races two requests, so it needs two threads
+    "backends.py",  # races two requests, so it needs two threads
     "testing/",
 )
 

@@ -17,6 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from tidelog.backends import (
+    World,
+    context_of,
+    location_of,
+    open_catalog_of,
+    open_store_of,
+    real_world,
+)
 from tidelog.catalog.base import Catalog
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import decode_archive, is_outside
@@ -38,14 +46,6 @@ from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import PlaybackPin
-from tidelog.opening import (
-    World,
-    context_of,
-    location_of,
-    open_catalog_of,
-    open_store_of,
-    real_world,
-)
 from tidelog.settings import load_settings
 from tidelog.store import Store
 from tidelog.store.wrappers import Meter

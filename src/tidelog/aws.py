@@ -55,6 +55,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidelog.backends import real_world
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home, World, open_home
 from tidelog.log.consumer.consumer import Consumer
@@ -64,7 +65,6 @@ from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.decoding import decode_json
 from tidelog.model.event import Event, to_iso
 from tidelog.model.topic import check_topic_name
-from tidelog.opening import real_world
 from tidelog.playback.play import SlotCount
 from tidelog.server.api import pixel_event as pixel
 from tidelog.server.options import ServeOptions

@@ -23,6 +23,7 @@ from tidelog.api.browse import BrowseCalls
 from tidelog.api.consumers import Consumers, NotifyCalls
 from tidelog.api.journal import JournalCalls
 from tidelog.api.maintenance import MaintenanceCalls
+from tidelog.backends import World, create_context, open_context, real_world
 from tidelog.catalog import Catalog
 from tidelog.catalog.disk_reserve import freeing
 from tidelog.context import Context
@@ -53,7 +54,6 @@ from tidelog.model.event import Event, Positions
 from tidelog.model.playback import Time
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
-from tidelog.opening import World, create_context, open_context, real_world
 from tidelog.playback.merge import play_arrow, play_events
 from tidelog.process import check_process
 from tidelog.settings import Settings, check_options, config_string, load_settings

@@ -8,7 +8,7 @@ after each step leaves:
     3. put ``home.json`` with the same id into the store     → the same
     4. mark the identity row as ``ready``                    → a home
 
-Step 1 is in ``opening``; the others are here.
+Step 1 is in ``backends``; the others are here.
 
 A copy keeps the id of its original until it is adopted, in three steps:
 

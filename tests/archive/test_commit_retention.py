@@ -51,8 +51,8 @@ from tidelog.maintenance.pipeline_sweep import (
 )
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
-from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.base import LocalWorkers
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.test_aside import cycle
+from tests.pipeline.test_lost_ranges import cycle
 from tests.support.archive_look import AT, a_home, an_archive
 from tests.support.forgotten_ranges import forget
 from tidelog import Event, Home
@@ -25,7 +25,7 @@ from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.testing.faults import Faults, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 import tidelog
+from tidelog import backends, identity
 from tidelog import home as home_module
-from tidelog import identity, opening
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -260,7 +260,7 @@ def create_meanwhile(
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(identity, "read_store"), (identity, "read_catalog"), (opening, "open_catalog_of")],
+    [(identity, "read_store"), (identity, "read_catalog"), (backends, "open_catalog_of")],
 )
 def test_home_created_between_two_looks_is_taken_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str
@@ -273,7 +273,7 @@ def test_home_created_between_two_looks_is_taken_as_it_is(
 def test_home_created_while_it_is_opened_is_open_or_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_meanwhile(monkeypatch, tmp_path, opening, "open_catalog_of")
+    create_meanwhile(monkeypatch, tmp_path, backends, "open_catalog_of")
     folder = tmp_path / "home"
     with open_home(str(folder), world=world(tmp_path)) as found:
         assert found.topics() == []
@@ -289,8 +289,8 @@ class TestDiesAfterEveryStep:
     def create(
         self, monkeypatch: pytest.MonkeyPatch, store: Store, catalog: Catalog, seed: int
     ) -> tuple[home_module.Home, bool]:
-        monkeypatch.setattr(opening, "open_store_of", lambda *_: store)
-        monkeypatch.setattr(opening, "open_catalog_of", lambda *_, create: catalog)
+        monkeypatch.setattr(backends, "open_store_of", lambda *_: store)
+        monkeypatch.setattr(backends, "open_catalog_of", lambda *_, create: catalog)
         outside = World(environ={}, clock=FakeClock(), ids=seeded_ids(seed))
         return create_home(Settings("s3://store", "dynamodb://catalog"), world=outside)
 

@@ -21,7 +21,7 @@ from tidelog.model import layout
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Begin, Gap, Intent, Progress
 from tidelog.model.times import Backoff
-from tidelog.pipeline.base import LocalWorkers, Pipeline, TakenError
+from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.failures import RemadeError
 from tidelog.store.memory import MemoryStore
@@ -162,7 +162,7 @@ def test_driver_that_lost_a_partition_is_fenced_there() -> None:
     assert (report.taken, report.events, report.errors) == ({partition}, 0, {})
     assert not old.has(partition)
     living = Cycle(context, old._pipeline, "careful", may_take=lambda owner: owner != new._owner)
-    with pytest.raises(TakenError, match="another driver has it"):
+    with pytest.raises(ClaimedError, match="another driver has it"):
         living.claim(partition, Begin("0", "earliest"))
     assert new.run({partition: "10"}, bounds).events > 0
 

@@ -25,7 +25,7 @@ from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import layout
 from tidelog.model.pipeline import Begin
-from tidelog.pipeline.base import LocalWorkers, Pipeline, TakenError, Task, TaskOutcome
+from tidelog.pipeline.base import ClaimedError, LocalWorkers, Pipeline, Task, TaskOutcome
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import read_failures
@@ -460,7 +460,7 @@ def test_driver_that_stalls_in_a_take_over_does_no_harm(home: Home) -> None:
         taken.append(True)
         return True
 
-    with pytest.raises(TakenError):
+    with pytest.raises(ClaimedError):
         stalled.claim(partition, Begin("0", "earliest"))
     bounds = home.source.bounds([partition])
     assert other.run({partition: "10"}, bounds).events > 0

@@ -28,6 +28,7 @@ from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_raw import WatchedStore
 from tidelog import store as here
 from tidelog.archive.archive import create_archive, find_archive, open_pipeline
+from tidelog.backends import World as Outside
 from tidelog.codec import parsers as foreign
 from tidelog.codec.event_batch import table_of
 from tidelog.codec.parsers import LayoutSettings, ParsedValues
@@ -47,7 +48,6 @@ from tidelog.maintenance import pipeline_sweep as compact
 from tidelog.model import limits
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import Event
-from tidelog.opening import World as Outside
 from tidelog.pipeline.base import LocalWorkers, Workers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import Due, FilePolicy

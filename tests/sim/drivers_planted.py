@@ -12,7 +12,7 @@ import pytest
 from tidelog.archive.freeze import HeadGate
 from tidelog.model.pipeline import Progress
 from tidelog.pipeline import cycle
-from tidelog.pipeline.base import TakenError
+from tidelog.pipeline.base import ClaimedError
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.share import DriverMembers
 
@@ -33,7 +33,7 @@ def commit_under_an_old_epoch(patch: Patch) -> None:
     def anyhow(self: Cycle, track: Any, *changes: Any) -> str:
         try:
             return write(self, track, *changes)
-        except TakenError:
+        except ClaimedError:
             rows = {each.row: self._context.catalog.get(track.where, each.row) for each in changes}
             now = [
                 replace(each, expect=rows[each.row].version) if rows[each.row] else each
@@ -51,13 +51,13 @@ def living_drivers_lose_partitions(patch: Patch) -> None:
 
 def take_keeps_the_epoch(patch: Patch) -> None:
     """A driver that takes over a head does not raise its epoch."""
-    taken = cycle.taken_head
+    taken = cycle.claimed_head
 
     def same(found: Any, new: Any, owner: str, track: Any = None) -> Any:
         head = taken(found, new, owner, track)
         return msgspec.structs.replace(head, epoch=found.epoch if found else head.epoch)
 
-    patch.setattr(cycle, "taken_head", same)
+    patch.setattr(cycle, "claimed_head", same)
 
 
 def driver_keeps_its_source(patch: Patch) -> None:

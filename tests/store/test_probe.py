@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tidelog.backends import probe_store
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, UnavailableError
-from tidelog.opening import probe_store
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Fault, Faults, FaultyStore
 from tidelog.testing.scheduler import FakeClock, seeded_ids

@@ -16,12 +16,12 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from tidelog.api.spark_workers import find_java
+from tidelog.backends import World, open_context, probe_store, real_world
 from tidelog.context import Context
 from tidelog.coordination.trusted_time import store_now_ms
 from tidelog.errors import TidelogError
 from tidelog.log.maintenance.incarnations import inspect_home
 from tidelog.model import layout
-from tidelog.opening import World, open_context, probe_store, real_world
 from tidelog.settings import DEFAULT_FOLDER, load_settings
 
 __all__ = ["HealthCheck", "ResponseTimes", "diagnose", "response_times"]

@@ -198,8 +198,8 @@ def _answer(
 ) -> Iterator[bytes]:
     """Yields the lines of an answer."""
     from tidelog.api.sql import printable  # noqa: PLC0415 - slow, and the parent does without it
+    from tidelog.backends import open_context  # noqa: PLC0415 - the same
     from tidelog.codec.event_json import row_lines  # noqa: PLC0415 - the same
-    from tidelog.opening import open_context  # noqa: PLC0415 - the same
 
     with open_context(config) as context:
         signal.setitimer(signal.ITIMER_REAL, limits.seconds)  # whose signal ends the process

@@ -45,8 +45,8 @@ from tidelog.model import layout
 from tidelog.model.archive import Account, Archive
 from tidelog.model.partition_rows import decode_row
 from tidelog.model.pipeline import Aside, DriverFailure, Intent, Progress, Totals
-from tidelog.pipeline.aside import read_aside
 from tidelog.pipeline.failures import RemadeError, read_failures, remade_bounds
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import lost_remedy
 from tidelog.tasks import Pool

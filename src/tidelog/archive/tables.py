@@ -31,9 +31,9 @@ Every recorded table follows every change of files, whether or not drivers keep 
 - A register that crashes after step 4 next to an erasure may leave stale entries of its addition. A
   sweep does step 2 for every table (``settle_tables``) and corrects them. So do the next register
   and ``delete --prove``; a proof is not clean before that (``stale_entries``).
-- After a restore of the catalog, a driver moves files of lost ranges away (``pipeline.aside``). A
-  table that lists them is refused in step 1 forever: their range is done again, possibly with other
-  events, and the table's ends do not show that.
+- After a restore of the catalog, a driver moves files of lost ranges away
+  (``pipeline.lost_ranges``). A table that lists them is refused in step 1 forever: their range is
+  done again, possibly with other events, and the table's ends do not show that.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
-from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.lost_ranges import read_aside
 
 __all__ = [
     "RegisterResult",

@@ -27,12 +27,12 @@ from tidelog.api.spark_workers import missing_for_spark
 from tidelog.archive.archive import FormatOptions
 from tidelog.archive.metrics import statsd_lines
 from tidelog.archive.status import WaitingTimes
+from tidelog.backends import real_world
 from tidelog.cli.output import Output, counted, echo_aside
 from tidelog.cli.terminal import Interruption
 from tidelog.context import NoSpans
 from tidelog.errors import InvalidError, TidelogError, UnavailableError, unexpected
 from tidelog.home import Home, World
-from tidelog.opening import real_world
 from tidelog.pipeline.base import CycleReport
 from tidelog.server.http.telemetry import open_telemetry
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import click
 
+from tidelog.backends import real_world
 from tidelog.cli.output import utf8
 from tidelog.errors import FailedError, InvalidError
 from tidelog.home import Home, World
 from tidelog.home import open_home as open_any
-from tidelog.opening import real_world
 from tidelog.settings import DEFAULT_FOLDER, load_settings
 
 __all__ = [

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from tidelog.backends import open_context
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import (
@@ -41,7 +42,6 @@ from tidelog.errors import InvalidError
 from tidelog.model import layout
 from tidelog.model.address import address_below, nearest, parse_address
 from tidelog.model.archive import Archive
-from tidelog.opening import open_context
 from tidelog.plugins import find_plugins, needs_extra
 from tidelog.store import open_store
 from tidelog.store.base import Store

@@ -1,10 +1,10 @@
 """Rewrites a file of an archive without some events: same format, columns and settings.
 
-Also erases events from files that were set aside after a restore (``pipeline.aside``). No commit
-names these files, and their offsets may belong to other events by now. So events are recognized by
-ids and keys, and by the times up to which these were erased, like in copies. A row has the source
-partition and incarnation of a file (``aside_lines``): an erasure changes no file of another topic,
-even if it had the same name. A file whose row was lost may be of any.
+Also erases events from files that were set aside after a restore (``pipeline.lost_ranges``). No
+commit names these files, and their offsets may belong to other events by now. So events are
+recognized by ids and keys, and by the times up to which these were erased, like in copies. A row
+has the source partition and incarnation of a file (``aside_lines``): an erasure changes no file of
+another topic, even if it had the same name. A file whose row was lost may be of any.
 
 A file keeps its name, since a dead driver may have copied it there again, create-only. A single
 file is replaced by its etag, in one step. One with a sidecar takes four:
@@ -55,7 +55,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import AsideErasure, FileEntry, Manifest, ReplacedFile
-from tidelog.pipeline.aside import read_aside
+from tidelog.pipeline.lost_ranges import read_aside
 from tidelog.store.base import Store
 
 __all__ = [

@@ -41,19 +41,21 @@ from tidelog.tasks import Pool
 
 __all__ = [
     "NO_ERASED_ROWS",
+    "ClaimedError",
     "CycleReport",
     "ErasedRows",
     "FrozenError",
     "LocalWorkers",
     "ParallelWorkers",
     "Pipeline",
-    "TakenError",
     "Task",
     "TaskOutcome",
     "TaskOutput",
     "Track",
     "Workers",
     "claim_error",
+    "claimed_error",
+    "claimed_head",
     "closed_error",
     "commit_of",
     "frozen",
@@ -62,8 +64,6 @@ __all__ = [
     "manifest_of",
     "missing_from",
     "run_task",
-    "taken_error",
-    "taken_head",
     "with_left_out",
 ]
 
@@ -156,7 +156,7 @@ class Track:
         return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
 
 
-def taken_head(
+def claimed_head(
     found: Progress | None, new: Progress, owner: str, track: Track | None = None
 ) -> Progress:
     """Returns a head with this driver as its owner, under the next epoch.
@@ -345,7 +345,7 @@ class Pipeline:
         return self.title or self.name
 
 
-class TakenError(FencedError):
+class ClaimedError(FencedError):
     """Another driver has a source partition. This one may have others."""
 
 
@@ -353,10 +353,10 @@ class FrozenError(UnavailableError):
     """The head is frozen while another generation is promoted. It may resume after that."""
 
 
-def taken_error(pipeline: str, partition: str, head: Progress | None = None) -> TakenError:
+def claimed_error(pipeline: str, partition: str, head: Progress | None = None) -> ClaimedError:
     """Returns the error of a source partition that another driver has."""
     other = f" (epoch {head.epoch})" if head is not None else ""
-    return TakenError(
+    return ClaimedError(
         f"source partition `{partition}` of pipeline `{pipeline}`: another driver has it{other}",
         partition=partition,
     )
@@ -387,7 +387,7 @@ def head_error(pipeline: str, track: Track, head: Progress | None) -> TidelogErr
     if head.frozen:
         return frozen(pipeline, partition)
     if (head.owner, head.epoch) != (track.head.owner, track.head.epoch):
-        return taken_error(pipeline, partition, head)
+        return claimed_error(pipeline, partition, head)
     return UnavailableError(
         f"source partition `{partition}` of pipeline `{pipeline}`: its rows were changed: they are "
         "read again",

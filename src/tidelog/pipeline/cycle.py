@@ -12,7 +12,7 @@ Each source partition goes through these steps. Every write expects its ``head``
    a file's new name is put there too, without a range     → crash: the next driver finds it too
 2. finish an existing ``intent``: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
-   catalog lost are set aside (``aside``)
+   catalog lost are set aside (``lost_ranges``)
 3. intend: put an ``intent`` with start, limit and cuts    → crash: the next driver does the range
 4. do: a task for each cut reads its part of the range and
    stages its files (``ranges``); it reads only the incarnation in the intent, which it
@@ -90,23 +90,22 @@ from tidelog.model.pipeline import (
 from tidelog.model.times import Backoff
 from tidelog.pipeline import base
 from tidelog.pipeline.ahead import FindNext, RangeRounds, Results, intend_next, read_no_more
-from tidelog.pipeline.aside import SettingAside, late_manifests
 from tidelog.pipeline.base import (
+    ClaimedError,
     CycleReport,
     Pipeline,
-    TakenError,
     Task,
     TaskOutput,
     Track,
     claim_error,
+    claimed_error,
+    claimed_head,
     closed_error,
     commit_of,
     head_error,
     is_idle,
     manifest_of,
     missing_from,
-    taken_error,
-    taken_head,
 )
 from tidelog.pipeline.failures import (
     LostError,
@@ -117,6 +116,7 @@ from tidelog.pipeline.failures import (
     remade_bounds,
     vanished_head,
 )
+from tidelog.pipeline.lost_ranges import SettingAside, late_manifests
 from tidelog.pipeline.ranges import check_plan, choose_cuts, discard_staged, end_before, plan_tasks
 from tidelog.store.base import put_same
 
@@ -168,8 +168,8 @@ class Cycle:
 
         ``note`` identifies the partition for its source if it begins after its first event.
         ``incarnation`` is stored unless one is known: a partition that was created again is another
-        sequence of events, and no range of it is read. Raises ``TakenError`` if a living driver has
-        it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
+        sequence of events, and no range of it is read. Raises ``ClaimedError`` if a living driver
+        has it, ``FencedError`` if it is closed, and ``UnavailableError`` if replies stay lost or
         conflicts persist.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
@@ -183,9 +183,9 @@ class Cycle:
                     raise closed_error(self._pipeline.name, partition.text)
                 if not self._may_take(found.owner):
                     self._drop(partition)
-                    raise taken_error(self._pipeline.name, partition.text, found)
+                    raise claimed_error(self._pipeline.name, partition.text, found)
             new = Progress(begin.position, 0, 0, incarnation=incarnation, begin=begin, note=note)
-            head = taken_head(found, new, self._owner, self._tracks.get(partition))
+            head = claimed_head(found, new, self._owner, self._tracks.get(partition))
             change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
             late = self._late(partition, 0 if found is None else found.looked)
             write_id = self._context.ids.new()
@@ -351,7 +351,7 @@ class Cycle:
         return late_manifests(self._context, self._pipeline.id, partition.text, epoch)
 
     def _set_aside(self, track: Track, report: CycleReport) -> None:
-        """Before step 3: sets aside files of ranges that the catalog lost (``aside``)."""
+        """Before step 3: sets aside files of ranges that the catalog lost (``lost_ranges``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
             work = SettingAside(self._context, self._pipeline.id, partition, sink)
@@ -487,7 +487,7 @@ class Cycle:
         """Step 5."""
         intent, source = track.intent, self._pipeline.source
         if intent is None:
-            raise taken_error(self._pipeline.name, track.partition.text)
+            raise claimed_error(self._pipeline.name, track.partition.text)
         missing = missing_from(source, track, intent, produced)
         check_gaps(track.partition, track.head, missing.gaps)
         manifest = manifest_of(self._pipeline.id, track, intent, produced, missing)
@@ -515,7 +515,7 @@ class Cycle:
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
-            raise taken_error(self._pipeline.name, track.partition.text)
+            raise claimed_error(self._pipeline.name, track.partition.text)
         done = commit_of(intent, manifest, self._context.clock.now_ms())
         note = manifest.note if isinstance(self._pipeline.source, TrackingSource) else b""
         head = committed_head(track.head, manifest, done, note)
@@ -542,7 +542,7 @@ class Cycle:
         except (CorruptError, InvalidError) as exc:
             row = self._context.catalog.get(track.where, "head")
             if row is None or row.version != track.head_version:
-                raise taken_error(self._pipeline.name, track.partition.text) from exc
+                raise claimed_error(self._pipeline.name, track.partition.text) from exc
             raise
 
     def _write(self, track: Track, *changes: Change) -> str:
@@ -551,7 +551,7 @@ class Cycle:
         try:
             self._context.catalog.write(track.where, *changes, write_id=write_id)
         except ConflictError as exc:
-            raise taken_error(self._pipeline.name, track.partition.text) from exc
+            raise claimed_error(self._pipeline.name, track.partition.text) from exc
         return write_id
 
     def _read_intent(self, track: Track) -> None:
@@ -576,7 +576,7 @@ class Cycle:
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             what = f"source partition `{track.partition.text}`"
             error = self._explain(track, unexpected(what, exc))
-            if isinstance(error, TakenError):
+            if isinstance(error, ClaimedError):
                 self._drop(track.partition)
                 report.taken.add(track.partition)
             else:
@@ -597,4 +597,4 @@ class Cycle:
                 head = decode_row(row.value, Progress, track.where) if row is not None else None
                 return head_error(name, track, head)
         # Until its rows show that, no partition counts as another driver's.
-        return head_error(name, track, track.head) if isinstance(error, TakenError) else error
+        return head_error(name, track, track.head) if isinstance(error, ClaimedError) else error

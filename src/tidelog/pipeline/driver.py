@@ -49,7 +49,7 @@ from tidelog.errors import (
 )
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.pipeline.ahead import FindNext, NextRange, read_no_more
-from tidelog.pipeline.base import FrozenError, ParallelWorkers, Pipeline, TakenError
+from tidelog.pipeline.base import ClaimedError, FrozenError, ParallelWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import PipelineFailures
 from tidelog.pipeline.ranges import Due, FilePolicy, parts_of
@@ -581,7 +581,7 @@ def _contain_errors(
     """Turns any exception into an error of one source partition, and skips it."""
     try:
         yield
-    except TakenError:  # another driver was faster
+    except ClaimedError:  # another driver was faster
         bounds.pop(partition, None)
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
         errors[partition] = unexpected(f"source partition `{partition.text}`", exc)

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
+from tidelog.backends import open_context
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.event_batch import STORED_SCHEMA, joined_batches
 from tidelog.context import Context
@@ -48,7 +49,6 @@ from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
-from tidelog.opening import open_context
 from tidelog.settings import Settings
 from tidelog.spark.columns import EVERYTHING, BatchPosition, EventTimes, PushedFilter, shown
 from tidelog.spark.failures import one_line

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tidelog.backends import probe_store
 from tidelog.clock import RandomIds
 from tidelog.errors import (
     AlreadyExistsError,
@@ -25,7 +26,6 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.model import limits
-from tidelog.opening import probe_store
 from tidelog.store.base import Store
 
 __all__ = ["StoreContract"]

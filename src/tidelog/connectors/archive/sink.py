@@ -15,8 +15,8 @@ maximum number of folders are dead letters, because a path computed from data ma
 Names follow Secor:
 ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``, with the offset of
 the file's first event, so names are unique in an archive. After ranges were set aside
-(``pipeline.aside``), names get a further part, ``_<names>``, so a repeated range never reuses the
-name of a file that was set aside. Topic and partition are escaped like data
+(``pipeline.lost_ranges``), names get a further part, ``_<names>``, so a repeated range never reuses
+the name of a file that was set aside. Topic and partition are escaped like data
 (``codec.parsers.base``), so that every reader lists them and every store accepts them.
 """
 

@@ -1,4 +1,4 @@
-"""Opens the store and the catalog that the settings name, and creates homes.
+"""The backends of a home: opens the store and the catalog that the settings name, creates homes.
 
 This is the only module that chooses implementations: everything above works on the interfaces.
 
