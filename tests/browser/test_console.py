@@ -296,6 +296,8 @@ def test_a_range_is_played_back_into_another_topic(served: Served, person: Perso
     person.clicks("#timeline-play")
     person.types('input[name="target"]', "orders-again")
     person.clicks("#playback button")
+    person.sees("to orders-again")
+    person.clicks("button", "Begin the playback")
     person.sees("events played")
     played = re.search(r"([\d,]+) events played", person.text)
     assert played is not None

@@ -296,9 +296,12 @@ def test_a_member_that_is_fenced_goes_on_from_the_new_cursor(
 def test_a_playback_into_another_topic(served: Served, browser: Browser) -> None:
     page = browser.get("/console/topics/orders")
     action = "/console/topics/orders/playback"
-    begun = browser.send(
-        page, action, target="t", start="2025-11-15T09:46:50Z", end="2025-11-15T09:47:00Z"
-    )
+    times = {"start": "2025-11-15T09:46:50Z", "end": "2025-11-15T09:47:00Z"}
+    asked = browser.send(page, action, target="t", speed="10", **times)
+    assert "Appends about 10 events (" in text_of(asked.text)
+    assert "At 10 times the original speed it takes about 1 s." in text_of(asked.text)
+    assert served.home.jobs.list() == [], "it is only a preview"
+    begun = browser.send(asked.text, action)
     assert (begun.status_code, begun.headers["location"]) == (303, "/console/jobs")
     eventually(lambda: browser.get("/console/jobs"), "done", "10 events played")
     assert len(served.values("t")) == 10
@@ -308,7 +311,7 @@ def test_a_playback_into_another_topic(served: Served, browser: Browser) -> None
 
 def test_a_job_can_be_stopped(served: Served, browser: Browser) -> None:
     page = browser.get("/console/topics/orders")
-    browser.send(page, "/console/topics/orders/playback", target="t", speed="1")
+    browser.send(page, "/console/topics/orders/playback", target="t", speed="1", sure="1")
     running = browser.get("/console/jobs")
     stopped = browser.send(running, "/console/jobs/stop")
     assert stopped.status_code == 303

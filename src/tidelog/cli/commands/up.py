@@ -100,6 +100,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
         home_text = _demo_home(home_text, output, _spark_flags(given))
         if for_s is None and not sys.stdout.isatty():
             for_s = _DEMO_MS / 1000
+            output.say(f"No terminal: it stops by itself after {for_s:.0f} s (--for changes that).")
         if given["port"] is None and _is_taken(given["host"], port):
             port = 0
     stop = threading.Event()

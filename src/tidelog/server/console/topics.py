@@ -172,21 +172,33 @@ class TopicPages:
         return Data(msgspec.json.encode(shown))
 
     def play(self, visit: Visit) -> Answer:
-        """``POST /console/topics/{topic}/playback``"""
+        """``POST /console/topics/{topic}/playback``: first what it would do; ``sure`` starts it"""
         topic = self._home.topic(visit.path["topic"])
         target = visit.text("target")
         check_topic_name(target)
         if target == topic.name:
             raise InvalidError(f"playback: `{target}` would be played into itself: choose another")
         self._home.topic(target)
-        start, end = visit.text("start"), visit.text("end")
-        for text in (start, end):
-            if text:
-                moment_ms(text, visit.now_ms)
+        start_ms, end_ms = (self._moment(visit, name) for name in ("start", "end"))
+        start = "" if start_ms is None else to_iso(start_ms)
+        end = "" if end_ms is None else to_iso(end_ms)
         speed = visit.text("speed", "max")
-        check_speed(speed)
-        what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
+        factor = check_speed(speed)
         args = {"topic": topic.name, "target": target, "start": start, "end": end, "speed": speed}
+        if not visit.form.get("sure"):
+            found = self._timelines.histogram(topic, start_ms, end_ms)
+            first = max(found.first_ms or 0, start_ms or 0)
+            last = min(found.last_ms or 0, visit.now_ms if end_ms is None else end_ms)
+            values = {
+                "topic": topic,
+                "args": args,
+                "events": sum(found.counts),
+                "bytes": sum(found.sizes),
+                "is_whole": found.is_whole,
+                "takes_ms": None if factor is None else max(0, last - first) / factor,
+            }
+            return Shown("playback.html", values)
+        what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         args["name"] = f"console-{self._home.context.ids.new()[:12]}"
         self._jobs.start("playback", what, args, visit.session.who)
         return Redirect("/console/jobs")
