@@ -19,6 +19,8 @@ from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home, open_home
 from tidelog.settings import Settings
 
+YEAR_9999_MS = 253_370_764_800_000
+
 CHILD = """
 import os, signal, sys
 import tidelog
@@ -93,6 +95,17 @@ def test_slow_handler_commits_within_a_range(home: Home, monkeypatch: pytest.Mon
     done = home.stream("topic:from").run(handle, name="billing", until_caught_up=True)
     assert done == len(behind) == home.pumps.get("billing").status().events == 10
     assert max(behind) <= 1  # of the range before, which is committed while this one is handled
+
+
+def test_event_that_is_dated_ahead_waits_for_the_lag_and_no_longer(home: Home) -> None:
+    home.append("from", [Event(b"%d" % n, timestamp=YEAR_9999_MS) for n in range(3)], partition=0)
+    stop = threading.Event()
+    timer = threading.Timer(60, stop.set)
+    timer.start()
+    stream = home.stream("topic:from")
+    done = stream.run(len, name="s", batch=True, lag_ms=50, until_caught_up=True, stop=stop)
+    timer.cancel()
+    assert done == 3
 
 
 def test_failed_events_become_dead_letters_and_filters_choose(home: Home) -> None:

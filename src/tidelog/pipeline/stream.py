@@ -29,7 +29,7 @@ from tidelog.connectors.source import Chunk, DividingReader, SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_progress
 from tidelog.errors import FencedError, InternalError, InvalidError, UnavailableError, unexpected
-from tidelog.log.consumer.handler import HandlerOptions, HandlerStopped, try_handler
+from tidelog.log.consumer.handler import HandlerOptions, HandlerStopped, KnownSince, try_handler
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.pipeline import Manifest, NamedPipeline
@@ -137,6 +137,7 @@ class HandlerWorkers:
     failure: BaseException | None = None  # of the handler, after its last attempt
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _looked_s: dict[SourcePartition, float] = field(default_factory=dict)
+    _seen: dict[SourcePartition, KnownSince] = field(default_factory=dict)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         if self.how.workers == 1:
@@ -182,6 +183,8 @@ class HandlerWorkers:
     ) -> tuple[TaskOutput, bool]:
         """Returns the output with a chunk, and whether all of it was delivered."""
         events = _events(chunk.batch, task.range.partition.topic)
+        seen = KnownSince(self.context.clock, self.how.lag_ms / 1000)
+        self._seen.setdefault(task.range.partition, seen).note(events)
         size = self.how.max_events if self.how.batch else 1
         staged, read = done.staged, 0
         for first in range(0, len(events), size):
@@ -204,7 +207,7 @@ class HandlerWorkers:
         None if the run ends before these events.
         """
         wanted = [event for event in unit if self.how.wants(event)]
-        if not self._wait_until_old(wanted) or self._is_over():
+        if not self._wait_until_old(task, wanted) or self._is_over():
             return None
         if not wanted:
             return 0, 0
@@ -229,13 +232,16 @@ class HandlerWorkers:
             self.handled += count
         return count, dead
 
-    def _wait_until_old(self, events: Sequence[Event]) -> bool:
+    def _wait_until_old(self, task: Task, events: Sequence[Event]) -> bool:
         """Waits until events are as old as ``lag_ms`` says; returns False if stopped meanwhile."""
         if self.how.lag_ms and events:
+            seen = self._seen[task.range.partition]
             times = [event.timestamp for event in events]
             newest = max((at for at in times if isinstance(at, int)), default=0)
             while (left_ms := newest + self.how.lag_ms - self.context.clock.now_ms()) > 0:
-                if self.how.stop.wait(min(left_ms, 1_000) / 1000):
+                if seen.is_enough(events[-1]):  # it is dated ahead
+                    break
+                if self.how.stop.wait(min(left_ms, self.how.lag_ms, 1_000) / 1000):
                     return False
         return True
 

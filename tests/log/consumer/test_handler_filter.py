@@ -110,7 +110,7 @@ class Wall(SystemClock):
 def test_an_event_is_not_handed_over_before_it_is_old_enough(home: Home) -> None:
     wall = Wall()
     object.__setattr__(home.context, "clock", wall)
-    old = [Event(b"old", b"%d" % n, timestamp=wall.at_ms - 60_000) for n in range(20)]
+    old = [Event(b"old", b"%d" % n, timestamp=wall.at_ms - 120_000) for n in range(20)]
     young = [Event(b"young", b"%d" % n, timestamp=wall.at_ms) for n in range(20)]
     home.append("t", [*old, *young])
     ages: list[tuple[bytes | None, int]] = []
@@ -118,14 +118,26 @@ def test_an_event_is_not_handed_over_before_it_is_old_enough(home: Home) -> None
     def note(event: Event) -> None:
         ages.append((event.value, wall.at_ms - int(event.timestamp or 0)))  # type: ignore[arg-type]
         if len(ages) == 20:
-            wall.at_ms += 680
+            wall.at_ms += 59_980
             wall.step_ms = 1
 
     with home.consumer("t", "c") as consumer:
-        assert consumer.run(note, lag_ms=700, until_caught_up=True) == 40
-    assert min(age for _, age in ages) >= 700
+        assert consumer.run(note, lag_ms=60_000, until_caught_up=True) == 40
+    assert min(age for _, age in ages) >= 60_000
     values = [value for value, _ in ages]
     assert values == [b"old"] * 20 + [b"young"] * 20
+
+
+def test_an_event_that_is_dated_ahead_waits_for_the_lag_and_no_longer(home: Home) -> None:
+    year_9999_ms = 253_370_764_800_000
+    home.append("t", [Event(b"%d" % n, b"k", timestamp=year_9999_ms) for n in range(3)])
+    stop = threading.Event()
+    timer = threading.Timer(60, stop.set)
+    timer.start()
+    with home.consumer("t", "c") as consumer:
+        done = consumer.run(lambda _: None, lag_ms=50, until_caught_up=True, stop=stop)
+    timer.cancel()
+    assert done == 3
 
 
 def test_a_consumer_that_waits_for_age_can_be_stopped(home: Home) -> None:

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from tidelog.clock import Clock
 from tidelog.errors import FencedError, InvalidError
 from tidelog.model import limits
 from tidelog.model.event import Event, Headers
@@ -53,6 +54,7 @@ __all__ = [
     "HandlerOptions",
     "HandlerSettings",
     "HandlerStopped",
+    "KnownSince",
     "Share",
     "dead_letter_of",
     "dead_letter_to",
@@ -107,7 +109,7 @@ class HandlerOptions:
     until_caught_up: bool = False  # end when everything in the topic was handled
     types: Collection[str] | None = None  # only events of these types; others are skipped
     share: Share | None = None  # only events of this share
-    lag_ms: int = 0  # events younger than this wait
+    lag_ms: int = 0  # events younger than this wait, and no event waits longer than this
     dead_letter: Callable[[list[Event], BaseException], object] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -131,6 +133,7 @@ def run(consumer: Consumer, handler: Handler, how: HandlerOptions) -> int:
     """Polls, handles and commits until stopped; returns how many events were handled."""
     handled = 0
     wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
+    seen = KnownSince(consumer.context.clock, how.lag_ms / 1000)
     with Pool(how.workers, "tidelog-handler") as pool:
         while not how.stop.is_set():
             events = consumer.poll(how.max_events, wait_s)
@@ -143,9 +146,10 @@ def run(consumer: Consumer, handler: Handler, how: HandlerOptions) -> int:
                 continue
             wait_s = first_s
             if how.lag_ms:
+                seen.note(events)
                 old_ms = consumer.context.clock.now_ms() - how.lag_ms
-                events, wait_s = until_young(events, old_ms, consumer.rewind)
-                how.stop.wait(wait_s)
+                events, wait_s = until_young(events, old_ms, consumer.rewind, seen.is_enough)
+                how.stop.wait(min(wait_s, how.lag_ms / 1000))
             groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
             work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
             done = [each.result() for each in work]
@@ -289,12 +293,43 @@ def fnv1(data: bytes) -> int:
     return found
 
 
+class KnownSince:
+    """Since when this process knows the events of each partition, by the monotonic clock.
+
+    An event with a correct time is old enough as soon as it is known for the lag. So one that is
+    dated ahead, even by years, need not wait longer either.
+    """
+
+    def __init__(self, clock: Clock, lag_s: float) -> None:
+        self._clock = clock
+        self._lag_s = lag_s
+        self._known: dict[int | None, tuple[int, float]] = {}  # up to which offset, since when
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Notes polled events; those that were polled before stay known since then."""
+        now_s = self._clock.monotonic_s()
+        for partition, group in groupby(events, lambda event: event.partition):
+            offsets = [event.offset or 0 for event in group]
+            if offsets[0] >= self._known.get(partition, (0, 0.0))[0]:
+                self._known[partition] = offsets[-1] + 1, now_s
+
+    def is_enough(self, event: Event) -> bool:
+        """Returns whether an event is known for the lag."""
+        end, since_s = self._known[event.partition]
+        is_known = (event.offset or 0) < end
+        return is_known and self._clock.monotonic_s() - since_s >= self._lag_s
+
+
 def until_young(
-    events: Sequence[Event], old_ms: int, rewind: Callable[[int, int], None]
+    events: Sequence[Event],
+    old_ms: int,
+    rewind: Callable[[int, int], None],
+    is_enough: Callable[[Event], bool] = lambda _: False,
 ) -> tuple[list[Event], float]:
     """Returns the events up to the first of each partition that is too young; rewinds to the rest.
 
-    If none is old enough, also returns how many seconds to wait.
+    ``is_enough`` returns whether an event has waited long enough, whatever its time is. If no event
+    is old enough, also returns how many seconds to wait.
     """
     young: dict[int, int] = {}
     old: list[Event] = []
@@ -302,7 +337,7 @@ def until_young(
         partition, time_ms = event.partition or 0, event.timestamp
         if partition in young:
             continue
-        if isinstance(time_ms, int) and time_ms > old_ms:
+        if isinstance(time_ms, int) and time_ms > old_ms and not is_enough(event):
             young[partition] = time_ms
             rewind(partition, event.offset or 0)
         else:
