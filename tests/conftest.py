@@ -126,6 +126,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000)
 
 
+def pytest_sessionfinish() -> None:
+    """Let Python's end find all objects again: native libraries complain of those that are left."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def stale_seed(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Notes a planted bug that the seed of its document no longer catches."""
