@@ -100,6 +100,12 @@ BAD = {
         "credentials come from the environment",
     ),
     "an unknown variable": (["home"], {"TIDELOG_HOMR": "x"}, 2, "did you mean `TIDELOG_HOME`"),
+    "a bad setting beside addresses": (
+        ["init", "--store", "o", "--catalog", "c.sqlite"],
+        {"TIDELOG_RETRY_ATTEMPTS": "0"},
+        2,
+        "give 1 or more",
+    ),
     "no credentials": (
         ["init", "--store", "s3://b", "--catalog", "x"],
         {},

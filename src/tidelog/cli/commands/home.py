@@ -17,7 +17,7 @@ from tidelog.cli.output import FAILED, CommandGroup, Output, json_option
 from tidelog.cli.terminal import open_home
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home
-from tidelog.settings import FILE_NAME, Settings, load_settings
+from tidelog.settings import FILE_NAME, Settings, config_string, load_settings
 
 __all__ = ["completion", "doctor", "home", "init"]
 
@@ -135,7 +135,9 @@ def _settings(home_text: str | None, store: str | None, catalog: str | None) -> 
     if store is None or catalog is None:
         missing = "--store" if store is None else "--catalog"
         raise InvalidError(f"init: {missing} is missing: give both --store and --catalog")
-    return Settings(store=store, catalog=catalog)
+    both = config_string(store, catalog)
+    given = load_settings(both, os.environ, Path.cwd())  # noqa: TID251
+    return dataclasses.replace(given, found_in="arguments")
 
 
 def _describe(opened: Home) -> dict[str, str]:
