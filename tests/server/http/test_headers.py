@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.support.serving import Served, error, serving
+from tests.support.serving import Served, ask, error, read_answer, serving, status
 from tidelog.server.http.request import SINGLE, headers_of
 
 RAW = ("Content-Type", "application/octet-stream")
@@ -60,3 +62,32 @@ def test_values_of_a_list_are_joined(shared: Served) -> None:
 
 def test_single_names_are_lower_case() -> None:
     assert all(name == name.lower() for name in SINGLE)
+
+
+HEAD = b"POST /topics/t/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+
+
+def test_headers_after_a_body_are_ignored_and_bounded(shared: Served) -> None:
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"
+    answer = ask(shared.address, chunked + b"Tidelog-Id: chosen\r\n\r\n")
+    assert status(answer) == 201
+    assert list(shared.home.read("t", 0))[-1].id is None
+    with socket.create_connection(shared.address, timeout=30) as raw:
+        raw.sendall(chunked + b"X: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                raw.sendall(b"y" * 1_000)
+        answer = read_answer(raw)
+    assert (status(answer), shared.values()[-1]) in ((431, b"hello"), (0, b"hello"))
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_body_is_not_lost_to_a_wish_for_another_protocol(shared: Served, protocol: bytes) -> None:
+    before = shared.values()
+    upgrade = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n"
+    answer = ask(shared.address, HEAD + upgrade + b"Content-Length: 5\r\n\r\nhello")
+    assert (status(answer), shared.values()) == (400, before)
+    answer = ask(
+        shared.address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n"
+    )
+    assert (status(answer), b"connection: close" in answer) == (200, True)

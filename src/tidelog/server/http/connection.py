@@ -60,6 +60,7 @@ __all__ = [
 
 
 _HEALTH = (b"/healthz", b"/readyz")
+_OF_BODY = (b"content-length", b"transfer-encoding")
 _QUERIES = ("/sql", "/console/sql")
 _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
@@ -94,6 +95,7 @@ class Connection(HttpToolsProtocol):
     _complete = True  # the request that came last
     _head_bytes = 0  # of a head that is not complete yet
     _body_bytes = 0  # of the body that comes now
+    _framing_bytes = 0  # that came last in a body, and are not of it
     _refused = False  # answered without the app, and only read until it ends
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
@@ -167,12 +169,16 @@ class Connection(HttpToolsProtocol):
         return given[0] - self._body_bytes if given else 0
 
     def _parse(self, data: bytes) -> None:
+        in_body, before = not self._in_head, self._body_bytes
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
         if self._refused:
             return
-        if self._in_head and self._head_bytes > limits.HEAD_BYTES_MAX:
+        is_framing = in_body and not self._in_head and self._body_bytes == before
+        self._framing_bytes = self._framing_bytes + len(data) if is_framing else 0
+        kept = self._head_bytes if self._in_head else self._framing_bytes  # by the parser
+        if kept > limits.HEAD_BYTES_MAX:
             self._refuse_head()
         elif self._patience is None and not (self._complete and self._is_busy()):
             self._wait(limits.HEAD_S if self._in_head else limits.BODY_S)
@@ -194,6 +200,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._complete = True, False
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Headers after a body mean nothing here: no proxy has looked at them."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._relax()
         if self._is_too_large():
@@ -201,8 +212,16 @@ class Connection(HttpToolsProtocol):
         if self._surplus and self.url.partition(b"?")[0] not in _HEALTH:
             self._refuse(503, "unavailable", _FULL)
             return
+        if self.parser.should_upgrade() and any(name in _OF_BODY for name, _ in self.headers):
+            self._refuse(
+                400,
+                InvalidError.kind,
+                "request: has a body and asks for another protocol: drop Upgrade",
+            )
+            return
         super().on_headers_complete()  # raises for a URL that is none: still in the head then
-        if self._surplus and self.cycle is not None:
+        # After a wish for another protocol, the parser reads nothing more.
+        if (self._surplus or self.parser.should_upgrade()) and self.cycle is not None:
             self.cycle.keep_alive = False
         elif self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
             self.cycle.keep_alive = True  # uvicorn never does; `ab -k` and old proxies ask for it
