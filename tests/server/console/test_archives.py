@@ -126,6 +126,7 @@ def test_dead_letters_with_their_reasons_and_their_replay(served: Served, browse
     asked = preview_replay(browser)
     assert "Parser iso8601:at accepts 0 of 5, and rejects 5." in text_of(asked)
     assert "field at is missing or null 5 5" in text_of(asked)
+    assert "A replay would change nothing" in text_of(asked)
     assert served.home.jobs.list() == [], "it is only a preview"
     asked = preview_replay(browser, "iso8601:made")
     assert "Parser iso8601:made accepts 5 of 5, and rejects 0." in text_of(asked)

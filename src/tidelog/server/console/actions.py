@@ -21,7 +21,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.public import BackfillOptions, CycleReport, RedoOptions
 from tidelog.server.console.archives import PARSERS, Pipelines
-from tidelog.server.console.format import counted, size
+from tidelog.server.console.format import counted, size, url
 from tidelog.server.console.jobs import WHOLE, Job, JobRunner, Work, check_incarnation
 from tidelog.server.console.session import Answer, Redirect, Shown, Visit
 
@@ -44,6 +44,8 @@ class Preview:
     args: Mapping[str, str]  # of the job, and of the form that starts it
     is_grave: bool = False  # readers of the archive see it
     reasons: tuple[tuple[str, int, int], ...] = ()  # of dead letters: how many now, and then
+    is_idle: bool = False  # nothing would change
+    back: str = ""  # the page to return to; the archive's by default
 
 
 class ActionPages:
@@ -284,6 +286,9 @@ class ActionPages:
             "Accepted events are written to data files, each once. The others stay dead letters.",
             *_tables_follow(archive.info),
         ]
+        is_idle = plan.tried == plan.dead and not plan.accepted
+        if is_idle:
+            says[2:] = ["A replay would change nothing: fix the parser, or choose another one."]
         reasons = tuple(
             (text, plan.reasons.get(text, 0), plan.refused.get(text, 0))
             for text in [
@@ -293,8 +298,16 @@ class ActionPages:
         )
         title = f"Replay the dead letters of {archive.name}?"
         what = f"replay of the dead letters of {archive.name}"
-        args = {"parser": parser}
-        return Preview(title, tuple(says), "Replay them", what, args, reasons=reasons[:_REASONS])
+        return Preview(
+            title,
+            tuple(says),
+            "Replay them",
+            what,
+            {"parser": parser},
+            reasons=reasons[:_REASONS],
+            is_idle=is_idle,
+            back=url("/console/archives", archive.name, "dead"),
+        )
 
     def _plan_finalize(self, archive: ArchiveHandle, visit: Visit) -> Preview:
         delay = visit.text("delay") or "1h"
