@@ -428,17 +428,18 @@ def pixel_handler(
     opened: list[Home] = []
 
     def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
-        http = event.get("requestContext", {}).get("http", {})
+        http = (event.get("requestContext") or {}).get("http") or {}
         path, method = str(event.get("rawPath", "")), str(http.get("method", ""))
         try:
-            params = pixel.parse_query(str(event.get("rawQueryString", "")).encode())
+            params = pixel.parse_query(_raw(event.get("rawQueryString", "")))
             topic = _topic(path, params.get("topic"), topics)
             if method != "GET" or topic is None:
                 return _said(404, "not_found", "this function answers GET /track/{topic}.gif")
+            pixel.is_durable(params)  # refuses other words; here it always is
             if "id" in params:
                 return _said(403, "forbidden", "a pixel may not choose the id of its event")
             headers = {
-                name.lower().encode(): str(value).encode()
+                _raw(name).lower(): _raw(value)
                 for name, value in (event.get("headers") or {}).items()
             }
             own = kept._replace(method=method, path=path) if keep_request else kept
@@ -471,6 +472,11 @@ def _topic(path: str, named: object, topics: Sequence[str]) -> str | None:
     elif path.startswith("/track/") and path.endswith(".gif") and named is None:
         wanted = path[len("/track/") : -len(".gif")]
     return next((topic for topic in topics if topic == wanted), None)
+
+
+def _raw(text: object) -> bytes:
+    """Returns text as bytes; half a character, which is not UTF-8, becomes base64 in the event."""
+    return str(text).encode("utf-8", "surrogatepass")
 
 
 def _said(status: int, kind: str, message: str) -> dict[str, Any]:

@@ -159,6 +159,17 @@ def test_pixel_is_an_image_and_an_event(home: Home) -> None:
     assert event.key == b"k"
 
 
+def test_text_that_is_not_unicode_is_kept(home: Home) -> None:
+    handle = pixel_handler(["orders"], home=home.config)
+    given = {
+        **request("/track.gif", "page=\ud800"),
+        "headers": {"user-agent": "\ud800", "\ud800": ""},
+    }
+    assert handle(given, None)["statusCode"] == 200
+    found = json.loads(stored(home)[0].value or b"")
+    assert found["params"]["page"] == found["headers"]["user-agent"] == {"base64": "7aCA"}
+
+
 @pytest.mark.parametrize(
     ("given", "status"),
     [
@@ -169,6 +180,8 @@ def test_pixel_is_an_image_and_an_event(home: Home) -> None:
         (request("/track.gif", method="POST"), 404),
         (request("/track.gif", "id=mine"), 403),
         (request("/track.gif", "=x"), 400),
+        (request("/track.gif", "ack=2"), 400),
+        ({"requestContext": None}, 404),
         ({}, 404),
     ],
 )
