@@ -33,7 +33,7 @@ check: lint
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
-	@$(BIN)/python -m tests.servers fetch spark
+	-@$(BIN)/python -m tests.servers fetch spark
 	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 	  --durations=30
 
