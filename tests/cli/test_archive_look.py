@@ -188,8 +188,11 @@ def test_dead_letters_are_replayed(run: Run) -> None:
         "dead": before,
         "files": 0,
     }
-    done = run("archive", "dead", "daily", "--replay", "--parser", AT_OR_WHEN, "--json")
-    assert done.rows()[-1]["replayed"] > 0
+    again = ("archive", "dead", "daily", "--replay", "--parser", AT_OR_WHEN)
+    (plan,) = run(*again, "--dry-run", "--json").rows()
+    assert "reason       now  after" in run(*again, "--dry-run").out.decode()
+    done = run(*again, "--json")
+    assert done.rows()[-1]["replayed"] == plan["accepted"] > 0
     left = run("archive", "dead", "daily", "--json").rows()
     assert {row["offset"] % 7 for row in left} == {0}
     assert len(run("archive", "cat", "daily").rows()) == 100 - len(left)
@@ -205,6 +208,7 @@ def test_dead_letters_are_replayed(run: Run) -> None:
     [
         (["--replay", "--limit", "3"], "goes without --limit"),
         (["--parser", "json:at"], "--replay"),
+        (["--dry-run"], "--replay"),
         (["--replay", "--parser", "jsn:at"], "jsn"),
         (["--replay", "--time-zone", "Mars"], "Mars"),
         (["--replay", "--generation", "9"], "no generation 9"),

@@ -12,6 +12,7 @@ import click
 import msgspec
 import pyarrow as pa
 
+from tidelog.archive.dead_letters import ReplayPlan
 from tidelog.archive.read import FindResult, file_rows
 from tidelog.archive.verify import ArchiveVerifyReport
 from tidelog.cli.commands.archive_status import account_values, show_accounts
@@ -212,7 +213,7 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
             _refuse(given, "--replay", "reason", "limit", "events")
             how = {key: given[key] for key in ("generation", "parser", "granularity", "time_zone")}
             if given["dry_run"]:
-                output.record({"archive": name, **asdict(archive.plan_replay(**how))})
+                _show_plan(output, name, archive.plan_replay(**how))
                 return
             with DriverWatch(output, f"{name}, dead letters") as watch:
                 done = archive.replay(
@@ -230,6 +231,23 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
             _print(batches, given["limit"])
         else:
             _list_dead(output, batches, given["limit"])
+
+
+def _show_plan(output: Output, name: str, plan: ReplayPlan) -> None:
+    """Prints what a replay would do; for people the reasons as a table."""
+    figures = {"archive": name, **asdict(plan)}
+    if output.as_json:
+        output.record(figures)
+        return
+    output.record({key: figures[key] for key in ("archive", "dead", "tried", "accepted")})
+    reasons = dict.fromkeys([*plan.reasons, *plan.refused])
+    if reasons:
+        output.say("")
+        rows = (
+            {"reason": each, "now": plan.reasons.get(each, 0), "after": plan.refused.get(each, 0)}
+            for each in reasons
+        )
+        output.records(("reason", "now", "after"), rows)
 
 
 def _found(archive: str, found: FindResult) -> dict[str, Any]:
