@@ -32,7 +32,14 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from tidelog.archive.table_files import Table, TableAddition, TableFile, TablePlan, Through
+from tidelog.archive.table_files import (
+    CatalogTable,
+    Table,
+    TableAddition,
+    TableFile,
+    TablePlan,
+    Through,
+)
 from tidelog.archive.table_files import object_url as url_of
 from tidelog.codec.formats.raw_columns import count_rows
 from tidelog.connectors.files.objects import opened
@@ -63,32 +70,18 @@ _Partitions = dict[tuple[str, ...], str]
 """Locations of partitions, by their values."""
 
 
-class GlueTable:
+class GlueTable(CatalogTable[dict[str, Any]]):
     """One table of a Glue database."""
 
     def __init__(
         self, plan: TablePlan, name: str, store: Store, environ: Mapping[str, str]
     ) -> None:
+        super().__init__(plan)
         self.where = name
         self._database, _, self._name = name.rpartition(".")
-        self._plan = plan
         self._store = store
         self._environ = environ
         self._known: Any = None  # the client
-        self._table: dict[str, Any] | None = None
-        self._through: Through | None = None
-
-    @property
-    def holds_another(self) -> bool:
-        return self._plan.is_of_another(self._through)
-
-    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
-        with self._translate_errors():
-            self._table = self._read()
-        self._through = self._state(self._table)
-        if self._through is None or self.holds_another:
-            return None
-        return self._through.lanes
 
     def add(self, addition: TableAddition) -> None:
         same = self._through is not None and not self.holds_another

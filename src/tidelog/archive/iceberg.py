@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, S3FileSystem
 
 from tidelog.archive.table_files import (
+    CatalogTable,
     Table,
     TableAddition,
     TableFile,
@@ -72,32 +73,18 @@ _LOST = (
 )
 
 
-class IcebergTable:
+class IcebergTable(CatalogTable[Snapshot]):
     """One Iceberg table."""
 
     def __init__(self, plan: TablePlan, name: str, environ: Mapping[str, str]) -> None:
+        super().__init__(plan)
         self.where = name
         uri, _, self._name = name.rpartition("#")
-        self._plan = plan
         self._store = plan.archive.store
         self._root = object_url(self._store, plan.archive.folder())
         self._properties = {**_catalog_properties(uri), **iceberg_properties(self._store, environ)}
         self._uri = uri
         self._known: Catalog | None = None
-        self._table: Snapshot | None = None
-        self._through: Through | None = None
-
-    @property
-    def holds_another(self) -> bool:
-        return self._plan.is_of_another(self._through)
-
-    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
-        with self._translate_errors():
-            self._table = self._read()
-        self._through = self._state(self._table)
-        if self._through is None or self.holds_another:
-            return None
-        return self._through.lanes
 
     def add(self, addition: TableAddition) -> None:
         with self._translate_errors():

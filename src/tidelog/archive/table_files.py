@@ -7,9 +7,11 @@ themselves.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +24,7 @@ from tidelog.model.decoding import decode_json
 from tidelog.model.pipeline import FileEntry
 
 __all__ = [
+    "CatalogTable",
     "RegisterResult",
     "Table",
     "TableAddition",
@@ -263,3 +266,39 @@ def _s3(address: Address, environ: Mapping[str, str]) -> tuple[str, str, bool]:
     region = region or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     path_style = address.options.get("path_style", "true" if endpoint else "false") == "true"
     return endpoint, region, path_style
+
+
+T = TypeVar("T")
+
+
+class CatalogTable(ABC, Generic[T]):
+    """What tables share that a catalog lists, with how far they are in their properties."""
+
+    def __init__(self, plan: TablePlan) -> None:
+        self._plan = plan
+        self._table: T | None = None
+        self._through: Through | None = None
+
+    @property
+    def holds_another(self) -> bool:
+        return self._plan.is_of_another(self._through)
+
+    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
+        with self._translate_errors():
+            self._table = self._read()
+        self._through = self._state(self._table)
+        if self._through is None or self.holds_another:
+            return None
+        return self._through.lanes
+
+    @abstractmethod
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        """Turns errors of the catalog's library into ours."""
+
+    @abstractmethod
+    def _read(self) -> T | None:
+        """Reads the table as the catalog lists it."""
+
+    @abstractmethod
+    def _state(self, table: T | None) -> Through | None:
+        """Returns how far the table is. Raises ``InvalidError`` for one that is not ours."""

@@ -34,6 +34,7 @@ __all__ = [
     "CountedSink",
     "Encoder",
     "FileColumns",
+    "OpenSink",
     "PendingBatches",
     "PlainColumns",
     "binary_array",
@@ -311,10 +312,27 @@ def exactly(stream: pa.NativeFile, size: int) -> bytes:
     return data
 
 
-class CountedSink:
-    """Counts what goes to a sink, and keeps it open when a writer above closes it."""
+class OpenSink:
+    """A file for writing that stays open when a writer above closes it."""
 
     closed = False
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+class CountedSink(OpenSink):
+    """Counts what goes to a sink, and keeps it open when a writer above closes it."""
 
     def __init__(self, sink: ByteSink) -> None:
         self._sink = sink
@@ -331,19 +349,6 @@ class CountedSink:
             left = left[taken:]
         self.count += size
         return size
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
 
 class TextSink(Protocol):

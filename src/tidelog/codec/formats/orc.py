@@ -31,6 +31,7 @@ from tidelog.codec.formats.batches import (
     CountedSink,
     Encoder,
     FileColumns,
+    OpenSink,
     decoding,
     estimate,
     events_of_table,
@@ -213,10 +214,8 @@ _TAIL_BYTES = 1 + 255  # the longest PostScript and its length
 _END_BYTES = _OWN_BYTES + len(_MAGIC) + 1
 
 
-class TailSink:
+class TailSink(OpenSink):
     """Holds the last bytes back until the file is finished, and then inserts the checksum."""
-
-    closed = False
 
     def __init__(self, sink: CountedSink) -> None:
         self._sink = sink
@@ -252,19 +251,6 @@ class TailSink:
         end = _MAGIC + bytes([length])
         checksum = crc32c.crc32c(end, self._checksum)
         self._sink.write(_CHECKSUM + checksum.to_bytes(4, "little") + end)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
     def _give(self, data: bytes) -> None:
         if data:

@@ -50,6 +50,7 @@ from tidelog.server.http.request import check_parameters
 
 __all__ = [
     "ByTimeHandlers",
+    "EventHandlers",
     "PartitionWatch",
     "Reads",
     "Waiter",
@@ -215,8 +216,8 @@ _LIMIT = 100  # events in a page, where none is given
 _WORDS: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 
 
-class Reads:
-    """What ``GET`` answers about topics and their events."""
+class EventHandlers:
+    """What routes that return events of topics, now or as they come, work with."""
 
     def __init__(
         self,
@@ -231,6 +232,10 @@ class Reads:
         self._threads = threads
         self._watch = watch
         self._metrics = metrics
+
+
+class Reads(EventHandlers):
+    """What ``GET`` answers about topics and their events."""
 
     async def topics(self, request: Request) -> Response:
         """``GET /topics``"""

@@ -10,8 +10,9 @@ expires, with an event named ``error``; and when the server stops.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
@@ -19,15 +20,13 @@ from starlette.responses import Response, StreamingResponse
 
 from tidelog.context import Context
 from tidelog.errors import InvalidError, TidelogError
-from tidelog.home import Home
 from tidelog.log.status import partition_ends
 from tidelog.model.topic import Topic
 from tidelog.playback.pages import From, Page, read_page
-from tidelog.server.api.read import PartitionWatch, Waiter, offset_of, partition_of
+from tidelog.server.api.read import EventHandlers, Waiter, offset_of, partition_of
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode, shape
 from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, ServerThreads
-from tidelog.server.http.metrics import Metrics
 from tidelog.server.http.request import check_parameters
 
 __all__ = ["Tails", "parse_cursors"]
@@ -39,23 +38,12 @@ Ends = dict[int, tuple[int, int]]  # by partition, its start and next offset
 _CURSORS = re.compile(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*")
 
 
-class Tails:
+class Tails(EventHandlers):
     """Streams of events."""
 
-    def __init__(
-        self,
-        home: Home,
-        threads: ServerThreads,
-        watch: PartitionWatch,
-        metrics: Metrics,
-        check: Callable[[Admission], None],
-    ) -> None:
-        self._check = check  # whether what let a request in still does
-        self._home = home
-        self._threads = threads
-        self._watch = watch
-        self._metrics = metrics
-        self._shared = _SharedReads(home.context, threads)
+    @functools.cached_property
+    def _shared(self) -> _SharedReads:
+        return _SharedReads(self._home.context, self._threads)
 
     async def tail(self, request: Request) -> Response:
         """The stream, after all that can be refused has been looked at."""
