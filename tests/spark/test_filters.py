@@ -13,14 +13,8 @@ from tests.spark.conftest import Read
 from tests.support.compiled_logs import Bench
 from tidelog import Event, Home
 from tidelog.clock import RandomIds
-from tidelog.spark.columns import (
-    EVERYTHING,
-    EventTimes,
-    PushedFilter,
-    arrow_schema,
-    push,
-    spark_schema,
-)
+from tidelog.spark.columns import arrow_schema, spark_schema
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
 from tidelog.spark.options import BATCH_READ, read_columns, read_options
 from tidelog.spark.source import FILTER_PUSHDOWN, TidelogFilterReader
 

@@ -50,8 +50,9 @@ from tidelog.model.partition_rows import Head, Run
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings
-from tidelog.spark.columns import EVERYTHING, BatchPosition, EventTimes, PushedFilter, shown
+from tidelog.spark.columns import BatchPosition, shown
 from tidelog.spark.failures import one_line
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter
 from tidelog.spark.options import Offsets, ReadOptions, is_pattern
 from tidelog.store import Store, open_store_here
 from tidelog.tasks import Pool

@@ -41,15 +41,9 @@ from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import Head
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings, config_string
-from tidelog.spark.columns import (
-    EVERYTHING,
-    EventTimes,
-    PushedFilter,
-    arrow_schema,
-    push,
-    spark_schema,
-)
+from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.failures import one_line, worker_name
+from tidelog.spark.filters import EVERYTHING, EventTimes, PushedFilter, push
 from tidelog.spark.options import (
     BATCH_READ,
     BATCH_WRITE,
