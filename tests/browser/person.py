@@ -108,6 +108,14 @@ class Person:
                 return
         raise AssertionError(f"Tab does not lead to `{text}`:\n{self.text}")
 
+    def tabs_back_to(self, text: str) -> None:
+        """Press Shift and Tab once, which leads to what has this text."""
+        chain = ActionChains(self.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB)
+        chain.key_up(Keys.SHIFT).perform()
+        found = self.driver.execute_script(_FOCUSED)
+        assert found["seen"], f"the focus is not visible on {found['names']}"
+        assert text in found["names"], found["names"]
+
     def drags(self, css: str, start: float, end: float) -> None:
         """Over an element from left to right, between two parts of its width."""
         box = self.finds(css)

@@ -154,6 +154,7 @@ def test_an_archive_is_backfilled_and_promoted_by_keys_alone(
     person.tabs_to("Promote …")
     person.presses(Keys.ENTER)
     person.finds("h1", "Make generation 2 of daily the live one?")
+    person.tabs_back_to("Promote it")  # the focus is on what changes nothing
     person.presses(Keys.ENTER)
     person.sees("generation 2 is the live one")
     assert served.home.archives.get("daily").info.generation == 2

@@ -13,6 +13,7 @@ from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tests.support.playback_stage import T0
 from tidelog import Event, Home
 from tidelog.connectors.http import HttpPlaybackSink
+from tidelog.connectors.kafka.client import TopicRules
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.sink import PlaybackSink, SinkContext
 from tidelog.errors import AlreadyExistsError
@@ -44,7 +45,7 @@ class Sink:
     def open(self, setting: SinkContext) -> PlaybackSink:
         if self.kind == "kafka":
             steps: Any = FakeTransactions(self.broker, 3, self.step)
-            return KafkaPlaybackSink(steps, keep_partition=False)
+            return KafkaPlaybackSink(steps, keep_partition=False, rules=TopicRules())
         sink = HttpPlaybackSink(parse_address(URLS["http"]), setting)
         sink._post = self.post  # type: ignore[method-assign]
         return sink

@@ -29,7 +29,7 @@ from tests.sim.archive_worlds import (
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, DeniedWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
-from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.moves_world import MovesWorld
 from tests.sim.planted import SEEDS_MAX
@@ -48,6 +48,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "clients": ClientsWorld,
     "journals": JournalWorld,
     "amend": AmendWorld,
+    "swept": SweptWorld,
     "lots": LotsWorld,
     "copy": CopyWorld,
     "absent": AbsentWorld,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_world import JournalWorld
-from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.stale import check_kind
@@ -365,7 +365,7 @@ BUGS: Mapping[str, Bug] = {
     "a delete enters nothing": Bug(CopyWorld, _nothing_is_entered),
     "a delete announces nothing": Bug(CopyWorld, _nothing_is_announced),
     "a new event counts as erased": Bug(CopyWorld, _time_does_not_count),
-    "epochs are not raised": Bug(AmendWorld, _epochs_are_not_raised),
+    "epochs are not raised": Bug(SweptWorld, _epochs_are_not_raised),
     "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
     "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
     "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),

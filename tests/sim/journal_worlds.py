@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from itertools import islice
 
+from tests.sim.base import RATES
 from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_world import JournalWorld
 from tidelog.catalog.base import Row
@@ -18,8 +19,9 @@ from tidelog.journal.listing import list_journals, read_journal
 from tidelog.log.maintenance.trim import ToOffsets, trim_topic
 from tidelog.log.partition_reader import Reader
 from tidelog.log.topics import read_head
+from tidelog.testing.faults import Fault
 
-__all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
+__all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld", "SweptWorld"]
 
 
 class AmendWorld(JournalWorld):
@@ -38,6 +40,19 @@ class AmendWorld(JournalWorld):
         self._spawn("compiler-1", self.compile)
         self._spawn("compiler-2", self.compile)
         self._spawn("sweeper", self.sweep)
+
+
+class SweptWorld(AmendWorld):
+    """Compilers that stall beside many sweeps, which delete what those have not finished."""
+
+    rates = RATES | {Fault.STALL: 0.05}
+
+    def spawn_all(self) -> None:
+        self._spawn("amender", self.amend)
+        for number in range(2):
+            self._spawn(f"compiler-{number}", self.compile)
+        for number in range(3):
+            self._spawn(f"sweeper-{number}", self.sweep)
 
 
 class LotsWorld(JournalWorld):

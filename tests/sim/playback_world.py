@@ -21,6 +21,7 @@ from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
+from tidelog.connectors.kafka.client import TopicRules
 from tidelog.connectors.kafka.sink import KafkaPlaybackSink
 from tidelog.connectors.sink import SinkContext, open_playback_sink
 from tidelog.context import Context
@@ -143,7 +144,7 @@ class PlaybackWorld(JournalWorld):
 
     def _open_stream(self) -> KafkaPlaybackSink:
         steps: Any = FakeTransactions(self.broker, 3, self._around_commit)
-        sink = KafkaPlaybackSink(steps, keep_partition=False)
+        sink = KafkaPlaybackSink(steps, keep_partition=False, rules=TopicRules())
         sink.lot_events = 7  # type: ignore[misc]
         return sink
 

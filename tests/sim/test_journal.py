@@ -10,7 +10,7 @@ from tests.sim.__main__ import WORLDS as ALL_WORLDS
 from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_planted import BUGS, notices, seeds_until_caught
 from tests.sim.journal_world import JournalWorld, Tally
-from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld, SweptWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.test_docs import table_after
@@ -18,6 +18,7 @@ from tests.test_docs import table_after
 WORLDS: dict[type[JournalWorld], int] = {  # and how many seeds of each
     JournalWorld: 4,
     AmendWorld: 12,
+    SweptWorld: 12,
     LotsWorld: 6,
     CopyWorld: 10,
     AbsentWorld: 10,
