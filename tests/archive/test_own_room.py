@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
 from tidelog.codec.event_batch import check_events, one_batch, table_of, with_position
 from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
@@ -21,7 +22,6 @@ from tidelog.model import limits
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
-from tidelog.pipeline.registry import create_pipeline
 from tidelog.settings import Settings
 
 _MOST = 200_000  # event_bytes_max in these tests

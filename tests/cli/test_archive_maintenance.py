@@ -137,7 +137,7 @@ def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) ->
     send([1])
     run(tidelog)
     well = tidelog("archive", "status", "daily", "--check")
-    assert (well.code, well.out) == (0, b"archive `daily`: is well\n")
+    assert (well.code, well.out) == (0, b"archive `daily`: is healthy\n")
     send([1, 1])
     bad = tidelog("archive", "status", "--all", "--check", "--max-lag", "1")
     assert bad.code == 1

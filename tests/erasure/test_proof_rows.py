@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.support.archive_look import a_home, an_archive
+from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
 from tidelog.archive.archive import find_archive, open_pipeline
 from tidelog.archive.generations import begin_backfill, drop_generation, promote
@@ -28,7 +29,6 @@ from tidelog.model.partition_rows import Run
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.failures import PipelineFailures, read_failures
-from tidelog.pipeline.registry import create_pipeline
 
 KEY = b"customer-7"
 

@@ -26,7 +26,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal import recover
-from tidelog.journal import stray_events as forgotten
+from tidelog.journal import stray_events
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup
@@ -472,17 +472,17 @@ def test_journal_swapped_while_rows_are_read_is_not_recovered(
     topic = press.topic()
     press.append(topic, ["a"])
     press.append(topic, ["b"])
-    real = forgotten.Forgotten._compilers
+    real = stray_events.StrayEvents._compilers
     calls = []
 
-    def compiled_between(self: forgotten.Forgotten) -> object:
+    def compiled_between(self: stray_events.StrayEvents) -> object:
         found = real(self)
         calls.append(1)
         if len(calls) == 1:
             press.compile(topic)
         return found
 
-    monkeypatch.setattr(forgotten.Forgotten, "_compilers", compiled_between)
+    monkeypatch.setattr(stray_events.StrayEvents, "_compilers", compiled_between)
     assert press.recover(topic).appended == 0
     assert press.values(topic) == ["a", "b"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.heartbeats import beaten_between_looks
+from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog import Event, Home
 from tidelog.connectors.source import SourcePartition
 from tidelog.coordination.pipeline_rows import list_partitions
@@ -21,12 +22,11 @@ from tidelog.model.pipeline import Begin, ListedPartition
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, DriverOptions
+from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import (
-    create_pipeline,
     delete_pipeline,
     find_pipeline,
     list_pipelines,
-    open_named,
 )
 from tidelog.pipeline.share import DriverMembers
 from tidelog.settings import Settings
@@ -112,11 +112,12 @@ def test_of_many_who_make_the_same_one_does(home: Home) -> None:
 
 
 def test_a_target_that_was_made_anew_is_refused(home: Home) -> None:
-    create_pipeline(home.context, "copy", "topic:from", "topic:to")
+    wanted = PumpOptions("topic:from", "to", "copy")
+    open_pump(home.context, wanted, LocalWorkers())
     home.delete_topic("to")
     home.create_topic("to", 2)
-    with pytest.raises(InvalidError, match="`topic:to` was deleted and made again"):
-        opened(home)
+    with pytest.raises(InvalidError, match="its topic `to` was deleted and made again"):
+        open_pump(home.context, wanted, LocalWorkers())
 
 
 def test_a_removed_pipeline_leaves_what_it_wrote_and_its_name_is_free(home: Home) -> None:

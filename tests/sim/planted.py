@@ -38,7 +38,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal import recover
-from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
+from tidelog.journal.stray_events import Present, StrayEvents, Unit, UnitEvents
 from tidelog.log import notifier as notify
 from tidelog.log import partition_reader as read
 from tidelog.log import readers, topics
@@ -447,7 +447,7 @@ def never_recovered(self: Appender, *given: object) -> None:
     """Commits a copy of a segment that a recovery has appended."""
 
 
-def no_sources(self: Forgotten, key: str, data: bytes) -> list[JournalOrigin]:
+def no_sources(self: StrayEvents, key: str, data: bytes) -> list[JournalOrigin]:
     """Takes a journal for another origin than the segments that it was made of."""
     return []
 
@@ -585,7 +585,7 @@ BUGS: dict[str, Bug] = {
     "journal goes with a part of its events": _rollback(
         "P1", (recover._Recovery, "keep", keep_nothing)
     ),
-    "journal recovered beside its segments": _rollback("P1", (Forgotten, "_sources", no_sources)),
+    "journal recovered beside its segments": _rollback("P1", (StrayEvents, "_sources", no_sources)),
     "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),
     "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
     "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.support.pipeline_kill import Killer
+from tests.support.named_pipelines import open_named
 from tidelog.clock import Clock
 from tidelog.connectors.scylla.source import open_scylla
 from tidelog.context import Context
@@ -21,7 +22,7 @@ from tidelog.model.address import parse_address
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import find_pipeline, open_named
+from tidelog.pipeline.registry import find_pipeline
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import FakeClock
 

@@ -9,7 +9,7 @@ them:
 3. Read the rows, encode journals, and upload each under the epoch.
 4. Swap, in one write: put the head (``journaled``, ``compiled`` + 1), the journal and its slot
    rows. Delete the rows of journals that it replaces, list these as unused, and delete the row of
-   step 2. The write expects the head and the ``compile`` row (``swap``).
+   step 2. The write expects the head and the ``compile`` row (``compile_steps``).
 5. Delete the rows of runs below ``journaled``, with their slot rows; list their objects as unused.
 6. Release the ``compile`` row.
 

@@ -69,7 +69,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.journal.lookup import Lookup
-from tidelog.journal.stray_events import Forgotten, Present, Unit, UnitEvents
+from tidelog.journal.stray_events import Present, StrayEvents, Unit, UnitEvents, generation_of
 from tidelog.log.ledger import NOTHING_ERASED, Copier, ErasedIds, LedgerMovedError, read_ledger
 from tidelog.log.maintenance.unused import list_now
 from tidelog.log.producer.append_plan import ALL_SEQUENCES, StoredSegment
@@ -90,12 +90,7 @@ from tidelog.model.partition_rows import (
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.topic import Topic
 
-__all__ = [
-    "RecoverReport",
-    "any_writer",
-    "in_words",
-    "recover_topic",
-]
+__all__ = ["RecoverReport", "recover_topic"]
 
 _LEFT_OUT = ("present", "trimmed", "erased", "doubted", "earlier")  # counts of a report
 
@@ -145,7 +140,7 @@ def recover_topic(
     """
     topic = lookup.topic if dry_run else _fence(context, lookup.topic)
     below = None if dry_run else topic.generation
-    found = Forgotten(context, topic, below, include_trimmed=include_trimmed)
+    found = StrayEvents(context, topic, below, include_trimmed=include_trimmed)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
     report.trimmed, report.missing = found.trimmed, found.missing()
     report.events = report.trimmed + report.missing
@@ -161,7 +156,7 @@ def recover_topic(
         left.subtract({info.key for info, _ in unit.journals})
         finished = [info.key for info, _ in unit.journals if not left[info.key]]
         recovery.run(unit, events, finished)
-    report.writers = in_words(context, recovery.writers)
+    report.writers = _describe_writers(context, recovery.writers)
     report.unreadable = sorted(set(found.unreadable))
     for info in () if dry_run else found.unneeded:
         list_now(context, topic, layout.journal_place(info.key)[0], [info.key])
@@ -174,7 +169,7 @@ def _fence(context: Context, topic: Topic) -> Topic:
     highest = max(topic.generation, *(head.floor for head in heads))
     for folder in (layout.segments(topic.incarnation), layout.amendments(topic.incarnation)):
         for info in context.store.list(folder):
-            highest = max(highest, _generation(info.key))
+            highest = max(highest, generation_of(info.key))
     raised = _raise_generation(context, topic, highest + 1)
     for partition in range(topic.partitions):
 
@@ -213,12 +208,12 @@ class _UnitRecovery(Copier):
 
     finished: Sequence[str] = ()  # strays that the next commit lists as unused
 
-    def said(self, partition: int) -> tuple[ProducerState, tuple[str, str | None]]:
+    def producer_row(self, partition: int) -> tuple[ProducerState, tuple[str, str | None]]:
         """Returns the producer's row, and its name and version."""
         state, version = self._state(partition)
         return state, (layout.producer_row(self._producer), version)
 
-    def disown(self, partition: int) -> None:
+    def reset_row(self, partition: int) -> None:
         """Lets the next commit replace the row, since its contents are no longer true."""
         _, version = self._state(partition)
         self._states[partition] = (ProducerState(self._epoch), version)
@@ -240,7 +235,7 @@ class _Recovery:
     include_trimmed = False
 
     def __init__(
-        self, context: Context, lookup: Lookup, found: Forgotten, report: RecoverReport
+        self, context: Context, lookup: Lookup, found: StrayEvents, report: RecoverReport
     ) -> None:
         self._context = context
         self._topic = found.topic
@@ -295,7 +290,7 @@ class _Recovery:
 
     def _any_writer(self, partition: int) -> str:
         if partition not in self._any:
-            self._any[partition] = any_writer(self._context, self._topic, partition)
+            self._any[partition] = _find_writer(self._context, self._topic, partition)
         return self._any[partition]
 
     def _counted(self) -> dict[str, int]:
@@ -351,7 +346,7 @@ class _Recovery:
         appended on request, and then the row is replaced. If an object is missing they are doubted,
         and so are those that an earlier call left out, since a later commit has numbered others.
         """
-        state, row = appender.said(unit.partition)
+        state, row = appender.producer_row(unit.partition)
         said = places <= state.last
         if not said.any():
             return said
@@ -367,7 +362,7 @@ class _Recovery:
             start = read_head(self._context, self._topic, unit.partition)[0].start
             held = all(one.base + one.count > start for one in state.recent)
         if held is False and self.include_trimmed:
-            appender.disown(unit.partition)
+            appender.reset_row(unit.partition)
             return np.zeros(len(places), np.bool_)
         if held:
             self._report.earlier += int(known.sum())
@@ -442,25 +437,18 @@ def _objects(unit: Unit) -> set[str]:
     return journals if unit.segment is None else journals | {unit.segment.key}
 
 
-def _generation(key: str) -> int:
-    try:
-        return layout.segment_generation(key)
-    except ValueError:
-        return -1
-
-
 def _busy(topic: Topic) -> UnavailableError:
     return UnavailableError(f"topic `{topic.name}`: too many writers at once: recover it again")
 
 
-def any_writer(context: Context, topic: Topic, partition: int) -> str:
+def _find_writer(context: Context, topic: Topic, partition: int) -> str:
     """Returns a named writer that has a row in a partition; empty if there is none."""
     where = layout.topic_partition(topic.incarnation, partition)
     rows = context.catalog.scan(where, *layout.producer_rows())
     return next((name for row in rows if (name := writer_name(layout.producer_of(row.row)))), "")
 
 
-def in_words(context: Context, writers: Collection[str]) -> list[str]:
+def _describe_writers(context: Context, writers: Collection[str]) -> list[str]:
     """Returns writers as users know them; a pump or restore by its name, if its row exists."""
     pipelines = {pipeline for writer in writers if (pipeline := pipeline_of(writer))}
     names: dict[str, str] = {}

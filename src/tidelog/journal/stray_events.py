@@ -68,10 +68,11 @@ from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
 __all__ = [
-    "Forgotten",
     "Present",
+    "StrayEvents",
     "Unit",
     "UnitEvents",
+    "generation_of",
 ]
 
 
@@ -95,7 +96,7 @@ class UnitEvents:
     places: npt.NDArray[np.int64]  # indexes in the origin
 
 
-class Forgotten:
+class StrayEvents:
     """The strays of a topic, from one read of the store and the catalog."""
 
     def __init__(
@@ -118,7 +119,7 @@ class Forgotten:
             info
             for folder in (layout.segments, layout.journals, layout.amendments)
             for info in context.store.list(folder(topic.incarnation))
-            if below is None or folder is layout.journals or _generation(info.key) < below
+            if below is None or folder is layout.journals or generation_of(info.key) < below
         ]
         self._keys = {info.key for info in objects}
         references = [self._references(each) for each in range(topic.partitions)]
@@ -443,8 +444,8 @@ def _is_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> b
     return not before[partition].epoch < epoch <= after[partition].epoch
 
 
-def _generation(key: str) -> int:
-    """Returns the generation of a segment or a value; -1 for others."""
+def generation_of(key: str) -> int:
+    """Returns the generation of a segment or of a large value; -1 for other objects."""
     try:
         return layout.segment_generation(key)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Named pipelines: creates, finds, opens and deletes them.
+"""Named pipelines: creates, finds and deletes them.
 
 One write of the registry creates a name, with an incarnation that is part of all of the pipeline's
 rows and objects. Deleting has five steps; a repeated delete resumes after a crash:
@@ -22,14 +22,12 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.update import Decision, Rows, attempts, update
-from tidelog.connectors.by_url import sink_at, source_at
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_archive, read_partitions
 from tidelog.coordination.registry import add_name, check_shown, remove_name
 from tidelog.errors import (
-    AlreadyExistsError,
     ConflictError,
     InvalidError,
     NotFoundError,
@@ -40,7 +38,6 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.partition_rows import decode_row, encode_row
 from tidelog.model.pipeline import NamedPipeline, Progress, check_pipeline_name
-from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.failures import close_failures
 from tidelog.pipeline.share import DriverMembers, stop_drivers
 from tidelog.store.base import Store
@@ -50,38 +47,16 @@ __all__ = [
     "check_loop",
     "check_reach",
     "close_heads",
-    "create_pipeline",
     "delete_below",
     "delete_pipeline",
     "ensure_pipeline",
     "find_pipeline",
     "is_inside",
     "list_pipelines",
-    "open_named",
     "remove_work",
 ]
 
 _LOOK_S = 0.2  # between looks at drivers that may be dead
-
-
-def create_pipeline(context: Context, name: str, source: str, sink: str) -> NamedPipeline:
-    """Creates a pipeline. Raises ``AlreadyExistsError`` or, for its ends, ``NotFoundError``.
-
-    Looks at source and sink, so that no pipeline is created that could never run.
-    """
-    check_pipeline_name(name)
-    if not is_inside(sink):
-        context.standing.check(f"pipeline `{name}` into `{sink}`")
-    opened = sink_at(context, sink, source=source)
-    reads = source_at(context, source)
-    opened.check([each.text for each in reads.partitions()])
-    check_behind(context, reads, opened)
-    check_loop(context, reads.url, opened.url)
-    made = _new(context, name, reads.url, opened)
-    found = ensure_pipeline(context, made)
-    if found.incarnation != made.incarnation:
-        raise AlreadyExistsError(f"pipeline `{name}`: exists already: choose another name")
-    return found
 
 
 def check_behind(context: Context, source: Source, sink: TargetSink) -> None:
@@ -181,19 +156,6 @@ def list_pipelines(context: Context) -> Iterator[NamedPipeline]:
         yield _decode(row)
 
 
-def open_named(context: Context, named: NamedPipeline, workers: Workers) -> Pipeline:
-    """Opens a pipeline to run. Raises ``InvalidError`` if its target was created again."""
-    check_reach(context, named)
-    source: Source = source_at(context, named.source)
-    sink = sink_at(context, named.sink, source=named.source)
-    if sink.incarnation != named.target:
-        raise InvalidError(
-            f"pipeline `{named.name}`: its target `{named.sink}` was deleted and made again since "
-            "it began: delete the pipeline, and create it again"
-        )
-    return Pipeline(named.name, named.incarnation, source, sink, workers)
-
-
 def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
     """Deletes a pipeline, but not what it wrote. Raises ``NotFoundError``.
 
@@ -222,18 +184,6 @@ def delete_pipeline(context: Context, name: str, shown: str = "") -> None:
 def _remove_name(context: Context, pipeline: NamedPipeline) -> None:
     key = layout.pipeline_row(pipeline.name)
     remove_name(context, key, lambda row: _decode(row).incarnation == pipeline.incarnation)
-
-
-def _new(context: Context, name: str, source: str, sink: TargetSink) -> NamedPipeline:
-    return NamedPipeline(
-        name=name,
-        incarnation=context.ids.new(),
-        source=source,
-        sink=sink.url,
-        target=sink.incarnation,
-        created_ms=context.clock.now_ms(),
-        home="" if is_inside(sink.url) else context.home_id,
-    )
 
 
 def _stop_drivers(context: Context, pipeline: NamedPipeline) -> None:

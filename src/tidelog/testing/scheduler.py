@@ -146,10 +146,6 @@ class Scheduler:
             self.kill_group(self._current.group)
         return Crash()
 
-    def was_killed(self, actor: Actor) -> bool:
-        """Returns whether it ended by a crash, its own or by :meth:`kill`."""
-        return actor.done and actor.killed
-
     def pause(self, label: str) -> None:
         """Yields. Called by whatever represents the world; does nothing outside an actor."""
         self._wait(label, 0.0)

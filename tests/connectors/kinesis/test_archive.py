@@ -23,6 +23,7 @@ from tests.connectors.kinesis.test_source import Stream
 from tests.servers.moto import KEYS, Moto
 from tests.support.kinesis_server import FakeKinesis, running_kinesis
 from tests.support.waiting import until
+from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog import Home
 from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.archive.finalize import FinalizeOptions, finalize
@@ -40,7 +41,6 @@ from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.ranges import FilePolicy
-from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.pipeline.share import request_flush, wait_until_done
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import Crash

@@ -18,6 +18,7 @@ import pytest
 from tests.connectors.kinesis.test_source import Stream, rows, values
 from tests.servers.moto import KEYS, Moto
 from tests.support.kinesis_server import FakeKinesis, RefusedError, running_kinesis
+from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog import Event, Home
 from tidelog.codec.event_batch import table_of
 from tidelog.connectors.by_url import sink_at, source_at
@@ -28,7 +29,6 @@ from tidelog.home import World, create_home
 from tidelog.model.address import parse_address
 from tidelog.pipeline.base import LocalWorkers, Pipeline
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.settings import Settings
 from tidelog.testing.scheduler import FakeClock
 

@@ -21,6 +21,7 @@ from tests.servers.scylla_play import Play, Row
 from tests.support.homes import local_store
 from tests.support.scylla_reads import START_MS, a_play, at, identity, order_ticks, value
 from tests.support.scylla_tables import drain, opened_pipeline
+from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
 from tidelog.connectors.scylla import source as scylla_sweep
 from tidelog.connectors.scylla.changes import LATE
@@ -33,7 +34,6 @@ from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.pipeline.pump import PumpOptions, open_pump
 from tidelog.pipeline.registry import (
-    create_pipeline,
     delete_pipeline,
     ensure_pipeline,
     find_pipeline,
