@@ -87,7 +87,7 @@ _UNLIMITED_MS = 2 * _MARGIN_MS  # the time that is left of a call without a cont
 
 
 class _TimeOver(Exception):  # noqa: N818 - not an error: another call goes on
-    """The time of a call ends before the next event."""
+    """The time of a call is over before the next event."""
 
 
 class _CallTime:

@@ -235,11 +235,11 @@ class _LinesReader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the input was read to its end."""
+        """Returns whether the input was read to its end."""
         return self._ended
 
     def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[InputLines]:
-        """All lines; from a pipe, in each batch what has come within ``linger_s``.
+        """Yields all lines; from a pipe, in each batch what has come within ``linger_s``.
 
         ``FailedError`` for a line that is too long. An unended line counts at the end of the
         input, but not with ``only_ended``, nor when reading was stopped before it.
@@ -266,7 +266,7 @@ class _LinesReader:
                 yield InputLines(number, [rest])
 
     def _gather(self, linger_s: float) -> bytes:
-        """What is there, once there is something; nothing at the end."""
+        """Waits for input and returns what there is; nothing at the end."""
         parts: list[bytes] = []
         size = 0
         until_s: float | None = None
@@ -283,7 +283,7 @@ class _LinesReader:
         return b"".join(parts)
 
     def _ready(self, until_s: float | None) -> bool:
-        """Wait for input until a time, or until it comes; False to go on without it."""
+        """Waits for input until a time. Returns False to go on without it."""
         while not self._stopped():
             left_s = _LOOK_S if until_s is None else until_s - self._clock.monotonic_s()
             if not self._waits or select.select([self._source], [], [], max(0.0, left_s))[0]:
@@ -320,14 +320,14 @@ class LineAppender(Protocol):
     """A way to store lines."""
 
     def store(self, lines: InputLines, tally: LineCounts) -> None:
-        """All of them, in order; durable on return.
+        """Stores all lines, in order; they are durable on return.
 
         ``FailedError`` for a line that cannot be taken; those before it are stored.
         """
         ...
 
     def finish(self, count: int) -> None:
-        """Check an input that ended after ``count`` lines. ``FailedError``."""
+        """Checks an input that ended after ``count`` lines. Raises ``FailedError``."""
         ...
 
 
@@ -369,7 +369,7 @@ class _BatchWriter:
             raise failure
 
     def finish(self, count: int) -> None:
-        """Check nothing: without a name, earlier inputs are unknown."""
+        """Checks nothing: without a name, earlier inputs are unknown."""
 
     def _append(self, events: Any, numbers: Sequence[int], tally: LineCounts) -> None:
         try:
@@ -385,7 +385,7 @@ class _BatchWriter:
 
 
 class _NamedWriter:
-    """One by one, by a named producer; the sequence is the line's number, from 0.
+    """Stores lines one by one by a named producer; a line's number from 0 is its sequence.
 
     The mark of each line is a digest of all lines up to it, and of the keys that they give, since
     a key decides which partition knows the sequence. An input counts as the one that was stored
@@ -449,7 +449,7 @@ class _NamedWriter:
             self._producer.close()
 
     def _next_mark(self, number: int, line: bytes, event: Event | None) -> bytes:
-        """The mark of the next line. ``FailedError`` if another one is stored for it."""
+        """Returns the mark of the next line. Raises ``FailedError`` if another one is stored."""
         key = None if event is None else event.key
         parts = msgspec.msgpack.encode((self._digest, line, key))
         self._digest = hashlib.sha256(parts).digest()[:_DIGEST_BYTES]
@@ -495,7 +495,7 @@ class _WaitingLines:
         self._file.write(len(data).to_bytes(8, "big") + data)
 
     def take(self) -> Iterator[_PendingLine]:
-        """All of them, once."""
+        """Returns all lines, once."""
         self._file.seek(0)
         while size := self._file.read(8):
             yield decode_msgpack(self._file.read(int.from_bytes(size, "big")), _PendingLine)
@@ -507,7 +507,7 @@ class _WaitingLines:
 def _broken_off(
     topic: str, tally: LineCounts, numbers: Sequence[int], partial: PartialAppendError
 ) -> FailedError:
-    """The error of an append that stored a part: its first lines that are not, or may not be."""
+    """Returns the error of an append that stored a part: the first lines that may be missing."""
     said = [f"topic `{topic}`: {tally.count()}"]
     context: dict[str, Any] = {"events": tally.events}
     if partial.remainder:
@@ -524,7 +524,7 @@ def _broken_off(
 def _parsed(
     lines: InputLines, parse: Parse | None, bytes_max: int
 ) -> tuple[list[int], list[Event], FailedError | None]:
-    """The events of lines that have one with their lines' numbers, up to the first bad line.
+    """Returns the events of lines, with the lines' numbers, up to the first bad line.
 
     A parser skips blank lines; without a parser every line is a value.
     """

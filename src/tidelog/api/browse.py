@@ -30,7 +30,7 @@ class BrowseCalls(ABC):
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
+        """Return the topic with a name. Raises ``NotFoundError``."""
 
     @abstractmethod
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:

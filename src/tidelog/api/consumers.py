@@ -340,7 +340,7 @@ class NotifyCalls(ABC):
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
+        """Return the topic with a name. Raises ``NotFoundError``."""
 
     def watch(self, topic: str) -> None:
         """Let this process notify a topic's targets of what it commits there by other ways.

@@ -70,12 +70,12 @@ class Latencies:
     most_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Adds the time of a request."""
         self.buckets[math.ceil(math.log(max(seconds, _LEAST_S) / _LEAST_S) / _GROWTH)] += 1
         self.most_s = max(self.most_s, seconds)
 
     def quantile(self, share: float) -> float:
-        """A time in which this share of requests was answered; 0 without any."""
+        """Returns a time in which this share of requests was answered; 0 without any."""
         left = share * self.buckets.total()
         for bucket, count in sorted(self.buckets.items()):
             left -= count
@@ -86,7 +86,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What became of the requests."""
+    """The results of a run."""
 
     seconds: float = 0.0
     answered: int = 0  # well
@@ -162,7 +162,7 @@ class _Load:
         return report
 
     async def _work(self, connection: ClientConnection | None = None) -> None:
-        """One connection, which is made again when it breaks."""
+        """Runs one connection, and opens it again when it breaks."""
         end_s = self._began_s + self._plan.seconds
         rate = self._plan.rate
         while (now_s := self._now_s()) < end_s:
@@ -199,7 +199,7 @@ class _Load:
 
 
 def _requests(plan: LoadPlan, source: random.Random) -> tuple[Endpoint, list[bytes]]:
-    """Where to send, and a thousand different requests. ``InvalidError``."""
+    """Returns where to send, and a thousand different requests. Raises ``InvalidError``."""
     try:
         parts = urlsplit(plan.url)
     except ValueError as exc:
@@ -233,7 +233,7 @@ def _requests(plan: LoadPlan, source: random.Random) -> tuple[Endpoint, list[byt
 
 
 def _path(plan: LoadPlan, path: str) -> tuple[str, bool]:
-    """The path of a request, of a pixel with the begun query; and whether it is a pixel."""
+    """Returns the path of a request, for a pixel with a begun query; and whether it is a pixel."""
     if path not in ("", "/"):
         if not path.isascii() or not path.isprintable() or " " in path:
             raise InvalidError(f"load: path `{path[:80]}`: give it as URLs have it")
@@ -259,7 +259,7 @@ class Endpoint:
         self._context = ssl.create_default_context() if secure else None
 
     async def connect(self) -> ClientConnection:
-        """A connection. ``OSError`` if no server listens."""
+        """Opens a connection. Raises ``OSError`` if no server listens."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             ClientConnection, self.host, self.port, ssl=self._context
@@ -281,7 +281,7 @@ class ClientConnection(asyncio.Protocol):
         self.closed = False
 
     async def ask(self, request: bytes) -> int:
-        """The status of the whole answer. ``ConnectionError`` where none comes."""
+        """Reads a whole answer and returns its status. Raises ``ConnectionError`` if none comes."""
         if self._transport is None or self.closed:
             raise ConnectionError("closed before the request was sent")
         self._answer = asyncio.get_running_loop().create_future()

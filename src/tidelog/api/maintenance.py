@@ -89,7 +89,7 @@ class MaintenanceCalls(ABC):
 
     @abstractmethod
     def topic(self, name: str) -> Topic:
-        """The topic of this name. ``NotFoundError``."""
+        """Return the topic with a name. Raises ``NotFoundError``."""
 
     @abstractmethod
     def amender(self, topic: str, why: Why) -> Amender:

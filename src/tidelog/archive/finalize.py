@@ -20,7 +20,7 @@ The row of a folder decides, and the marker follows. The steps:
 
 1. look: the clock, the ends of the source, then the heads: the watermark
 2. count: new files into ``folder`` rows, with a ``waiting`` row for each new folder; one that has a
-   marker becomes ``reopening`` (``date_folders``)
+   marker becomes ``reopening`` (``pipeline.date_folders``)
 3. reopen: delete ``_SUCCESS``, notify, row as ``reopened``
 4. mark: row as ``marking``, delete the ``waiting`` row; put ``_SUCCESS``, notify, row as ``final``
 5. the watermark into the registry row of the archive

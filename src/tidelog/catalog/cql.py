@@ -3,7 +3,7 @@
 *Every* write is conditional, so that only the servers' consensus orders writes, and never a clock.
 Several changes are one conditional batch. A row is read serially, which also completes a write that
 was left half done. A scan reads at quorum, which sees every acknowledged write. Each call is one
-raw attempt, and ``settle`` decides what to do when it fails.
+raw attempt; ``update.write_settled`` and ``read_repeated`` repeat it.
 
 A scan goes page by page, each from the key where the last one ended. Cassandra fails a read that
 meets more than 100,000 deleted rows. Its range is then split into smaller ones until each can be
@@ -60,7 +60,7 @@ def open_cql(
     """Opens the catalog at ``cql://host1,host2:9042/keyspace?table=tidelog&datacenter=dc1``.
 
     The table must exist, in our shape. With ``create``, a missing table is created, and on a single
-    node its keyspace too. ``tls`` has the options for TLS. User name and password come from
+    node its keyspace too. ``cql_tls`` has the options for TLS. User name and password come from
     ``TIDELOG_CQL_USERNAME`` and ``TIDELOG_CQL_PASSWORD`` of ``environ``.
     """
     place = place_of(address, environ)

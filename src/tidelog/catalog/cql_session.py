@@ -236,8 +236,8 @@ except ImportError as exc:  # this module is imported only when such an address 
 _CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
 _REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they reply first
 _IDLE_S = 3  # whole seconds: a connection that is silent for longer is tested, also below requests
-_IDLE_TIMEOUT_S = 4  # and replaced if it does not answer, while ``settle`` still retries
-_RECONNECT_BASE_S = 0.1  # a lost connection is restored while ``settle`` still retries
+_IDLE_TIMEOUT_S = 4  # and replaced if it does not answer, while ``update`` still retries
+_RECONNECT_BASE_S = 0.1  # a lost connection is restored while ``update`` still retries
 _RECONNECT_MAX_S = 10.0
 _TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
 _SERIAL = "serial"  # the execution profile of serial reads

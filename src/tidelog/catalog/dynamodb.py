@@ -2,7 +2,7 @@
 
 A single put or delete is one conditional item write, everything else one transaction, and every
 read is consistent. DynamoDB orders text by its UTF-8 bytes, which is code point order. Each call is
-one raw attempt, and ``settle`` decides what to do when it fails.
+one raw attempt; ``update.write_settled`` and ``read_repeated`` repeat it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ pages. A full disk leaves space for commands that free space (``disk_reserve``).
 cannot be written to can be read: with its log if another process has it open, otherwise as a file
 that must not change. A change is noticed, and the file opened again.
 
-Each thread has its own connection, and none is open while the process forks (``connections``). A
-scan reads page by page and holds nothing between pages. Network file systems are refused: SQLite's
-locks and shared memory do not work there.
+Each thread has its own connection, and none is open while the process forks
+(``sqlite_connections``). A scan reads page by page and holds nothing between pages. Network file
+systems are refused: SQLite's locks and shared memory do not work there.
 """
 
 from __future__ import annotations

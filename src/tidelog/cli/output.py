@@ -64,17 +64,17 @@ class Output:
         )
 
     def say(self, text: str) -> None:
-        """A line for people only."""
+        """Prints a line for people only."""
         if not self.as_json:
             self._console.print(visible(text, "\n\t"))
 
     def title(self, text: str) -> None:
-        """A heading for people only."""
+        """Prints a heading for people only."""
         if not self.as_json:
             self._console.print(f"\n{visible(text)}", style="bold")
 
     def record(self, values: Mapping[str, Any]) -> None:
-        """One result: a JSON line, or its fields one below the other."""
+        """Prints one result: a JSON line, or its fields one below the other."""
         if self.as_json:
             self._json(values)
             return
@@ -110,7 +110,7 @@ class Output:
 
 
 def _cell(value: object) -> str:
-    """A value as people read it."""
+    """Returns a value as people read it."""
     if value is None or value in ((), []):
         return "-"
     if isinstance(value, bool):
@@ -119,7 +119,7 @@ def _cell(value: object) -> str:
 
 
 def _width(names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """How many columns a table takes that cuts nothing off; two stand between its own."""
+    """Returns the width of a table that cuts nothing off, with two spaces between columns."""
     widest = [max(map(cell_len, cells)) for cells in zip(names, *rows, strict=True)]
     return sum(widest) + 2 * (len(names) - 1)
 
@@ -136,7 +136,7 @@ def json_option(command: F) -> F:
 
 
 def to_seconds(time: str) -> str:
-    """A time in ISO 8601 without its milliseconds, for tables that people read."""
+    """Returns a time in ISO 8601 without milliseconds, for tables that people read."""
     return time[:19] + "Z"
 
 
@@ -171,7 +171,7 @@ def write_out(data: bytes) -> None:
 
 
 def print_error(error: TidelogError, as_json: bool) -> None:
-    """One line on standard error, whatever the message holds."""
+    """Prints one line on standard error, whatever the message holds."""
     if as_json:
         line = json.dumps(error.as_json(), default=str)  # unlike msgspec, takes lone surrogates
     else:
@@ -181,7 +181,7 @@ def print_error(error: TidelogError, as_json: bool) -> None:
 
 
 def echo_aside(text: str) -> None:
-    """One line on standard error, for people; what could steer a terminal is escaped."""
+    """Prints one line for people on standard error; escapes what could steer a terminal."""
     click.echo(visible(text), err=True)
 
 
@@ -218,7 +218,7 @@ def progress_bar(what: str, total: Callable[[], int | None]) -> Iterator[Callabl
 
 
 class TimeBar:
-    """A progress bar over a range of times, on standard error; shows nothing elsewhere."""
+    """A progress bar over a range of times, only if standard error is a terminal."""
 
     def __init__(self, what: str, *, shown: bool) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[says]}"))
@@ -235,7 +235,7 @@ class TimeBar:
         self._progress.stop()
 
     def move(self, time_ms: int, end_ms: int, says: str) -> None:
-        """Show that a time is done. The first one that is given is where the bar begins."""
+        """Shows that a time is done. The first call says where the bar begins."""
         if self._first_ms is None:
             self._first_ms = time_ms
             self._progress.start()  # not before, as lines come first
@@ -286,7 +286,7 @@ def utf8(text: str) -> str:
 
 
 def check_texts(command: click.Command) -> None:
-    """Let a command and those below it refuse arguments that are not UTF-8, except paths of files.
+    """Makes a command and those below it refuse arguments that are not UTF-8, except file paths.
 
     A file may have any name, and Python opens it by the lone surrogates.
     """

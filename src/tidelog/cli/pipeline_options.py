@@ -94,14 +94,14 @@ _TASK_OPTIONS = (
 
 
 def task_options(command: F) -> F:
-    """Where maintenance does its heavy work; pass what it gets to :func:`tasks_of`."""
+    """Adds the options for where maintenance does its heavy work; see :func:`tasks_of`."""
     for option in reversed(_TASK_OPTIONS):
         command = option(command)
     return command
 
 
 class SparkFields(TypedDict):
-    """Where to run tasks, as the API takes it."""
+    """Where to run tasks, as arguments of the API."""
 
     spark: str | None
     spark_conf: dict[str, str]
@@ -113,14 +113,14 @@ def tasks_of(given: dict[str, Any]) -> SparkFields:
 
 
 def worker_options(command: F) -> F:
-    """Where tasks run, and how fast."""
+    """Adds the options for where tasks run, and how fast."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def spark_options(command: F) -> F:
-    """Where the tasks of pipelines run; pass what it gets to :func:`spark_of`."""
+    """Adds the options for where the tasks of pipelines run; see :func:`spark_of`."""
     for option in reversed(_OPTIONS[:3]):
         command = option(command)
     return command
@@ -214,7 +214,7 @@ class DriverWatch:
         self._interruption.__exit__(kind, error, trace)
 
     def look(self, waiting: int) -> None:
-        """With the events that wait: the bar's end is where they will be done."""
+        """Moves the end of the bar to where all waiting events are done."""
         if self._is_away:
             self._is_away = False
             self.tell(f"{self._what}: the source answers again")
@@ -243,11 +243,11 @@ class DriverWatch:
         self.tell(f"{self._what}: {error}: retrying in {wait_s:.1f} s")
 
     def tell(self, text: str) -> None:
-        """A line for a person, beside the bar."""
+        """Prints a line for a person, beside the bar."""
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def cycle(self, report: CycleReport) -> None:
-        """A cycle has ended."""
+        """Shows a cycle that has ended."""
         self._done += report.events
         self.dead += sum(each.dead for each in report.committed.values())
         self.left_out += sum(each.left_out for each in report.committed.values())
@@ -406,7 +406,7 @@ def check_metrics_file(file: Path | None) -> None:
 
 
 def write_metrics_file(file: Path, text: str) -> None:
-    """Put the text there, whole or not at all. ``InvalidError`` where the folder is gone."""
+    """Writes a text, whole or not at all. Raises ``InvalidError`` if the folder is missing."""
     check_metrics_file(file)
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(text)
@@ -460,7 +460,7 @@ class AfterCycles:
         self._written_s: float | None = None
 
     def cycle(self, watch: DriverWatch, report: CycleReport) -> None:
-        """One cycle has ended."""
+        """Shows a cycle that has ended, and writes the metrics if they are due."""
         watch.cycle(report)
         with self._told(watch):
             self._write_metrics(_METRICS_S)
@@ -472,7 +472,7 @@ class AfterCycles:
             self._write_metrics(_METRICS_S)
 
     def finish(self) -> None:
-        """The last cycle has ended; what could not be done until now is an error."""
+        """Writes the metrics a last time; raises the error if that fails."""
         self._write_metrics(0.0)
 
     @contextlib.contextmanager

@@ -107,7 +107,7 @@ def past_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def past_of(past_readers: bool, past_names: tuple[str, ...]) -> bool | tuple[str, ...]:
-    """What ``Home.trim`` and ``Home.delete_topic`` take. ``InvalidError`` for both at once."""
+    """Returns which readers to pass. Raises ``InvalidError`` if both options are given."""
     if past_readers and past_names:
         raise InvalidError("--past-reader and --past-readers contradict: give one or the other")
     return past_readers or past_names
@@ -130,21 +130,21 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def is_set(self) -> bool:
-        """Whether a signal has come."""
+        """Returns whether a signal has come."""
         return self._noted is not None
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a signal has come before the work was done."""
+        """Returns whether a signal came before the work was done."""
         return self._noted is not None and not self._is_done
 
     @property
     def exit_code(self) -> int:
-        """What shells give for a process that this signal has ended."""
+        """Returns the exit code that shells give to a process that this signal ended."""
         return 128 + (self._noted or 0)
 
     def finished(self) -> None:
-        """Note that all is done, although a signal may have come."""
+        """Notes that all is done, although a signal may have come."""
         self._is_done = True
 
     def __enter__(self) -> Interruption:

@@ -1,11 +1,11 @@
 # ruff: noqa: PLC0415 - one lazy import for each scheme
 """Opens sources, sinks and stores by URL: for any process, and for the pipelines of a home.
 
-**Sources** are Kafka, Kinesis, Scylla's change logs, topics, archives and files. A source has one
-method, ``read(range)``, which yields Arrow batches in event columns. It runs on a driver or in a
-Spark task. A source holds plain settings, pickles, and opens its connections where it is used. Its
-promise: order within a source partition, and it never skips events silently. It must not know
-pipelines, sinks or the catalog of its reader.
+**Sources** are Kafka, Kinesis, Scylla's change logs, topics, archives and files. A source lists
+its partitions, says what each holds, and reads a range as Arrow batches in event columns, on a
+driver or in a Spark task. It holds plain settings, pickles, and opens its connections where it is
+used. Its promise: order within a source partition, and it never skips events silently. It must not
+know pipelines, sinks or the catalog of its reader.
 
 ``source`` defines the protocols; each system has a folder with its own source. ``merge`` puts the
 events of several files into one order. Other packages add a source through the entry point group
@@ -31,9 +31,7 @@ from typing import NamedTuple
 from tidelog.backends import open_context
 from tidelog.connectors.files.names import place_of
 from tidelog.connectors.sink import TargetSink
-from tidelog.connectors.source import (
-    Source,
-)
+from tidelog.connectors.source import Source
 from tidelog.connectors.topic.segments import COPIES
 from tidelog.connectors.topic.sink import TopicSink
 from tidelog.context import Context, OpenContext

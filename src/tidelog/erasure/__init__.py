@@ -5,6 +5,7 @@ or row holds the erased event or its id. What a proof cannot see, it lists. It m
 commands.
 
 ``from_archives`` deletes what archives hold and their topic does not, ``rewrite`` replaces files by
-ones without the events, ``matcher`` recognizes erased events in any column or line, and ``proof``
-searches. The steps of a whole erasure are in ``maintenance.turn``.
+ones without the events, ``matcher`` recognizes erased events in any column or line,
+``proof_search`` searches, and ``proof`` has the verdict. The steps of a whole erasure are in
+``maintenance.turn``.
 """

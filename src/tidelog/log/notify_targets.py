@@ -317,7 +317,7 @@ def _end(raw: socket.socket) -> None:
 
 
 def _addresses(address: tuple[str, int], timeout_s: float) -> list[Any]:
-    """Looks a name up in a thread of its own, as that takes no limit. ``TimeoutError``."""
+    """Looks a name up in its own thread, since that has no timeout. Raises ``TimeoutError``."""
     found: list[Any] = []
 
     def look() -> None:

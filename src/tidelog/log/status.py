@@ -382,7 +382,7 @@ class Timelines:
         self._lock = threading.Lock()
 
     def histogram(self, topic: Topic, start_ms: int | None, end_ms: int | None) -> Histogram:
-        """Of a range of times, or of all that there is. ``InvalidError``."""
+        """Returns the histogram of a range of times, or of all events. Raises ``InvalidError``."""
         known = self._topic(topic)
         with known.lock:
             self._read_on(topic, known)
@@ -499,7 +499,7 @@ class Timelines:
 
 
 def _grid(start_ms: int, end_ms: int) -> tuple[int, int, int]:
-    """Where bars begin, how wide they are, and how many: round numbers that cover the range."""
+    """Returns where bars begin, their width and number: round numbers that cover the range."""
     wanted = (end_ms - start_ms) / 120
     width = next((step for step in _STEPS_MS if step >= wanted), 0)
     if not width:

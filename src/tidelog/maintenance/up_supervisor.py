@@ -58,7 +58,7 @@ class Program:
 
 
 class ProgramState(NamedTuple):
-    """How a program is."""
+    """The state of a program."""
 
     name: str
     state: str  # starting, running, failed, stopped
@@ -109,15 +109,15 @@ class Supervisor:
         self._lines: queue.Queue[_OutputLine] = queue.Queue()
 
     def add(self, program: Program) -> None:
-        """Keep this one too; it is started by the next tick."""
+        """Adds a program, which the next tick starts."""
         self._children[program.name] = _Child(program)
 
     def change(self, program: Program) -> None:
-        """How a program is to be started the next time."""
+        """Sets how a program is started the next time."""
         self._children[program.name].program = program
 
     def tick(self, wait_s: float = _POLL_S) -> None:
-        """Start what is due, hear what was said, and see who has ended."""
+        """Starts what is due, passes on output, and notes which programs have ended."""
         for child in self._children.values():
             if child.due_s is not None and self._clock.monotonic_s() >= child.due_s:
                 self._start(child)
@@ -148,7 +148,7 @@ class Supervisor:
             self._on_change(self._running(child, "stopped"))
 
     def kill(self) -> None:
-        """End all at once, with what they started."""
+        """Kills all programs at once, with what they started."""
         for child in self._children.values():
             if child.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -194,7 +194,7 @@ class Supervisor:
         return thread
 
     def _hear(self, wait_s: float) -> None:
-        """All lines that are there, after waiting for one."""
+        """Waits for a line, and returns all lines that have come."""
         with contextlib.suppress(queue.Empty):
             line = self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
             while True:
@@ -258,7 +258,7 @@ class _Said:
 
 
 class UpView(Protocol):
-    """What shows the parts of one ``tidelog up``."""
+    """Shows the parts of one ``tidelog up``."""
 
     def say(self, text: str) -> None:
         """Shows a line for people."""
@@ -294,7 +294,7 @@ class UpSupervisor:
         )
 
     def add(self, name: str, command: Sequence[str]) -> None:
-        """Keep a program."""
+        """Adds a program to keep running."""
         self._commands[name] = list(command)
         self._supervisor.add(Program(name, command))
 
@@ -327,7 +327,7 @@ class UpSupervisor:
             announcing.join(5.0)
 
     def parts(self) -> list[SupervisedPart]:
-        """All of them, programs first."""
+        """Returns all parts, programs first."""
         with self._lock:
             known = list(self._parts.values())
         return sorted(known, key=lambda part: (part.name not in self._commands, part.name))
@@ -370,7 +370,7 @@ class UpSupervisor:
             self._view.complain(name, _message(text))
 
     def _listening(self, said: _Said) -> None:
-        """The server's address; it keeps the port that it was given first."""
+        """Returns the server's address, which keeps the port that it got first."""
         if self.url:
             return
         self.url = said.text("url")
@@ -424,7 +424,7 @@ def _said(text: str) -> _Said | None:
 
 
 def _message(text: str) -> str:
-    """What a program complained of: the message of a JSON error, or the line as it is."""
+    """Returns the error in a program's line: the message of a JSON error, or the line as it is."""
     said = _said(text)
     error = said.fields.get("error") if said is not None else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):

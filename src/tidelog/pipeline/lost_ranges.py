@@ -27,8 +27,9 @@ if no range is decided:
 No range begins until all files named by ``aside`` rows are deleted where readers list them. The
 next driver that claims the partition finds the rows and resumes.
 
-This module touches no marker, because the row of a folder decides (``finalize``): finalize deletes
-a marker that is newer than the restored catalog, and a new one lists the current files.
+This module touches no marker, because the row of a folder decides (``archive.finalize``):
+finalize deletes a marker that is newer than the restored catalog, and a new one lists the current
+files.
 
 Step 5 deletes by name, and a driver may stall before it while others do the range again and commit
 it. So names decided in step 2 are never reused: later ranges have other ``names``. A driver that

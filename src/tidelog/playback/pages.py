@@ -67,7 +67,7 @@ class Page:
 
     @property
     def count(self) -> int:
-        """How many events it has."""
+        """Returns how many events it has."""
         return len(self.offsets)
 
 
@@ -121,7 +121,7 @@ class RangeCursor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def times(self) -> TimeRange:
-        """The range."""
+        """Returns the range."""
         return TimeRange(self.start_ms, self.end_ms)
 
     def text(self) -> str:
@@ -158,7 +158,7 @@ class RangePage:
 
 
 def read_range(context: Context, topic: Topic, cursor: RangeCursor, limit: int) -> RangePage:
-    """The next events of a range. ``NotFoundError`` when something was trimmed since it began."""
+    """Returns the next events of a range. Raises ``NotFoundError`` if some were trimmed since."""
     playing = play_range(context, topic, cursor)
     lines: list[bytes] = []
     count, room, after, more = 0, limits.PAGE_BYTES_MAX, cursor.after, False
@@ -199,7 +199,7 @@ def _forged() -> InvalidError:
 
 
 def begin_range(context: Context, topic: Topic, times: TimeRange) -> RangeCursor:
-    """Where a range begins: its times, and the ends of the partitions as they are now."""
+    """Returns the cursor of a new range: its times, and the current ends of the partitions."""
     if topic.partitions > limits.RANGE_PARTITIONS_MAX:
         raise InvalidError(
             f"topic `{topic.name}`: has {topic.partitions} partitions, pages by time are for "
@@ -235,7 +235,7 @@ def _fitting(batch: pa.RecordBatch, rows: int, room: int) -> pa.RecordBatch | No
 
 
 def place_of_last(batch: pa.RecordBatch) -> Cursor:
-    """The place of a batch's last event."""
+    """Returns the place of a batch's last event."""
     last = batch.num_rows - 1
     time = batch.column("timestamp").cast(pa.int64())[last].as_py()
     return Cursor(

@@ -57,7 +57,7 @@ class SearchQuery:
         return self.key is None and self.id is None and not self.text and not self.where
 
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The events of a batch in event columns that fit."""
+        """Returns the events of a batch that match."""
         if self.key is not None:
             batch = batch.filter(pc.equal(batch.column("key"), pa.scalar(self.key, pa.binary())))
         if self.id is not None:
@@ -161,7 +161,7 @@ def search_range(
     query: SearchQuery,
     most: tuple[int, float],
 ) -> SearchResult:
-    """The same by time, after a cursor. ``NotFoundError`` when something was trimmed since."""
+    """Searches by time, after a cursor. Raises ``NotFoundError`` if some were trimmed since."""
     limit, seconds = most
     patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     playing = play_range(context, topic, cursor)
@@ -198,7 +198,7 @@ def _some(batch: pa.RecordBatch, rows: int, room: int) -> _Some:
 
 
 def _events(batch: pa.RecordBatch) -> Iterator[Event]:
-    """In event columns, as events with their positions."""
+    """Returns rows of event columns as events with their positions."""
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     for row, time_ms in zip(batch.to_pylist(), times, strict=True):
         yield Event(
@@ -219,7 +219,7 @@ _SHOWN_EACH = 3  # a longer row of deleted offsets is one line
 
 @dataclass(frozen=True, slots=True)
 class AmendmentMark:
-    """What became of an event, as long as a row tells of it: until it is compiled in and swept."""
+    """An amendment of an event, which is known until it is compiled and swept."""
 
     kind: Literal["update", "delete"]
     at_ms: int
@@ -247,7 +247,7 @@ Marks = Mapping[tuple[int, int], AmendmentMark]
 def read_marks(
     context: Context, topic: Topic, partition: int, start: int, end: int
 ) -> dict[tuple[int, int], AmendmentMark]:
-    """The amendments of ``[start, end)``, or the first of very many, by partition and offset."""
+    """Returns amendments of ``[start, end)``, only the first of many, by partition and offset."""
     head, _ = read_head(context, topic, partition)
     found = pending(context, topic, partition, head, start, end)
     reader = Reader(context, topic, partition)
@@ -280,7 +280,7 @@ def pending_amendments(
 def with_gaps(
     partition: int, events: Sequence[Event], marks: Marks, bounds: tuple[int, int]
 ) -> list[Event | DeletedOffsets]:
-    """The events of consecutive offsets ``[start, end)``, and the gaps between them."""
+    """Returns the events of consecutive offsets ``[start, end)``, and the gaps between them."""
     rows: list[Event | DeletedOffsets] = []
     at, end = bounds
     for event in events:

@@ -1,7 +1,7 @@
-"""The way of a request: its operation, the gate, the handler, and the answer to what went wrong.
+"""The ASGI application: finds the operation of a request, checks the token, and runs the handler.
 
-Appends and pixels, of which there are many, are found here without a router; Starlette finds all
-others. Each request is counted, and each error has one shape.
+Appends and pixels, of which there are many, are found without a router; Starlette finds all other
+operations. Each request is counted, and each error has one shape.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from tidelog.server.http.metrics import (
     USAGE_S,
     AccessLog,
     ClientUsage,
-    Complaints,
+    ErrorLog,
     Health,
     Metrics,
     Read,
@@ -84,7 +84,7 @@ from tidelog.server.http.request import (
 from tidelog.server.http.telemetry import Telemetry
 from tidelog.server.options import ServeOptions
 
-__all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]
+__all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "Operation", "ServerApp"]
 
 _TICK_S = 1.0
 _GONE = 499  # counted for clients that left before they were answered
@@ -100,7 +100,7 @@ _ID_ROUTE = "/topics/{topic}/ids/{id:path}"  # an id may hold slashes
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that can be asked for."""
+    """One operation of the API: its route, and the right that it needs."""
 
     name: str
     method: str
@@ -139,8 +139,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 Run = Callable[[Scope, Receive, Send, dict[bytes, bytes]], Awaitable[int]]
 
 
-class FrontDoor:
-    """The ASGI application of one home. Start it in a running loop, and stop it there."""
+class ServerApp:
+    """The ASGI application of one home. Start and stop it in a running loop."""
 
     def __init__(
         self, home: Home, options: ServeOptions, telemetry: Telemetry | None = None
@@ -167,7 +167,7 @@ class FrontDoor:
         self._count = 0
         self._access: AccessLog | None = None
         self.certificate: Certificate | None = None  # of the listener; read again now and then
-        self._complaints = Complaints(self._clock)
+        self._error_log = ErrorLog(self._clock)
         self._usage = ClientUsage(home.context, options.audit_reads)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
         self._forwards = Forwards(home, options, self._ingest)
@@ -187,7 +187,7 @@ class FrontDoor:
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the tokens, and be ready. Raises where the home cannot be reached."""
+        """Reads the tokens and starts everything. Raises if the home cannot be reached."""
         self._watch = PartitionWatch(self._home.context, self.metrics)
         parts = (self._home, self._threads, self._watch, self.metrics, self.gate.check)
         reads, tails = Reads(*parts), Tails(*parts)
@@ -229,7 +229,7 @@ class FrontDoor:
         self._ticking = asyncio.create_task(self._tick())
 
     def _check_guard(self) -> None:
-        """Stay closed if the store knows of a token that the catalog has lost; else let it know."""
+        """Stays closed if the store knows a token that the catalog lost; else updates the store."""
         context = self._home.context
         if read_tokens(context).is_closed:
             close_home(context)
@@ -240,13 +240,13 @@ class FrontDoor:
         return self.gate.take_uses(), self._usage.take_reads()
 
     def stop_waiting(self) -> None:
-        """End long polls, tails and queries, so that a stop need not wait for them."""
+        """Ends long polls, tails and queries, so that a stop need not wait for them."""
         self._sql.stop()
         if self._watch is not None:
             self._watch.stop()
 
     async def stop(self) -> None:
-        """After the last request: flush what is buffered, and release threads."""
+        """Flushes what is buffered and releases threads. Call it after the last request."""
         self.stop_waiting()
         if self._ticking is not None:
             self._ticking.cancel()
@@ -256,8 +256,8 @@ class FrontDoor:
         await loop.run_in_executor(None, self._console.stop)
         for close in (self._topics.close, self._forwards.close):
             for error in await loop.run_in_executor(None, close):
-                self._complaints.hear(error)
-        with contained("usage", self._complaints.hear):
+                self._error_log.add(error)
+        with contained("usage", self._error_log.add):
             await loop.run_in_executor(None, self._usage.store, *self._take_usage())
         await loop.run_in_executor(None, self._threads.close)
         self.gate.close()
@@ -301,7 +301,7 @@ class FrontDoor:
                 self._note(scope, name, status, took_s, request_id)
 
     def _note(self, scope: Scope, name: str, status: int, took_s: float, request_id: bytes) -> None:
-        """Put a request into the access log."""
+        """Adds a request to the access log."""
         admission: Admission | None = scope.get(ADMISSION)
         token = None if admission is None or admission.token is None else admission.token.id
         fields = dict(scope["headers"]) if self._options.behind_proxy else {}
@@ -318,7 +318,7 @@ class FrontDoor:
             )
 
     def _find_counted(self, scope: Scope) -> tuple[str, Run]:
-        """The same; a request for nothing counts for its address. ``TooManyError``."""
+        """Like :meth:`_find`, but counts unknown requests by address. Raises ``TooManyError``."""
         try:
             return self._find(scope)
         except TidelogError:
@@ -326,9 +326,9 @@ class FrontDoor:
             raise
 
     def _find(self, scope: Scope) -> tuple[str, Run]:
-        """What a request asks for.
+        """Finds the operation of a request.
 
-        ``NotFoundError``, ``MethodError``, ``HeadError``, ``InvalidError``.
+        Raises ``NotFoundError``, ``MethodError``, ``HeadError`` or ``InvalidError``.
         """
         if scope.get("state") and HEAD_TOO_LARGE in scope["state"]:
             raise HeadError(
@@ -394,7 +394,7 @@ class FrontDoor:
         send: Send,
         headers: dict[bytes, bytes],
     ) -> int:
-        """All other operations."""
+        """Runs the handler of any other operation."""
         request = Request(scope, receive)
         if operation.right is not None:
             token = request.query_params.get("token") if operation.name == "tail" else None
@@ -413,7 +413,7 @@ class FrontDoor:
     async def _fail(self, send: Send, error: TidelogError, request_id: bytes) -> int:
         status = status_of(error)
         if status >= 500:
-            self._complaints.hear(error, request_id.decode())
+            self._error_log.add(error, request_id.decode())
         return await answer_error(send, error)
 
     async def _show_metrics(self, request: Request) -> Response:
@@ -430,22 +430,22 @@ class FrontDoor:
         return Response(body, headers=PAGE_HEADERS, media_type="text/html")
 
     async def _tick(self) -> None:
-        """Now and then: tokens and their use, and appends that have waited for too long."""
+        """Refreshes tokens, stores their use, and ends waits of appends, again and again."""
         read_s = stored_s = self._now_s()
         while True:
             await asyncio.sleep(_TICK_S)
             for topic in self._topics.all():
-                topic.give_up(limits.ANSWER_S)
+                topic.time_out(limits.ANSWER_S)
             if self._now_s() - read_s >= REFRESH_S:
                 read_s = self._now_s()
                 if self.certificate is not None:
-                    with contained("certificate", self._complaints.hear):  # the old one stays
+                    with contained("certificate", self._error_log.add):  # the old one stays
                         await self._threads.run(self.certificate.refresh)
-                with contained("tokens", self._complaints.hear):  # those that are known stay so
+                with contained("tokens", self._error_log.add):  # those that are known stay so
                     await self.gate.refresh()
             if self._now_s() - stored_s >= USAGE_S:
                 stored_s = self._now_s()
-                with contained("usage", self._complaints.hear):  # of one minute, at worst
+                with contained("usage", self._error_log.add):  # of one minute, at worst
                     await self._threads.run(self._usage.store, *self._take_usage())
 
     def _buffered(self) -> list[tuple[str, int]]:
@@ -455,7 +455,7 @@ class FrontDoor:
 
 
 def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
-    """Give each answer its request's id, and forbid browsers to guess types and embed answers.
+    """Adds the request's id to each answer, and forbids browsers to guess types or embed it.
 
     A client of HTTP/1.0 that asks to keep its connection learns whether it is kept, which needs an
     answer whose length is known.
@@ -477,12 +477,12 @@ def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
 
 
 def _warm_up() -> None:
-    """Arrow loads large libraries with the first batch; no request should wait for them."""
+    """Makes a first batch, for which Arrow loads large libraries; no request waits for them."""
     table = table_of([Event(b"", b"", "-", 0, "", (("", b""),))], 0)
     batch = with_position(one_batch(table), "", 0, 0)
     batch_lines(batch)
 
 
 async def _nothing(request: Request) -> Response:
-    """Stands for the operations that need no router."""
+    """Takes the place of operations that need no router."""
     raise InternalError(f"path `{request.url.path}`: was routed")

@@ -67,7 +67,7 @@ class ServeOptions:
 
     @property
     def forwards(self) -> dict[str, str]:
-        """URLs of targets by the names that are used like topics. Raises ``InvalidError``."""
+        """Returns targets' URLs by the names that are used like topics. Raises ``InvalidError``."""
         found: dict[str, str] = {}
         for text in self.forward:
             name, equals, url = text.partition("=")
@@ -81,12 +81,12 @@ class ServeOptions:
 
     @property
     def may_be_open(self) -> bool:
-        """Whether the server needs no tokens as long as the home never had one."""
+        """Returns whether the server needs no tokens as long as the home never had one."""
         return self.is_loopback and not self.behind_proxy
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Returns whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
 

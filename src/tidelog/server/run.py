@@ -1,13 +1,13 @@
-"""The life of a server: listen, serve until a signal, and stop without losing what was answered.
+"""Runs a server: listens, serves until a signal, and stops without losing acknowledged events.
 
-1. a socket is bound, so that an address in use is told before anything else
-2. the app reads the tokens; without any it listens on loopback alone, and behind no proxy
-3. requests are served until SIGTERM or SIGINT
-4. the socket is closed, long polls and tails end, and requests under way are answered
-5. producers flush what is in their buffers (pixels with ``ack=0``), and ``serve`` returns
+1. bind a socket, so that an address in use is an error before anything else happens
+2. read the tokens; without any, listen only on loopback, and behind no proxy
+3. serve requests until SIGTERM or SIGINT
+4. close the socket, end long polls and tails, and answer the requests under way
+5. flush the buffers of producers (pixels with ``ack=0``), and return from ``serve``
 
-A second signal ends the process where it stands, as a crash would: what was answered is durable all
-the same, but for those pixels.
+A second signal ends the process at once, like a crash. Every acknowledged event is durable even
+then, except those pixels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import uvloop
 
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import Home
-from tidelog.server.app import FrontDoor
+from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
 from tidelog.server.http.connection import Certificate, Connection, TlsListener
 from tidelog.server.http.telemetry import Telemetry
@@ -50,7 +50,7 @@ def serve(
     telemetry: Telemetry | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve a home until a signal comes, or until ``stop`` is set from another thread.
+    """Serves a home until a signal comes, or until ``stop`` is set from another thread.
 
     ``on_listening`` is given the server's URL, and whether it is open to all on this machine.
     ``InvalidError`` where it would listen elsewhere without tokens, ``UnavailableError`` where the
@@ -59,40 +59,40 @@ def serve(
     certificate = None
     if options.tls_cert is not None and options.tls_key is not None:
         certificate = Certificate(options.tls_cert, options.tls_key)
-    door = FrontDoor(home, options, telemetry)
-    door.certificate = certificate
+    app = ServerApp(home, options, telemetry)
+    app.certificate = certificate
     with _bound(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(door, options, listener, on_listening, stop))
+        runner.run(_serve(app, options, listener, on_listening, stop))
 
 
 async def _serve(
-    door: FrontDoor,
+    app: ServerApp,
     options: ServeOptions,
     listener: socket.socket,
     on_listening: Callable[[str, bool], None],
     stop: threading.Event | None,
 ) -> None:
     try:
-        await door.start()
-        if not options.may_be_open and not door.gate.has_tokens:
+        await app.start()
+        if not options.may_be_open and not app.gate.has_tokens:
             where = "the proxy" if options.behind_proxy else f"`{options.host}`"
             raise InvalidError(
                 f"serve: {where} can be reached from elsewhere, and the home has no tokens: create "
                 "one with `tidelog token create`, or listen on 127.0.0.1 without --behind-proxy"
             )
         counts = limits.ConnectionCounts(limits.raise_files_max(), not options.behind_proxy)
-        started = functools.partial(_tell, on_listening, listener, door)
-        server = _Server(door, counts, stop, started)
+        started = functools.partial(_tell, on_listening, listener, app)
+        server = _Server(app, counts, stop, started)
         await server.serve(sockets=[listener])
     finally:
-        await door.stop()
+        await app.stop()
 
 
 def _tell(
-    on_listening: Callable[[str, bool], None], listener: socket.socket, door: FrontDoor
+    on_listening: Callable[[str, bool], None], listener: socket.socket, app: ServerApp
 ) -> None:
-    scheme = "http" if door.certificate is None else "https"
-    on_listening(_url(listener, scheme), door.gate.is_open)
+    scheme = "http" if app.certificate is None else "https"
+    on_listening(_url(listener, scheme), app.gate.is_open)
 
 
 class _Server(uvicorn.Server):
@@ -100,14 +100,14 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        door: FrontDoor,
+        app: ServerApp,
         counts: limits.ConnectionCounts,
         stop: threading.Event | None,
         on_started: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                door,
+                app,
                 loop="uvloop",
                 http=cast("type[asyncio.Protocol]", functools.partial(Connection, counts)),
                 ws="none",
@@ -123,13 +123,13 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(limits.STOP_S),
             )
         )
-        self._door = door
+        self._app = app
         self._counts = counts
         self._stop = stop
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        certificate = self._door.certificate
+        certificate = self._app.certificate
         await super().startup(sockets if certificate is None else [])
         if certificate is not None:
             for each in sockets or ():
@@ -146,12 +146,12 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or stopped
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._door.stop_waiting()
+        self._app.stop_waiting()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Note signals, and do not send them again in the end: having been asked is no failure."""
+        """Notes signals, and does not raise them again at the end: a requested stop succeeds."""
         if threading.current_thread() is not threading.main_thread():
             yield  # others get no signals
             return
@@ -170,7 +170,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _bound(options: ServeOptions) -> Iterator[socket.socket]:
-    """A socket at the address. ``UnavailableError``, ``InvalidError``."""
+    """Returns a socket at the address. Raises ``UnavailableError`` or ``InvalidError``."""
     if options.socket is not None:
         with _bound_to_path(options.socket) as listener:
             yield listener
@@ -192,7 +192,7 @@ def _bound(options: ServeOptions) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _bound_to_path(path: str) -> Iterator[socket.socket]:
-    """A unix socket for its user and group; one that a dead process left is replaced."""
+    """Returns a unix socket for its user and group; replaces one that a dead process left."""
     where = f"serve: socket `{path}`"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -212,7 +212,7 @@ def _bound_to_path(path: str) -> Iterator[socket.socket]:
 
 
 def _remove_stale(path: str, where: str) -> None:
-    """Remove a socket on which no process listens. ``UnavailableError``, ``InvalidError``."""
+    """Removes a socket without a listener. Raises ``UnavailableError`` or ``InvalidError``."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -5,9 +5,10 @@ row once under task retries and replayed micro-batches. The driver plans from th
 commits to it. Executors need only the store, so a home on SQLite works with remote executors.
 
 ``source`` is the class that Spark loads, ``options`` parses its options, and ``columns`` maps
-events to Spark's types and applies its filters. ``plan`` and ``source`` read; ``write`` writes and
-commits. ``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback``
-those of playbacks. It must not know the command line.
+events to Spark's types and applies its filters. ``plan``, ``source`` and ``stream`` read; ``write``
+writes and commits. ``session`` opens and replaces Spark sessions, ``failures`` words their errors.
+``workers`` runs the tasks of pipelines, ``tasks`` those of maintenance, and ``playback`` those of
+playbacks. It must not know the command line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``tidelog archive``: create, run, list, delete and erase; other files have its other commands."""
+"""``tidelog archive``: create, run, list, manifest, delete, erase and audit.
+
+The other files ``archive_*`` have its other commands.
+"""
 
 from __future__ import annotations
 

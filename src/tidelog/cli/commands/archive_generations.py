@@ -1,4 +1,4 @@
-"""``tidelog archive``: backfill, promote, rollback, drop, flush, seek and restore."""
+"""``tidelog archive``: backfill, redo, promote, rollback, drop, flush, seek and restore."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def _check(output: Output, found: list[ArchiveStatus], limits: Limits) -> None:
         if output.as_json:
             output.record({"archive": name, "healthy": not problems, "troubles": problems})
             continue
-        healthy = "has ended" if name in ended else "is well"
+        healthy = "has ended" if name in ended else "is healthy"
         for problem in problems or [f"archive `{name}`: {healthy}"]:
             output.say(" ".join(problem.split()))
     if any(wrong.values()):

@@ -316,13 +316,13 @@ class _Log:
             self._output.say(text)
 
     def turn(self, turn: Turn) -> None:
-        """A turn is over."""
+        """Reports a turn that has ended."""
         self._metrics.add(turn)
         self._show(turn)
         self._write_metrics()
 
     def error(self, error: TidelogError) -> None:
-        """Something went wrong that the next turn may find well."""
+        """Reports an error that may be gone in the next turn."""
         self._metrics.errors += 1
         if self._output.as_json:
             self._output.record({"scribe": "error", **error.as_json()})

@@ -1,4 +1,4 @@
-"""``tidelog topic``: create, list, show, notify, delete."""
+"""``tidelog topic``: create, list, show, notify, delete and recover."""
 
 from __future__ import annotations
 

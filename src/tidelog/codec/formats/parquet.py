@@ -1,6 +1,6 @@
 """Parquet: event columns, or typed ones, and the sidecars of files that cannot hold a whole event.
 
-**Files** have row groups with statistics and page checksums. Any Parquet reader can read it;
+**Files** have row groups with statistics and page checksums. Any Parquet reader can read them;
 ``timestamp`` is in milliseconds UTC. Only columns with few different values get a dictionary, and
 positions and times are stored as differences. That is faster and smaller than the defaults for
 events that rarely repeat.

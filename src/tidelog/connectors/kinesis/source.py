@@ -1,6 +1,6 @@
 """A Kinesis stream as a source.
 
-Shards are source partitions, named by their numbers; ``position`` defines the positions. Kinesis
+Shards are source partitions, named by their numbers; ``reader`` defines the positions. Kinesis
 does not say where an open shard ends, so its end is the current time: a range is read until it has
 caught up, and the position it reached counts. A split or merged shard is followed by its children,
 which begin when their parents are done.

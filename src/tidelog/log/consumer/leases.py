@@ -352,7 +352,7 @@ def read_lease_row(
 
 
 def lease_of(topic: Topic, name: str, partition: int, row: Row) -> tuple[Lease, str]:
-    """A lease and its version, from its row. ``CorruptError``."""
+    """Returns a lease and its version, from its row. Raises ``CorruptError``."""
     what = f"lease of consumer `{name}` on `{topic.name}/{partition}`"
     return decode_row(row.value, Lease, what), row.version
 

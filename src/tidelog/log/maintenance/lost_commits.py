@@ -12,7 +12,7 @@ commit. The contents of strays prove more, without any clock:
   run; an object of that run which exists, and which the partition neither names nor lists. No
   compile, trim or later commit hides that.
 - A copy of a staged segment carries none of this. Its driver puts a witness after its commits
-  (``producer.staged``). If the witness says that a partition has committed the segment, and the
+  (``log.producer.staged``). If the witness says that a partition has committed the segment, and the
   partition neither names nor lists it, that is a proof.
 - A journal lists the segments that its offsets came from. Offsets above the head's, or from other
   segments than those of the partition's rows, are a proof (see Origins). No compile or later commit

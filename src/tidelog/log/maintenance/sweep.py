@@ -35,7 +35,7 @@ For each topic that is ready:
    their partitions, and that are older than the grace period: segments and values of updates below
    the floor, journals below the epoch of their partition. Keep strays for a week after their note,
    or until a person accepts their loss. Also delete witnesses of segments that no longer exist, and
-   what Spark writers have staged and no driver will commit (``staged``).
+   what Spark writers have staged and no driver will commit (``unfinished_writes``).
 8. Of the rows of unused objects that step 4 read, delete those that list no existing object, by
    their versions.
 9. Mark rows of unnamed producers that were silent for a week, with the time of the sweep or the
@@ -73,10 +73,10 @@ same holds for amendments, and for journals by the ``compile`` row, which every 
 that a swap replaces after step 2 still counts. This holds however long a producer stalls, however
 many sweeps run at once, and whatever the clocks say. The grace period only spares objects that a
 reader may still need. Ages count to the earlier of this machine's time and the store's
-(``trusted_time``), so a clock that is ahead makes nothing old. A note has the latest known time, so
-a clock that was behind does not shorten the week. A floor never exceeds the generation in the
-registry, since step 1 precedes step 2. An amendment is deleted only when a journal contains it, and
-readers read amendments before rows, so they never see an older state.
+(``coordination.trusted_time``), so a clock that is ahead makes nothing old. A note has the latest
+known time, so a clock that was behind does not shorten the week. A floor never exceeds the
+generation in the registry, since step 1 precedes step 2. An amendment is deleted only when a
+journal contains it, and readers read amendments before rows, so they never see an older state.
 
 A catalog that has lost commits no longer names the only copy of acknowledged events. But no row
 lists that object as unused either, and only listed objects are garbage. Steps 0 and 4 prove the

@@ -1,5 +1,6 @@
 """The operations of the API: events in and out, by offset, time and id.
 
-``ingest`` and ``pixel`` write, ``read``, ``by_id`` and ``tail`` read, ``openapi``
-describes them all; a test walks the description.
+``ingest`` and ``pixel`` append, ``forward`` sends events on to Kafka or Kinesis. ``read``, ``tail``
+and ``sql`` read, ``by_id`` reads and amends. ``openapi`` describes them all; a test walks the
+description.
 """

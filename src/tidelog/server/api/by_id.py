@@ -108,7 +108,7 @@ class ByIdHandlers:
         return _json({"topic": topic, "id": event_id, "deleted": done.events + done.archived})
 
     def _erase(self, topic: str, event_id: str, why: str, who: str) -> DeleteResult:
-        """Deletes the events of an id from the topic and from archives. ``NotFoundError``."""
+        """Deletes the events of an id from topic and archives. Raises ``NotFoundError``."""
         done = self._home.erase(topic, ids=[event_id], why=why, who=who, prove=False)
         if done.missing:
             raise NotFoundError(
@@ -138,7 +138,7 @@ class ByIdHandlers:
         return _page(topic, after, found, limit, expires_s)
 
     def _presign_s(self, text: str, request: Request) -> int:
-        """How long URLs are good: not longer than the token, as no one can revoke a URL."""
+        """Returns how long URLs are valid: no longer than the token, as URLs cannot be revoked."""
         seconds = presign_s(text)
         if seconds > PRESIGN_S_MAX:
             raise InvalidError(
@@ -154,7 +154,7 @@ class ByIdHandlers:
     def _list(
         self, name: str, after: _After, limit: int, expires_s: int | None
     ) -> list[JournalEntry]:
-        """One more than the page may have, where there are more."""
+        """Returns one more than the page may have, if there are more."""
         topic = self._home.topic(name)
         times = TimeRange(after.start_ms, after.end_ms)
         place = (after.partition, after.offset)

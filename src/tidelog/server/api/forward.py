@@ -35,7 +35,7 @@ class Forwards:
         }
 
     def connect(self) -> None:
-        """Reach all targets. Raises where one does not exist, or a topic has its name."""
+        """Connects to all targets. Raises if one does not exist, or a topic has its name."""
         for name, forwarder in self._open.items():
             try:
                 self._home.topic(name)
@@ -45,17 +45,17 @@ class Forwards:
                 raise InvalidError(f"serve: forward `{name}`: a topic has this name: give another")
 
     def get(self, name: str) -> Forwarder | None:
-        """The forwarder of a name; None for topics."""
+        """Returns the forwarder of a name; None for topics."""
         return self._open.get(name)
 
     def waiting(self) -> list[tuple[str, int]]:
-        """The bytes that are on their way, by name."""
+        """Returns the bytes that are on their way, by name."""
         return [(name, each.waiting_bytes) for name, each in self._open.items()]
 
     async def append(
         self, name: str, headers: Headers, body: bytes, charge: Callable[[int], None]
     ) -> int:
-        """Forward the events of a body; how many."""
+        """Forwards the events of a body. Returns how many there were."""
         for each in _OF_TOPICS:
             if each.lower().encode() in headers:
                 raise InvalidError(
@@ -65,7 +65,7 @@ class Forwards:
         return await self.send(self._open[name], events)
 
     async def send(self, forwarder: Forwarder, events: Sequence[Event]) -> int:
-        """Return when the target has acknowledged events."""
+        """Waits until the target has acknowledged events."""
         call = forwarder.send_soon(events)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(call), limits.FORWARD_S)
@@ -73,11 +73,11 @@ class Forwards:
             raise forwarder.late_error(call, limits.FORWARD_S) from None
 
     def answer(self, name: str, events: int) -> bytes:
-        """The body of a success."""
+        """Returns the body of a success."""
         return encode({"topic": name, "positions": [], "forwarded": events})
 
     def close(self) -> list[TidelogError]:
-        """Send what waits, and close; the errors of those that could not."""
+        """Sends what waits, and closes. Returns the errors of targets that failed."""
         errors: list[TidelogError] = []
         for each in self._open.values():
             with contained(f"forward to `{each.url}`", errors.append):

@@ -43,7 +43,7 @@ __all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "IF_ABSENT", "Headers", "Ingest",
 
 
 class OpenTopic:
-    """One topic, its producer, and who waits for what."""
+    """One topic, its producer, and the requests that wait for each flush."""
 
     def __init__(self, topic: Topic, producer: Producer, loop: asyncio.AbstractEventLoop) -> None:
         self.topic = topic
@@ -54,7 +54,7 @@ class OpenTopic:
         self._waiting: dict[Flush, tuple[float, list[asyncio.Future[None]]]] = {}
 
     async def durable(self, flush: Flush) -> None:
-        """Return when a flush has ended, well or not. ``UnknownOutcomeError`` after long."""
+        """Waits until a flush has ended, well or not. Raises ``UnknownOutcomeError`` after long."""
         waiting = self._waiting.get(flush)
         if waiting is None:
             waiting = self._waiting[flush] = (self._loop.time(), [])
@@ -63,8 +63,8 @@ class OpenTopic:
         waiting[1].append(future)
         await future
 
-    def give_up(self, seconds: float) -> None:
-        """Let those go who have waited longer than this."""
+    def time_out(self, seconds: float) -> None:
+        """Raises ``UnknownOutcomeError`` in requests that have waited longer than this."""
         for flush, (since_s, futures) in list(self._waiting.items()):
             if self._loop.time() - since_s > seconds:
                 del self._waiting[flush]
@@ -77,7 +77,7 @@ class OpenTopic:
                         )
 
     def _ended(self, flush: Flush) -> None:
-        """Runs in the thread that ended it. No request waits in a loop that is closed."""
+        """Wakes requests, from the thread that ended the flush. In a closed loop none waits."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake, flush)
 
@@ -97,15 +97,15 @@ class OpenTopics:
         self._opening: dict[str, asyncio.Task[OpenTopic]] = {}
 
     def get(self, name: str) -> OpenTopic | None:
-        """A topic that is open already."""
+        """Returns a topic that is open already."""
         return self._open.get(name)
 
     def all(self) -> list[OpenTopic]:
-        """Those that are open."""
+        """Returns all open topics."""
         return list(self._open.values())
 
     async def open(self, name: str) -> OpenTopic:
-        """A topic, open for writing. ``InvalidError``, ``NotFoundError``, ``UnavailableError``."""
+        """Opens a topic. Raises ``InvalidError``, ``NotFoundError`` or ``UnavailableError``."""
         check_topic_name(name)
         while (found := self._open.get(name)) is None:
             task = self._opening.get(name)
@@ -116,20 +116,20 @@ class OpenTopics:
         return found
 
     def drop(self, topic: OpenTopic) -> None:
-        """Forget a topic that was deleted, or made again, since it was opened."""
+        """Forgets a topic that was deleted, or created again, since it was opened."""
         if self._open.get(topic.topic.name) is topic:
             del self._open[topic.topic.name]
             topic.dropped = True
             self._close_unused(topic)
 
     def leave(self, topic: OpenTopic) -> None:
-        """A request that counted itself as a user sends no more."""
+        """Counts a user of a topic no longer: its request sends no more."""
         topic.users -= 1
         if topic.dropped:
             self._close_unused(topic)
 
     def close(self) -> list[TidelogError]:
-        """Close all producers, which flushes them; what failed that no request was told of."""
+        """Flushes and closes all producers. Returns the errors that no request has reported."""
         opened, self._open = list(self._open.values()), {}
         closed = [_close_quietly(topic.producer) for topic in opened]
         return [error for error in closed if error is not None]
@@ -147,7 +147,7 @@ class OpenTopics:
         return opened
 
     def _open_producer(self, name: str) -> tuple[Topic, Producer]:
-        """A producer and its topic, of one incarnation."""
+        """Returns a producer and its topic, of one incarnation."""
         while True:
             producer = self._home.producer(name)
             topic = self._home.topic(name)
@@ -157,7 +157,7 @@ class OpenTopics:
 
 
 def _close_quietly(producer: Producer) -> TidelogError | None:
-    """Flush and close; requests have been told what became of their own events."""
+    """Flushes and closes. Returns the error instead of raising it."""
     try:
         producer.close()
     except TidelogError as exc:
@@ -212,7 +212,7 @@ class Ingest:
         charge: Callable[[int], None] = lambda size: None,
         by: str = "",
     ) -> Sequence[Position]:
-        """Store the events of a body, all or none of them refused; where they stand.
+        """Stores the events of a body; refuses all or none of them. Returns their positions.
 
         ``by`` is the id of the request's token: idempotency keys of one are not those of others.
         ``charge`` counts what they take in memory while they are stored, and may refuse them.
@@ -244,7 +244,7 @@ class Ingest:
     async def events_of(
         self, headers: Headers, body: bytes, charge: Callable[[int], None]
     ) -> list[Event]:
-        """The events of a body, each within its limits; ``charge`` as in :meth:`append`."""
+        """Returns the events of a body, each within its limits; ``charge`` as in :meth:`append`."""
 
         def parse() -> list[Event]:
             events = self._events(headers, body)
@@ -259,19 +259,19 @@ class Ingest:
         return await self._run(count + len(body) // _WORK_BYTES, parse)
 
     async def answer(self, topic: str, positions: Sequence[Position]) -> bytes:
-        """The body that says where events are."""
+        """Returns the body of a success: the positions of the events."""
         if len(positions) <= _FEW_EVENTS:
             return _answer(topic, positions)
         return await self._run(len(positions), _answer, topic, positions)
 
     async def _run(self, events: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something to this number of events in a thread; to many of them apart."""
+        """Runs a call about this many events in a thread; about many in threads of their own."""
         if events <= _MANY_EVENTS:
             return await self._threads.run(call, *args, **kwargs)
         return await self._threads.run_large(call, *args, **kwargs)
 
     async def send(self, opened: OpenTopic, events: list[Event]) -> Sequence[Position]:
-        """Store events through the shared producer; where they stand.
+        """Stores events through the shared producer. Returns their positions.
 
         A topic that was made again since it was opened is opened again.
         """
@@ -283,7 +283,7 @@ class Ingest:
             return await self._send(again, events)
 
     def enter(self, opened: OpenTopic, event: Event) -> None:
-        """Put one event into the buffer, and wait for nothing."""
+        """Puts one event into the buffer, and waits for nothing."""
         self._check_room(opened, [event])
         _send_all(opened, [event])
 
@@ -316,13 +316,13 @@ class Ingest:
             self._free(sent)
 
     async def _enter(self, opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
-        """Put events into the producer's buffer, if that has room for all of them."""
+        """Puts events into the producer's buffer, if that has room for all of them."""
         if len(events) <= _FEW_EVENTS and self._check_room(opened, events) <= _SMALL_BYTES:
             return _send_all(opened, events)
         return await self._run(len(events), self._enter_many, opened, events)
 
     def _free(self, many: list[Any]) -> None:
-        """Free very many objects, which takes milliseconds, in a thread."""
+        """Frees very many objects in a thread, since that takes milliseconds."""
         with contextlib.suppress(RuntimeError):  # the server stops, and has no threads any more
             self._pool.submit(many.clear)
 
@@ -331,7 +331,7 @@ class Ingest:
         return _send_all(opened, events)
 
     def _check_room(self, opened: OpenTopic, events: list[Event]) -> int:
-        """Check each event, and that all fit; their size. ``BusyError``."""
+        """Checks each event, and that all fit. Returns their size. Raises ``BusyError``."""
         size = sum(map(self.check, events))
         if opened.producer.room < size + _OVERHEAD_BYTES * len(events):
             raise BusyError(
@@ -364,7 +364,7 @@ class Ingest:
         return self._home.append(topic, events, if_absent=True)
 
     def _events(self, headers: Headers, body: bytes) -> list[Event]:
-        """What a body holds. ``InvalidError``, ``MediaTypeError``."""
+        """Returns the events of a body. Raises ``InvalidError`` or ``MediaTypeError``."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind not in _RAW and not _OF_RAW.isdisjoint(headers):
             given = ", ".join(name.decode() for name in sorted(_OF_RAW.intersection(headers)))
@@ -398,7 +398,7 @@ class Ingest:
         return [_numbered(number, line) for number, line in enumerate(lines)]
 
     def check(self, event: Event) -> int:
-        """How many bytes an event has. ``InvalidError``, ``TooLargeError``."""
+        """Returns how many bytes an event has. Raises ``InvalidError`` or ``TooLargeError``."""
         size = check_event(event, sys.maxsize)
         if size > self._event_bytes_max:
             raise TooLargeError(
@@ -409,7 +409,7 @@ class Ingest:
 
 
 def _events_at_most(headers: Headers, body: bytes) -> int:
-    """How many events a body may hold; as it is looked at before it is read, at most."""
+    """Returns how many events a body has at most, without parsing it."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind in _LINES:
         return min(body.count(b"\n") + 1, model_limits.SEGMENT_EVENTS_MAX)
@@ -424,12 +424,12 @@ def _answer(topic: str, positions: Sequence[Position]) -> bytes:
 
 
 def _flushes(sent: list[SendFuture]) -> list[Flush]:
-    """The flushes of events, each once, in order."""
+    """Returns the flushes of events, each once, in order."""
     return list({each.flush: None for each in sent})
 
 
 def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
-    """Put events that were checked into the buffer."""
+    """Puts events that were checked into the buffer."""
     sent: list[SendFuture] = []
     send = opened.producer.send
     try:
@@ -455,7 +455,7 @@ def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
 
 
 def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
-    """Where several events stand. ``PartialAppendError`` when not all of them are stored."""
+    """Returns the positions of events. Raises ``PartialAppendError`` if some are not stored."""
     partitions = np.zeros(len(sent), np.int32)
     offsets = np.full(len(sent), -1, np.int64)
     unknown: list[int] = []
@@ -488,7 +488,7 @@ def _numbered(number: int, line: bytes) -> Event:
 
 
 def _event_of_headers(headers: Headers, body: bytes) -> Event:
-    """One event whose value is the body."""
+    """Returns the event whose value is the body."""
     time = _text(headers, b"tidelog-time")
     key = headers.get(b"tidelog-key")
     return Event(

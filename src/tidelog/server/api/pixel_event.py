@@ -56,7 +56,7 @@ class KeptRequest(NamedTuple):
 
 
 def parse_query(query: bytes) -> Params:
-    """The parameters of a query; those given more than once as a list.
+    """Returns the parameters of a query; those given more than once as a list.
 
     Values that are not UTF-8 are bytes. ``InvalidError`` for such a name, and for one without any.
     """
@@ -88,7 +88,7 @@ def parse_query(query: bytes) -> Params:
 
 
 def is_durable(params: Params) -> bool:
-    """Whether the answer waits for the event to be durable. ``InvalidError`` for other words."""
+    """Returns whether the answer waits until the event is durable. Raises ``InvalidError``."""
     given = params.get("ack", "1")
     if given not in ("0", "1"):
         raise InvalidError("query: `ack` is neither 0 nor 1: give one of them, once")
@@ -101,7 +101,7 @@ def event_of_query(
     address: str | None,
     kept: KeptRequest = KeptRequest(),  # noqa: B008 - immutable
 ) -> Event:
-    """The event of a request, whose own parameters are taken out of ``params``."""
+    """Returns the event of a request; removes its own parameters from ``params``."""
     own = {name: _once(name, params.pop(name)) for name in OWN_PARAMETERS if name in params}
     value: dict[str, object] = {"params": {name: _shown(each) for name, each in params.items()}}
     value["headers"] = {
@@ -155,7 +155,7 @@ def _shown(value: Text | list[Text]) -> object:
 
 
 def time_of(text: str) -> int:
-    """A time in a header or a query: whole milliseconds, or ISO 8601."""
+    """Parses a time in a header or a query: whole milliseconds, or ISO 8601."""
     if text.isascii() and text.isdigit() and len(text) <= 15:
         return check_timestamp(int(text))
     return from_iso(text)

@@ -69,7 +69,7 @@ _Ends = tuple[int, int]  # start and next of a partition
 
 
 class PartitionWatch:
-    """The requests that wait, and for which partitions."""
+    """The requests that wait for events, by topic and partition."""
 
     def __init__(self, context: Context, metrics: Metrics) -> None:
         self._loop = asyncio.get_running_loop()
@@ -83,7 +83,7 @@ class PartitionWatch:
 
     @contextlib.contextmanager
     def waiting(self, topic: Topic, partitions: Iterable[int], client: str) -> Iterator[Waiter]:
-        """A request that waits for some partitions. ``BusyError`` when there are too many."""
+        """Registers a request that waits for partitions. Raises ``BusyError`` if too many wait."""
         self.check_room(client)
         poll = self._topics.get(topic.incarnation)
         if poll is None:
@@ -106,7 +106,7 @@ class PartitionWatch:
                 self._topics.pop(topic.incarnation, None)
 
     def check_room(self, client: str) -> None:
-        """Raise ``BusyError`` if too many requests wait, of all clients or of this one."""
+        """Raises ``BusyError`` if too many requests wait, of all clients or of this one."""
         if self._metrics.waiting >= TAILS_MAX:
             raise BusyError(
                 f"server: {TAILS_MAX} requests wait for events already: poll later",
@@ -120,14 +120,14 @@ class PartitionWatch:
             )
 
     def stop(self) -> None:
-        """Wake all requests, as none is to wait any more."""
+        """Wakes all requests, since none may wait any more."""
         self.stopping = True
         for poll in self._topics.values():
             poll.wake(None)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _committed(self, incarnation: str, partition: int, next_offset: int) -> None:
-        """In the thread of a commit."""
+        """Wakes requests, from the thread of a commit."""
         if incarnation in self._topics:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no request waits
                 self._loop.call_soon_threadsafe(self._wake, incarnation, partition)
@@ -139,7 +139,7 @@ class PartitionWatch:
 
 
 class Waiter:
-    """One that waits; what is committed between two calls of :meth:`wait` wakes the second."""
+    """A request that waits. A commit between two calls of :meth:`wait` wakes the second."""
 
     def __init__(self, watch: PartitionWatch, partitions: frozenset[int]) -> None:
         self.partitions = partitions
@@ -148,7 +148,7 @@ class Waiter:
         self._watch = watch
 
     async def wait(self, most_s: float) -> bool:
-        """Wait until something may be there, at most this long; whether to go on waiting."""
+        """Waits until there may be events, at most this long. Returns whether to go on waiting."""
         self.was_woken = False
         if self._watch.stopping or most_s <= 0:
             return False
@@ -161,7 +161,7 @@ class Waiter:
 
 
 class _TopicPoll:
-    """Looks at the partitions of one topic that requests wait for, as long as any does."""
+    """Polls the partitions of one topic that requests wait for, as long as any waits."""
 
     def __init__(self, context: Context, topic: Topic, pool: ThreadPoolExecutor) -> None:
         self.waiters: set[Waiter] = set()
@@ -171,17 +171,17 @@ class _TopicPoll:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Poll from now on."""
+        """Starts polling."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Poll no more."""
+        """Stops polling."""
         if self._task is not None:
             self._task.cancel()
 
     def wake(self, partition: int | None) -> None:
-        """Wake those that wait for a partition; with None, all."""
+        """Wakes the requests that wait for a partition; with None, all."""
         for waiter in self.waiters:
             if partition is None or partition in waiter.partitions:
                 waiter.event.set()
@@ -217,7 +217,7 @@ _WORDS: tuple[Literal["earliest"], Literal["latest"]] = ("earliest", "latest")
 
 
 class EventHandlers:
-    """What routes that return events of topics, now or as they come, work with."""
+    """The base of handlers that return events, now or as they come."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class Reads(EventHandlers):
     async def _page(
         self, topic: Topic, partition: int, wanted: tuple[From, int], waiting: tuple[float, str]
     ) -> Page:
-        """A page with at least one event, or after some time one without."""
+        """Returns a page with at least one event, or after some time one without."""
         wait_s, client = waiting
         context = self._home.context
         page = await self._threads.run(read_page, context, topic, partition, *wanted)
@@ -362,7 +362,7 @@ class ByTimeHandlers:
 
 
 def offset_of(text: str) -> From:
-    """Where to read from: an offset, ``earliest`` or ``latest``."""
+    """Returns where to read from: an offset, ``earliest`` or ``latest``."""
     for word in _WORDS:
         if text == word:
             return word
@@ -370,12 +370,12 @@ def offset_of(text: str) -> From:
 
 
 def limit_of(params: QueryParams) -> int:
-    """How many events a page may have."""
+    """Returns how many events a page may have."""
     return _whole("limit", params.get("limit", str(_LIMIT)), 1, limits.PAGE_EVENTS_MAX)
 
 
 def partition_of(topic: Topic, text: str) -> int:
-    """A partition that is there. ``InvalidError``, ``NotFoundError``."""
+    """Returns an existing partition. Raises ``InvalidError`` or ``NotFoundError``."""
     partition = _whole("partition", text, 0, model_limits.PARTITIONS_MAX - 1)
     if partition >= topic.partitions:
         raise NotFoundError(
@@ -385,7 +385,7 @@ def partition_of(topic: Topic, text: str) -> int:
 
 
 def _whole(name: str, text: str, least: int, most: int, other: str = "") -> int:
-    """A whole number in its range. ``InvalidError``."""
+    """Returns a whole number in its range. Raises ``InvalidError``."""
     if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
         return int(text)
     raise InvalidError(f"{name} `{text[:80]}`: give {other}a whole number from {least} to {most}")
@@ -402,7 +402,7 @@ def _seconds(text: str) -> float:
 
 
 def _settings(topic: Topic) -> dict[str, Any]:
-    """What anybody may know of a topic; where it notifies is not part of that."""
+    """Returns what a reader may know about a topic; its notification targets are left out."""
     return {
         "name": topic.name,
         "partitions": topic.partitions,
@@ -461,5 +461,5 @@ def _json(value: dict[str, Any]) -> Response:
 
 
 def _as_array(lines: bytes) -> bytes:
-    """JSON lines as one JSON array; within a line JSON has no newline."""
+    """Returns JSON lines as one JSON array; within a line JSON has no newline."""
     return b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]"

@@ -50,14 +50,14 @@ class QueryEnd:
         self._is_ended = False
 
     def note(self, child: subprocess.Popen[bytes]) -> None:
-        """Remember the process of the query."""
+        """Notes the process of the query."""
         with self._lock:
             self._child = child
             if self._is_ended:
                 child.kill()
 
     def end(self) -> None:
-        """Kill the process, or let the query not begin."""
+        """Kills the process, or prevents the query from beginning."""
         with self._lock:
             self._is_ended = True
             if self._child is not None:
@@ -65,9 +65,9 @@ class QueryEnd:
 
 
 async def end_with_client(receive: Receive, end: QueryEnd, work: Awaitable[T]) -> T:
-    """Return what ``work`` returns, unless the client disconnects: then the query is ended.
+    """Returns what ``work`` returns.
 
-    ``DisconnectedError``.
+    Ends the query and raises ``DisconnectedError`` if the client disconnects.
     """
     answer = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))

@@ -46,7 +46,7 @@ class Tails(EventHandlers):
         return _SharedReads(self._home.context, self._threads)
 
     async def tail(self, request: Request) -> Response:
-        """The stream, after all that can be refused has been looked at."""
+        """``GET /topics/{topic}/tail``: checks the request, then returns the stream."""
         check_parameters(request, ("partition", "from", "token"))
         params = request.query_params
         start = params.get("from", "latest")
@@ -66,7 +66,7 @@ class Tails(EventHandlers):
     async def _frames(
         self, topic: Topic, cursors: dict[int, int], admission: Admission
     ) -> AsyncIterator[bytes]:
-        """The stream; what goes wrong on the way is its last event."""
+        """Yields the stream. An error is its last event."""
         try:
             with self._watch.waiting(topic, cursors, admission.client) as waiter:
                 yield b"retry: 1000\nid: %s\n\n" % _spell(cursors).encode()
@@ -78,7 +78,7 @@ class Tails(EventHandlers):
     async def _news(
         self, topic: Topic, cursors: dict[int, int], waiter: Waiter, admission: Admission
     ) -> AsyncIterator[bytes]:
-        """What comes, page by page, and a sign of life where nothing does."""
+        """Yields new events page by page, and a comment now and then while there are none."""
         context = self._home.context
         spoke_s = context.clock.monotonic_s()
         going = look = True
@@ -122,7 +122,7 @@ class _SharedReads:
         self._pages: dict[object, asyncio.Task[Page]] = {}  # under way
 
     async def ends(self, topic: Topic, partitions: frozenset[int]) -> Ends:
-        """The ends as they are from now on: a read that has begun may miss what woke a tail."""
+        """Reads the ends after this call: a read that has begun may miss what woke a tail."""
         key = (topic.incarnation, partitions)
 
         async def read() -> Ends:
@@ -137,7 +137,7 @@ class _SharedReads:
         return await asyncio.shield(task)
 
     async def page(self, topic: Topic, partition: int, offset: int) -> Page:
-        """A page from an offset on; what it lacks, the next look at the ends shows."""
+        """Returns a page from an offset on, which may be a read that another tail has begun."""
         key = (topic.incarnation, partition, offset)
 
         async def read() -> Page:
@@ -155,13 +155,13 @@ class _SharedReads:
 
 
 def _note_failure(task: asyncio.Task[Any]) -> None:
-    """Each tail raises it by itself; one that has left meanwhile does not."""
+    """Retrieves the error of a read, which asyncio would log if no tail waits for it any more."""
     if not task.cancelled():
         task.exception()
 
 
 def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:
-    """The offsets of an event's id; those of other partitions are not looked at."""
+    """Returns the offsets in an event's id; ignores those of other partitions."""
     if not text:
         return {}
     if not _CURSORS.fullmatch(text):
@@ -185,7 +185,7 @@ def _partitions(topic: Topic, given: str | None) -> list[int]:
 def _begin(
     context: Context, topic: Topic, partitions: list[int], start: From, resumed: dict[int, int]
 ) -> dict[int, int]:
-    """The offset to go on from in each partition. ``NotFoundError`` for one that is not there."""
+    """Returns where to begin in each partition. Raises ``NotFoundError`` for a missing offset."""
     cursors = {}
     for partition in partitions:
         offset = resumed.get(partition, start)
@@ -194,14 +194,14 @@ def _begin(
 
 
 def _changed(ends: Ends, cursors: dict[int, int]) -> list[int]:
-    """The partitions where something has come, or gone, since."""
+    """Returns the partitions that have new events, or were trimmed past the cursor."""
     return [
         each for each, (start, end) in ends.items() if end > cursors[each] or start > cursors[each]
     ]
 
 
 def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:
-    """The events of a page, each with the id from which to go on after it."""
+    """Returns the events of a page, each with the id from which to resume after it."""
     before, _, after = _spell(cursors | {partition: -1}).encode().partition(b"-1")
     frames = [
         b"id: %s%d%s\ndata: %s\n\n" % (before, at + 1, after, line)

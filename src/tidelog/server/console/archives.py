@@ -57,7 +57,7 @@ class ArchiveSeen:
 
 @dataclass(frozen=True, slots=True)
 class PipelinesSeen:
-    """All of them, how the store does, and what `tidelog up` keeps running."""
+    """All archives and pumps, the store's health, and what `tidelog up` keeps running."""
 
     read_ms: int = 0
     archives: tuple[ArchiveSeen, ...] = ()
@@ -69,7 +69,7 @@ class PipelinesSeen:
 
 
 class Pipelines:
-    """Looks at them again and again. Start it, and stop it."""
+    """Reads the state of archives and pumps again and again. Start it, and stop it at the end."""
 
     def __init__(self, home: Home, is_busy: Callable[[], bool]) -> None:
         self.seen = PipelinesSeen()
@@ -86,18 +86,18 @@ class Pipelines:
         self._thread.start()
 
     def look(self) -> PipelinesSeen:
-        """What was seen last; where that is old, they are looked at soon."""
+        """Returns the last state; if that is old, asks for a new one."""
         self._first.wait(_FIRST_S)
         if self._home.context.clock.now_ms() - self.seen.read_ms > 1000 * _BUSY_S:
             self._wake.set()
         return self.seen
 
     def wake(self) -> None:
-        """Look soon, because something has changed or a page was opened."""
+        """Asks for a new state soon, because something has changed or a page was opened."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Look no more; a source that hangs is not waited for."""
+        """Stops, without waiting for a source that hangs."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -134,7 +134,7 @@ class Pipelines:
 
 
 def see_archive(archive: ArchiveHandle, waiting: WaitingTimes | None = None) -> ArchiveSeen:
-    """How an archive does now; its tables only for a caller that may wait for them."""
+    """Returns the current state of an archive; its tables only for a caller that may wait."""
     try:
         status = archive.status(waiting=waiting)
     except TidelogError as exc:
@@ -153,7 +153,7 @@ PARSERS = ("json", "iso8601", "date", "regex", "delimited", "timestamp", "offset
 
 
 class ArchivePages:
-    """What is shown of archives and pumps."""
+    """Pages of archives and pumps."""
 
     def __init__(self, home: Home, pipelines: Pipelines) -> None:
         self._home = home
@@ -240,7 +240,7 @@ class ArchivePages:
         return Shown("dead.html", values)
 
     def _seen(self, archive: ArchiveHandle) -> ArchiveSeen:
-        """As it was seen last; one that is new, or that was changed, is looked at now."""
+        """Returns the last state of an archive; reads it now if it is new or was changed."""
         for each in self._pipelines.look().archives:
             if each.archive == archive.info:
                 return each

@@ -62,7 +62,7 @@ class _SearchForm:
 
 @dataclass(slots=True)
 class _Result:
-    """What is shown of a search."""
+    """The result of a search."""
 
     found: SearchResult
     says: str = ""
@@ -75,7 +75,7 @@ class _Result:
 
 
 class EventPages:
-    """What is shown of events."""
+    """Pages of events."""
 
     def __init__(self, home: Home, metrics: Metrics) -> None:
         self._home = home
@@ -167,7 +167,7 @@ class EventPages:
         return topic, found.events[0]
 
     def _ends(self, topic: Topic, partition: int) -> tuple[int, int]:
-        """The first offset of a partition, and its next one."""
+        """Returns the first offset of a partition, and its next one."""
         return partition_ends(self._context, topic, [partition])[partition]
 
     def _find(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
@@ -189,7 +189,7 @@ class EventPages:
         return result
 
     def _newest(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        """The newest of all partitions, the newest first."""
+        """Returns the newest events of all partitions, newest first."""
         most = asked.limit if asked.sought.is_all else _NEWEST_LOOKED
         looked = self._home.peek(topic.name, most)[::-1]
         events = asked.sought.keep(looked)
@@ -229,7 +229,7 @@ class EventPages:
         return result
 
     def _by_id(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        """By the index of ids: the newest that has it, wherever that is."""
+        """Finds the newest event with an id, in any partition."""
         try:
             event = self._home.get(topic.name, asked.sought.id or "")
         except NotFoundError:
@@ -239,7 +239,7 @@ class EventPages:
         return _Result(SearchResult([event]), "the newest with this id")
 
     def _by_key(self, topic: Topic, asked: _SearchForm, visit: Visit) -> _Result:
-        """In the partition that the key goes to, or in another one that is given."""
+        """Searches the partition that the key goes to, or another one that is given."""
         partition = asked.partition
         first, _ = self._ends(topic, partition)
         start = max(visit.number("at", first), first)
@@ -277,7 +277,7 @@ def _asked(topic: Topic, visit: Visit) -> _SearchForm:
 
 
 def _text(key: bytes | None) -> str:
-    """A key that a person can type; empty for others."""
+    """Returns a key as a person can type it; empty for others."""
     try:
         return (key or b"").decode()
     except UnicodeDecodeError:
@@ -285,7 +285,7 @@ def _text(key: bytes | None) -> str:
 
 
 def _spans(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
-    """The offsets between which events stand, in each partition."""
+    """Returns the first offset of the events in each partition, and the one after the last."""
     spans: dict[int, tuple[int, int]] = {}
     for at in (event.position for event in events):
         first, end = spans.get(at.partition, (at.offset, 0))
@@ -294,7 +294,7 @@ def _spans(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
 
 
 def _query(asked: _SearchForm, **more: Any) -> dict[str, Any]:
-    """The same search in another place."""
+    """Returns the query of the same search in another place."""
     names = ("start", "end", "key", "id", "contains", "where")
     kept = {name: asked.fields[name] for name in names}
     kept = {name: value for name, value in kept.items() if value}
@@ -312,7 +312,7 @@ _EXAMPLES = (
 
 
 class SqlPages:
-    """The form, and the rows of a query."""
+    """Pages of SQL: the form, and the rows of a query."""
 
     def __init__(self, home: Home, runner: SqlRunner) -> None:
         self._home = home

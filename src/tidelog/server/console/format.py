@@ -62,7 +62,7 @@ _PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
 
 
 def visible(text: str) -> str:
-    """Text without control characters and the like: those stand as their numbers."""
+    """Returns text with control characters and the like replaced by their numbers."""
     if _PLAIN.fullmatch(text):
         return text
     return "".join(
@@ -74,12 +74,12 @@ def visible(text: str) -> str:
 
 
 def message(text: str) -> Markup:
-    """A message with its names, which stand between backticks, as code. Escaped before that."""
+    """Returns an escaped message with the names between backticks as code."""
     return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(visible(text)))))  # noqa: S704
 
 
 def json_markup(text: str) -> Markup:
-    """Laid out JSON with its names, texts, numbers and words as elements. Escaped."""
+    """Returns indented JSON, escaped, with its names, texts, numbers and words as elements."""
 
     def element(found: re.Match[str]) -> str:
         kind = found.lastgroup or ""
@@ -94,14 +94,14 @@ def json_markup(text: str) -> Markup:
 
 
 def process(mark: str) -> str:
-    """The host and the process of a member's mark: `vm/…|31864|…` is `vm, process 31864`."""
+    """Returns the host and process of a member's mark: `vm/…|31864|…` is `vm, process 31864`."""
     where, _, rest = mark.partition("|")
     number = rest.partition("|")[0]
     return f"{where.partition('/')[0]}, process {number}" if number else where
 
 
 def one_line(data: bytes | str | None, most: int = PREVIEW_MAX) -> str:
-    """The beginning of a value, on one line; what is no text as hexadecimal digits."""
+    """Returns the beginning of a value on one line; bytes that are not text in hexadecimal."""
     if data is None:
         return ""
     if isinstance(data, bytes):
@@ -127,12 +127,12 @@ class Bytes:
 
     @property
     def text(self) -> str:
-        """As text; what is no UTF-8 is replaced by a mark."""
+        """Returns the value as text; bytes that are not UTF-8 become a mark."""
         return visible((self.data or b"")[:SHOWN_MAX].decode("utf-8", "replace"))
 
     @property
     def is_text(self) -> bool:
-        """Whether all of it is UTF-8."""
+        """Returns whether all of it is UTF-8."""
         try:
             (self.data or b"").decode()
         except UnicodeDecodeError:
@@ -141,7 +141,7 @@ class Bytes:
 
     @property
     def json(self) -> str | None:
-        """Laid out, with its numbers and names as they are; None for what is no JSON."""
+        """Returns indented JSON, with numbers and names unchanged; None if it is not JSON."""
         if self.data is None or len(self.data) > SHOWN_MAX:
             return None
         if is_deep_json(self.data):
@@ -154,7 +154,7 @@ class Bytes:
 
     @property
     def hex(self) -> str:
-        """Lines of 16 bytes each, with their place and with what of them is plain text."""
+        """Returns lines of 16 bytes each, with their place and their printable characters."""
         data = (self.data or b"")[:_HEX_MAX]
         lines = []
         for at in range(0, len(data), 16):
@@ -165,14 +165,14 @@ class Bytes:
 
     @property
     def best(self) -> str:
-        """The view to begin with."""
+        """Returns the view to begin with."""
         if self.json is not None:
             return "json"
         return "text" if self.is_text else "hex"
 
     @property
     def is_cut(self) -> bool:
-        """Whether the page shows a part of it only."""
+        """Returns whether the page shows only a part of it."""
         return len(self.data or b"") > SHOWN_MAX
 
     @property
@@ -181,17 +181,17 @@ class Bytes:
 
 
 def number(value: int | None) -> str:
-    """With separators; a dash for what is not known."""
+    """Returns a number with separators; a dash for an unknown one."""
     return "—" if value is None else f"{value:,}"
 
 
 def counted(value: int, noun: str) -> str:
-    """A number of things: 1 event, 2 events."""
+    """Returns a number of things: 1 event, 2 events."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
 def short(value: float | None) -> str:
-    """In three digits or so: 1.2 M."""
+    """Returns a number in about three digits: 1.2 M."""
     if value is None:
         return "—"
     for unit, least in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
@@ -201,7 +201,7 @@ def short(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Events a second."""
+    """Returns events a second."""
     if value is None:
         return "—"
     if 0 < value < 10:
@@ -210,7 +210,7 @@ def rate(value: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes in the unit that fits."""
+    """Returns bytes in the unit that fits."""
     if value is None:
         return "—"
     amount, unit = float(value), "B"
@@ -222,7 +222,7 @@ def size(value: int | None) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """As people say it: 3 s, 5 min, 2 h, 4 d."""
+    """Returns a duration as people say it: 3 s, 5 min, 2 h, 4 d."""
     if milliseconds is None:
         return "—"
     seconds = max(0.0, milliseconds / 1000)
@@ -233,7 +233,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def ago(then_ms: int | None, now_ms: int) -> str:
-    """How long since."""
+    """Returns how long ago a time was."""
     if not then_ms:
         return "never"
     if then_ms - now_ms > 1_000:
@@ -242,17 +242,17 @@ def ago(then_ms: int | None, now_ms: int) -> str:
 
 
 def when(time_ms: int | None) -> str:
-    """A time as ISO 8601; a dash for none."""
+    """Returns a time as ISO 8601; a dash for none."""
     return "—" if time_ms is None or time_ms < 0 else to_iso(time_ms)
 
 
 def clock_time(time_ms: int) -> str:
-    """The time of day alone, for who looks at it on that day."""
+    """Returns only the time of day."""
     return to_iso(time_ms)[11:19]
 
 
 def url(path: str, /, *parts: str, **query: Any) -> str:
-    """A path of the console with its parts and query; what is None is left out."""
+    """Returns a path of the console with its parts and query; leaves out what is None."""
     whole = "/".join([path, *(quote(part, safe="") for part in parts)])
     given = {name: value for name, value in query.items() if value is not None}
     return f"{whole}?{urlencode(given)}" if given else whole
@@ -273,7 +273,7 @@ class Series:
         self._step_ms = 1_000
 
     def add(self, time_ms: int, value: float) -> None:
-        """One more point; one that comes soon after the last takes its place."""
+        """Adds a point; one that comes soon after the last replaces it."""
         times, values = self.times_ms, self.values
         if len(times) > 1 and time_ms - times[-2] < self._step_ms:
             times[-1], values[-1] = time_ms, value
@@ -290,11 +290,11 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """The newest value."""
+        """Returns the newest value."""
         return self.values[-1] if self.values else None
 
     def rates(self) -> Series:
-        """How much it grew each second, from point to point; what falls counts as 0."""
+        """Returns the growth per second from point to point; a fall counts as 0."""
         found = Series()
         points = list(zip(self.times_ms, self.values, strict=True))
         for (before_ms, before), (time_ms, value) in itertools.pairwise(points):
@@ -305,7 +305,7 @@ class Series:
         return found
 
     def rate(self, over_ms: int = 10_000) -> float | None:
-        """How much it grew each second, lately; None before two points are there."""
+        """Returns the recent growth per second; None before there are two points."""
         times, values = self.times_ms, self.values
         if len(times) < 2:
             return None
@@ -335,7 +335,7 @@ class Chart:
 
 
 def line_chart(series: Series, width: int = 600, height: int = 120) -> Chart:
-    """The chart of a series, from 0 to its highest value."""
+    """Returns the chart of a series, from 0 to its highest value."""
     times, values = series.times_ms, series.values
     if len(times) < 2 or times[-1] == times[0]:
         return Chart("", "", width, height, "", "", "", "no points yet")
@@ -367,7 +367,7 @@ class BarChart:
 
 
 def bar_chart(counts: Sequence[tuple[int, int]], width: int = 1200, height: int = 120) -> BarChart:
-    """The chart of counts by the time at which each bar begins, from 0 to the highest."""
+    """Returns the chart of counts by the time at which each bar begins, from 0 to the highest."""
     highest = max((count for _, count in counts), default=0)
     if not highest:
         return BarChart((), (), width, height, "", "", "", "nothing yet")

@@ -70,7 +70,7 @@ class Job:
 
     @property
     def link(self) -> str:
-        """The page that it belongs to."""
+        """Returns the page that the job belongs to."""
         if self.kind in ("erasure", "proof"):
             return url("/console/proofs", self.id)
         if "archive" in self.args:
@@ -79,11 +79,11 @@ class Job:
 
     @property
     def can_stop(self) -> bool:
-        """Whether it looks at ``stop``; others are over soon, and end as a whole."""
+        """Returns whether it checks ``stop``; other jobs are short, and run to their end."""
         return self.kind not in WHOLE
 
     def tell(self, says: str, percent: float | None = None) -> None:
-        """Says how far it is; the percentage never falls."""
+        """Reports how far the job is; the percentage never falls."""
         self.says = says
         if percent is not None:
             self.percent = max(self.percent or 0, min(99, max(0, int(percent))))
@@ -111,15 +111,15 @@ class JobRunner:
         self._thread = threading.Thread(target=self._watch, name="tidelog-jobs", daemon=True)
 
     def register(self, kind: str, resume: Resume) -> None:
-        """Says how jobs of a kind are begun, and begun again after a restart."""
+        """Registers how jobs of a kind are begun, and resumed after a restart."""
         self._kinds[kind] = resume
 
     def open(self) -> None:
-        """Resume what waits, and keep progress in the home from now on."""
+        """Starts resuming jobs that wait, and storing progress in the home."""
         self._thread.start()
 
     def all(self) -> list[Job]:
-        """All jobs of the home, the newest first; without the catalog those of this server."""
+        """Returns all jobs of the home, newest first; without the catalog those of this server."""
         own = {job.id: job for job in self.own()}
         try:
             records = read_jobs(self._context)
@@ -130,7 +130,7 @@ class JobRunner:
         return [*(job for job in own.values() if job.id not in known), *found]
 
     def own(self) -> list[Job]:
-        """The jobs of this process, the newest first."""
+        """Returns the jobs of this process, newest first."""
         with self._lock:
             return list(reversed(self._jobs))
 
@@ -142,7 +142,7 @@ class JobRunner:
         who: str = "",
         work: Work | None = None,
     ) -> Job:
-        """Begin a job. Raises ``BusyError`` when too many run.
+        """Begins a job. Raises ``BusyError`` if too many run.
 
         ``work`` is for a job that has to know more than may be stored.
         """
@@ -156,14 +156,14 @@ class JobRunner:
         return job
 
     def find(self, job_id: str) -> Job:
-        """The job of an id. ``NotFoundError``."""
+        """Returns the job with an id. Raises ``NotFoundError``."""
         for job in self.own():
             if job.id == job_id:
                 return job
         return _of_record(find_job(self._context, job_id))
 
     def close(self) -> None:
-        """Stop all, wait for them a little, and leave them to the next server."""
+        """Stops all jobs, waits for them a little, and leaves them to the next server."""
         self._closing.set()
         self._wake.set()
         for job in self.own():
@@ -175,14 +175,14 @@ class JobRunner:
                 thread.join(max(0.0, until_s - now_s()))
 
     def stop(self, job_id: str) -> None:
-        """Stop a job of this process at once; those of others read it from the home."""
+        """Stops a job of this process at once; other processes read the request from the home."""
         for job in self.own():
             if job.id == job_id:
                 job.is_cancelled = True
                 job.stop.set()
 
     def forget(self, job_id: str) -> None:
-        """Forget a job of this process that has ended."""
+        """Forgets a job of this process that has ended."""
         with self._lock:
             self._jobs = [job for job in self._jobs if job.id != job_id or job.state == "running"]
 

@@ -36,7 +36,7 @@ _LOOK_S = 0.2  # in which events of a key are counted
 
 @dataclass(frozen=True, slots=True)
 class ErasureForm:
-    """Whose events are to be erased, and why."""
+    """Which events to erase, and why."""
 
     ids: tuple[str, ...]
     key: str
@@ -45,7 +45,7 @@ class ErasureForm:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What an erasure, or another proof of it, has come to."""
+    """The result of an erasure, or of another proof of it."""
 
     asked: ErasureForm
     proof: Proof
@@ -54,7 +54,7 @@ class Proven:
 
 
 class JournalPages:
-    """What is shown of journals, and the way to erase."""
+    """Pages of journals and erasures."""
 
     def __init__(self, home: Home, sampler: Sampler, jobs: JobRunner) -> None:
         self._home = home
@@ -192,7 +192,7 @@ class JournalPages:
         return f"{proof.objects:,} objects searched: {left}"
 
     def _purge_only(self, args: Mapping[str, str], who: str) -> Work:
-        """What a server can resume: it has no ids and keys, since none are stored."""
+        """Returns the work that a server can resume, without ids and keys: none are stored."""
         topic = self._home.topic(args["topic"])
         check_incarnation(f"topic `{topic.name}`", args, topic.incarnation)
 
@@ -209,7 +209,7 @@ class JournalPages:
         return (sample.bytes if sample else 0) or 0
 
     def _told(self, topic: Topic, asked: ErasureForm) -> dict[str, Any]:
-        """How many events that would be, as far as a short look can tell."""
+        """Returns how many events that would be, as far as a short search shows."""
         if asked.ids:
             events = [event for each in asked.ids if (event := self._found(topic, each))]
             return {"count": len(events), "is_whole": True, "events": events[:10]}

@@ -6,7 +6,6 @@ sample is taken every other second, else seldom, since on a remote catalog each 
 
 Samples are new values each time; the series that go on are written under :attr:`Sampler.lock`, and
 read under it.
-
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ class ConsumerSample:
 
     @property
     def lag(self) -> int:
-        """Events that it has not handled, in all partitions."""
+        """Returns how many events it has not handled, in all partitions."""
         return sum(each.lag.events for each in self.held)
 
     @property
     def alive(self) -> int:
-        """How many of its members were heard of lately."""
+        """Returns how many of its members were alive recently."""
         return sum(not member.is_silent for member in self.members)
 
     @property
     def trimmed(self) -> int:
-        """Events that were trimmed before it has handled them."""
+        """Returns how many events were trimmed before it handled them."""
         below = (each.lag.start - (each.lag.cursor or 0) for each in self.held if each.version)
         return sum(max(0, missed) for missed in below)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSample:
-    """A topic, its ends, and what its runs come to as far as they are counted."""
+    """A topic, its ends, and the sums of its runs as far as they are counted."""
 
     topic: Topic
     heads: tuple[Head, ...]  # none where they were not read yet, or where it is half made
@@ -78,7 +77,7 @@ class TopicSample:
 
     @property
     def events(self) -> int | None:
-        """How many can be read."""
+        """Returns how many events can be read."""
         return sum(head.next - head.start for head in self.heads) if self.heads else None
 
     @property
@@ -89,7 +88,7 @@ class TopicSample:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The home, as it was at one time."""
+    """The figures of a home at one time."""
 
     read_ms: int
     took_s: float
@@ -100,7 +99,7 @@ class Snapshot:
 
     @property
     def consumers(self) -> list[ConsumerSample]:
-        """All of them, by topic and name."""
+        """Returns all consumers, by topic and name."""
         return [each for topic in self.topics.values() for each in topic.consumers]
 
     @property
@@ -109,7 +108,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int | None:
-        """In the store, as far as it is counted."""
+        """Returns the bytes in the store, as far as they are counted."""
         known = [topic.bytes for topic in self.topics.values() if topic.bytes is not None]
         return sum(known) if known else None
 
@@ -143,7 +142,7 @@ class _TopicMemory:
 
 
 class Sampler:
-    """The figures of a home. Start it, and stop it."""
+    """The figures of a home. Start it, and stop it at the end."""
 
     def __init__(self, home: Home) -> None:
         self.lock = threading.Lock()  # of all series
@@ -163,11 +162,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="tidelog-sampler", daemon=True)
 
     def start(self) -> None:
-        """Take samples from now on."""
+        """Starts taking samples."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Stops taking samples."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -180,13 +179,13 @@ class Sampler:
         return self._now_s() - self._looked_s < _LOOKED_S
 
     def totals(self, topic: Topic) -> dict[int, RunTotals]:
-        """What the runs of its partitions come to, where that is known."""
+        """Returns the sums of a topic's runs, if they are known."""
         known = self._known.get(topic.incarnation)
         found = dict(known.totals) if known else {}
         return {number: each.shown for number, each in found.items() if each.shown is not None}
 
     def consumer(self, topic: Topic, name: str) -> ConsumerSample:
-        """A consumer of a topic: as it was seen last, or as it is now where it is new."""
+        """Returns a consumer of a topic: as last sampled, or as it is now if it is new."""
         sample = self.look().topics.get(topic.name)
         for each in sample.consumers if sample is not None else ():
             if each.name == name and sample and sample.topic.incarnation == topic.incarnation:
@@ -195,7 +194,7 @@ class Sampler:
         return self._read_consumer(topic, _TopicMemory(heads), name)
 
     def expire(self) -> None:
-        """Somebody has changed something here, and wants to see it: the last sample is old now."""
+        """Makes the last sample old, since a person has changed something and wants to see it."""
         with self._sampling:  # one that is being taken may have missed the change
             self._sampled_s = _NEVER_S
         self._wake.set()
@@ -225,7 +224,7 @@ class Sampler:
             self._wake.clear()
 
     def _sample(self, young_s: float = 0.0) -> None:
-        """Take a sample, unless another thread has just taken one."""
+        """Takes a sample, unless another thread has just taken one."""
         with self._sampling:
             if self._stop.is_set() or self._now_s() - self._sampled_s < young_s:
                 return
@@ -262,7 +261,7 @@ class Sampler:
     def _note(
         self, topics: list[Topic], chosen: list[Topic], now_ms: int, is_whole: bool
     ) -> Snapshot:
-        """Write what was read into the series, and put it together."""
+        """Adds what was read to the series, and returns it as a sample."""
         for topic in chosen:
             known = self._known.get(topic.incarnation)
             if known is None or not known.heads:
@@ -298,7 +297,7 @@ class Sampler:
         )
 
     def _in_turn(self, topics: list[Topic]) -> tuple[list[Topic], bool]:
-        """The topics whose turn it is, and whether these are all."""
+        """Returns the topics whose turn it is, and whether these are all."""
         chosen: list[Topic] = []
         room = _READS_MAX
         for step in range(len(topics)):
@@ -323,7 +322,7 @@ class Sampler:
     def _read_consumers(
         self, topic: Topic, known: _TopicMemory, names: Iterable[str]
     ) -> Iterable[ConsumerSample]:
-        """So many leases of a topic at most: the others keep what was read of them before."""
+        """Reads a limited number of a topic's leases; the others keep what was read before."""
         room = _READS_MAX
         chosen: list[str] = []
         others: list[str] = []

@@ -65,30 +65,30 @@ Headers = Mapping[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who was let in."""
+    """A person who was admitted."""
 
     token: Token | None  # None: none is needed
     form_mark: str  # what their forms must carry
 
     def may(self, scope: Scope, topic: str | None = None) -> bool:
-        """Whether they may do this to a topic, or without one to the home as a whole."""
+        """Returns whether they may do this to a topic, or without one to the home as a whole."""
         return self.token is None or self.token.allows(scope, topic)
 
     @property
     def who(self) -> str:
-        """The name for audits; empty where no token is needed."""
+        """Returns the name for audits; empty if no token is needed."""
         return "" if self.token is None else f"token {self.token.id}"
 
     @property
     def may_change(self) -> bool:
-        """Whether they may change anything at all."""
+        """Returns whether they may change anything at all."""
         changing: tuple[Scope, ...] = ("append", "amend", "erase", "admin")
         return self.token is None or any(map(self.token.allows_some, changing))
 
 
 @dataclass(slots=True)
 class _Login:
-    """What the process knows of a session with a token."""
+    """What the process knows about a session with a token."""
 
     sha256: str  # of the token
     began_s: float
@@ -96,7 +96,7 @@ class _Login:
 
 
 class Sessions:
-    """Lets people in, and looks at their forms."""
+    """Admits people, and checks their forms."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Sessions:
         self._bodies = Bodies(_FORM_BYTES_MAX, clock, _FORMS_BYTES_MAX)
 
     def enter(self, scope: AsgiScope, headers: Headers) -> tuple[Session, Admission]:
-        """The session of a request, by its cookie alone.
+        """Returns the session of a request, by its cookie alone.
 
-        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        Raises ``UnauthorizedError``, ``ForbiddenError`` or ``TooManyError``.
         """
         text = cookie_of(headers, COOKIE)
         hashed = token_hash(text.encode())
@@ -139,9 +139,9 @@ class Sessions:
         return Session(admission.token, mark), admission
 
     async def login(self, scope: AsgiScope, headers: Headers, shown: str) -> tuple[str, Admission]:
-        """Begin a session with a token from a form. Returns its id; empty where none is needed.
+        """Begins a session with a token from a form. Returns its id; empty if none is needed.
 
-        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        Raises ``UnauthorizedError``, ``ForbiddenError`` or ``TooManyError``.
         """
         plain = {name: value for name, value in headers.items() if name != b"authorization"}
         admission = await self._gate.admit(scope, plain, "read", HOME, shown)
@@ -156,7 +156,7 @@ class Sessions:
         return text, admission
 
     def _count_login(self, token_id: str) -> None:
-        """Refuse very many logins with one token: each is a record of the audit."""
+        """Refuses very many logins with one token: each is a record of the audit."""
         now_s = self._now_s()
         recent = [at_s for at_s in self._recent.pop(token_id, ()) if now_s - at_s < _LOGINS_S]
         self._recent[token_id] = recent
@@ -168,17 +168,17 @@ class Sessions:
         recent.append(now_s)
 
     def logout(self, headers: Headers) -> None:
-        """End the session of a request, if it has one."""
+        """Ends the session of a request, if it has one."""
         self._logins.pop(token_hash(cookie_of(headers, COOKIE).encode()), None)
 
     def check_form(self, headers: Headers) -> None:
-        """Refuse what no page of ours sends. ``ForbiddenError``, ``MediaTypeError``."""
+        """Refuses what no page of ours sends. Raises ``ForbiddenError`` or ``MediaTypeError``."""
         self._check_origin(headers)
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != _FORM_TYPE:
             raise MediaTypeError(f"form: is no {_FORM_TYPE.decode()}: send it from its page")
 
     async def form(self, scope: AsgiScope, receive: Receive, headers: Headers) -> dict[str, str]:
-        """The fields of a form that :meth:`check_form` let in. ``InvalidError``."""
+        """Returns the fields of a form that :meth:`check_form` accepts. Raises ``InvalidError``."""
         with self._bodies.place(self._gate.address(scope, headers)) as place:
             body = await place.read(receive, headers)
             if len(body) <= _SMALL_FORM:
@@ -186,7 +186,7 @@ class Sessions:
             return await self._threads.run(_fields, body)
 
     def check_mark(self, session: Session, form: Mapping[str, str]) -> None:
-        """Refuse a form that does not belong to this session. ``ForbiddenError``."""
+        """Raises ``ForbiddenError`` for a form that does not belong to this session."""
         given = form.get("form_mark", "").encode()
         if not hmac.compare_digest(given, session.form_mark.encode()):
             raise ForbiddenError(
@@ -195,14 +195,14 @@ class Sessions:
             )
 
     def cookie(self, scope: AsgiScope, headers: Headers, text: str) -> str:
-        """The header that sets, or with an empty text removes, the cookie."""
+        """Returns the header that sets the cookie, or with an empty text removes it."""
         told = headers.get(b"x-forwarded-proto", b"") if self._options.behind_proxy else b""
         secure = "; Secure" if b"https" in (told, scope.get("scheme", "").encode()) else ""
         gone = "" if text else "; Max-Age=0"
         return f"{COOKIE}={text}; Path=/; HttpOnly; SameSite=Strict{secure}{gone}"
 
     def _check_origin(self, headers: Headers) -> None:
-        """Both headers come from the browser itself, and no page can change them."""
+        """Checks two headers that browsers set themselves, and that no page can change."""
         site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
         host = headers.get(b"host", b"")
         if self._options.behind_proxy:
@@ -228,7 +228,7 @@ def _fields(body: bytes) -> dict[str, str]:
 
 
 def cookie_of(headers: Headers, name: str) -> str:
-    """The value of a cookie; empty where there is none."""
+    """Returns the value of a cookie; empty if there is none."""
     for pair in headers.get(b"cookie", b"").split(b";"):
         given, _, value = pair.strip().partition(b"=")
         if given == name.encode():
@@ -252,22 +252,22 @@ class Visit:
     query_end: QueryEnd = field(default_factory=QueryEnd)  # ends its SQL when the client leaves
 
     def text(self, name: str, default: str = "") -> str:
-        """A field of the query or of the form, without blanks around it. ``InvalidError``."""
+        """Returns a field of the query or form, stripped of blanks. Raises ``InvalidError``."""
         return self.exact(name, default).strip()
 
     def exact(self, name: str, default: str = "") -> str:
-        """A field as it was sent: for what selects events to erase. ``InvalidError``."""
+        """Returns a field as it was sent: it selects events to erase. Raises ``InvalidError``."""
         return self.long(name, _TEXT_MAX, default)
 
     def long(self, name: str, most: int, default: str = "") -> str:
-        """The same, with a limit of its own: for values of events. ``InvalidError``."""
+        """Returns a field as it was sent, with its own limit. Raises ``InvalidError``."""
         given = self.form.get(name, self.query.get(name, default))
         if len(given) > most:
             raise InvalidError(f"{name}: has more than {most} characters: give fewer")
         return given
 
     def number(self, name: str, default: int, most: int = 2**63 - 1) -> int:
-        """A field that is a whole number from 0 on. ``InvalidError``."""
+        """Returns a field that is a whole number from 0 on. Raises ``InvalidError``."""
         given = self.text(name)
         if not given:
             return default
@@ -288,7 +288,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Go and look there; with a cookie where one is set."""
+    """A redirect to another page, with a cookie if one is set."""
 
     to: str
     cookie: str = ""
@@ -296,7 +296,7 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What is no page: JSON for the script, or a file."""
+    """An answer that is not a page: JSON for the script, or a file."""
 
     body: bytes
     media_type: str = "application/json"
@@ -308,7 +308,7 @@ Handler = Callable[[Visit], Answer]
 
 
 class TokenPages:
-    """What is shown of tokens. Never their text, but once, to who made them."""
+    """Pages of tokens. A token's text is shown once, to the person who created it."""
 
     def __init__(self, home: Home) -> None:
         self._tokens = home.tokens

@@ -64,7 +64,7 @@ from tidelog.server.http.errors import (
     status_of,
 )
 from tidelog.server.http.limits import ServerThreads
-from tidelog.server.http.metrics import ClientUsage, Complaints, Metrics
+from tidelog.server.http.metrics import ClientUsage, ErrorLog, Metrics
 from tidelog.server.http.request import WholeRoute
 from tidelog.server.options import ServeOptions
 
@@ -105,18 +105,18 @@ class Templates:
         self._templates.globals["static"] = self._static
 
     def render(self, template: str, values: Mapping[str, Any]) -> bytes:
-        """A page."""
+        """Renders a page."""
         return self._templates.get_template(template).render(values).encode("utf-8", "replace")
 
     def file(self, name: str) -> StaticFile:
-        """A file of ours. ``NotFoundError``."""
+        """Returns a file of ours. Raises ``NotFoundError``."""
         found = self._files.get(name)
         if found is None:
             raise NotFoundError(f"file `{name[:80]}`: not found: the console has none of that name")
         return found
 
     def _static(self, name: str) -> str:
-        """Its address, another one when its contents change."""
+        """Returns the address of a file, which changes with its contents."""
         return f"/console/static/{name}?v={self.file(name).mark}"
 
 
@@ -199,7 +199,7 @@ PAGE_HEADERS = {
 
 
 class Console:
-    """The pages of one home. Start it, and stop it."""
+    """The pages of one home. Start it, and stop it at the end."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Console:
         self._gate = gate
         self._options = options
         self._threads = threads
-        self._complaints = Complaints(self._clock)
+        self._error_log = ErrorLog(self._clock)
         secret = home.context.random.getrandbits
         self._sessions = Sessions(
             gate, options, threads, lambda: f"{secret(256):064x}", self._clock
@@ -243,20 +243,20 @@ class Console:
                     self._handlers[place.name] = getattr(pages, place.name)
 
     def start(self, tails: Tails) -> None:
-        """Take samples from now on."""
+        """Starts taking samples."""
         self._tails = tails
         self._sampler.start()
         self._pipelines.start()
         self._jobs.open()
 
     def stop(self) -> None:
-        """Take none any more, and let jobs stop. Blocks."""
+        """Stops taking samples, and stops jobs. Blocks."""
         self._jobs.close()
         self._pipelines.stop()
         self._sampler.stop()
 
     def docs(self) -> bytes:
-        """The reference of the API, which anybody may read, as its description."""
+        """Renders the reference of the API, which needs no token."""
         values = {
             "session": None,
             "theme": "",
@@ -268,13 +268,13 @@ class Console:
 
     @staticmethod
     def has(path: str) -> bool:
-        """Whether an address is the console's."""
+        """Returns whether a path is the console's."""
         return path == "/" or path.startswith("/console/") or path == "/console"
 
     async def run(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> int:
-        """Answer a request; its status."""
+        """Answers a request. Returns the status."""
         place: Route | None = None
         session: Session | None = None
         try:
@@ -312,9 +312,9 @@ class Console:
     def _find_counted(
         self, scope: Scope, headers: dict[bytes, bytes]
     ) -> tuple[Route, dict[str, str]]:
-        """Find a place; a request for a public or an unknown path counts for the client's address.
+        """Finds a place; counts a request for a public or unknown path by the client's address.
 
-        ``NotFoundError``, ``MethodError``, ``TooManyError``.
+        Raises ``NotFoundError``, ``MethodError`` or ``TooManyError``.
         """
         found: tuple[Route, dict[str, str]] | None = None
         try:
@@ -332,7 +332,7 @@ class Console:
         receive: Receive,
         shown: tuple[Session, dict[str, str]],
     ) -> Answer:
-        """What a page, or a form, shows to a user who has logged in. ``ForbiddenError``."""
+        """Returns what a page or form shows to a logged-in user. Raises ``ForbiddenError``."""
         session, form = shown
         if place.method == "POST":
             self._sessions.check_mark(session, form)
@@ -355,7 +355,7 @@ class Console:
     async def _come_or_go(
         self, place: Route, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
     ) -> Answer:
-        """Log in with a token, or out; or go to the first page."""
+        """Logs in with a token, or out; or goes to the first page."""
         if place.name == "start":
             return Redirect("/")
         if place.name == "logout":
@@ -416,10 +416,10 @@ class Console:
         return Response(body, answer.status, {**PAGE_HEADERS, **answer.headers}, "text/html")
 
     def _failed(self, error: TidelogError, scope: Scope) -> Shown:
-        """What went wrong, as a page; who shows no token is asked for one."""
+        """Returns an error as a page, or the form that asks for a token."""
         status = status_of(error)
         if status >= 500:
-            self._complaints.hear(error)
+            self._error_log.add(error)
         if isinstance(error, UnauthorizedError):
             tried = scope["method"] == "POST" and scope["path"] == "/console/login"
             return Shown("login.html", {"tried": tried}, status, {"www-authenticate": "Bearer"})
@@ -438,7 +438,7 @@ class Console:
 
 
 def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
-    """The place of a request, and what its path names. ``NotFoundError``, ``MethodError``."""
+    """Returns a request's place and path values. Raises ``NotFoundError`` or ``MethodError``."""
     allowed: set[str] = set()
     for place in PLACES:
         match, child = _ROUTES[place].matches(scope)
@@ -454,14 +454,14 @@ def _find(scope: Scope) -> tuple[Route, dict[str, str]]:
 
 
 def _address(scope: Scope) -> str:
-    """Path and query, as a browser shows them."""
+    """Returns path and query, as a browser shows them."""
     query = scope["query_string"].decode("latin-1")
     path = quote(scope["path"])
     return f"{path}?{query}" if query else path
 
 
 async def _nowhere(request: Request) -> Response:
-    """Routes are matched, and never run."""
+    """Never runs: routes are only matched."""
     raise InternalError(f"path `{request.url.path}`: was routed")
 
 

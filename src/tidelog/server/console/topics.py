@@ -65,14 +65,14 @@ class ListPage:
 
 
 def part_of(rows: Sequence[T], number: int, size: int = _A_PAGE) -> ListPage:
-    """The page of a list; the last one where there are not so many."""
+    """Returns a page of a list; the last one if there are fewer."""
     pages = max(1, -(-len(rows) // size))
     number = min(max(1, number), pages)
     return ListPage(rows[(number - 1) * size : number * size], number, pages, len(rows))
 
 
 class TopicPages:
-    """What is shown of topics."""
+    """Pages of topics."""
 
     def __init__(
         self, home: Home, sampler: Sampler, pipelines: Pipelines, jobs: JobRunner, metrics: Metrics
@@ -208,12 +208,12 @@ class TopicPages:
         return lambda job: play_to_topic(self._home, job, args, who)
 
     def _row(self, sample: TopicSample) -> dict[str, Any]:
-        """A topic in a list; its chart is made of series, so hold the lock."""
+        """Returns a topic for a list. Hold the lock, since its chart reads series."""
         chart = line_chart(sample.ends.rates(), 120, 28) if sample.heads else None
         return {"sample": sample, "topic": sample.topic, "chart": chart}
 
     def _states(self, sample: TopicSample) -> list[dict[str, Any]]:
-        """What is known of each partition."""
+        """Returns what is known about each partition."""
         totals = self._sampler.totals(sample.topic)
         return [
             {"partition": number, "head": head, "totals": totals.get(number)}
@@ -221,7 +221,7 @@ class TopicPages:
         ]
 
     def _targets(self, snapshot: Snapshot, own: str) -> list[str]:
-        """Topics that a playback may go to; a person types others."""
+        """Returns topics to offer as targets of a playback; a person may type others."""
         ready = (each.topic.name for each in snapshot.topics.values() if each.heads)
         return [name for name in ready if name != own][:200]
 
@@ -278,7 +278,7 @@ _WAITING = 1  # events that no consumer handles: the number that needs attention
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing that is not as it should be."""
+    """One problem that a person should look at."""
 
     grade: Literal["bad", "warn"]
     text: str
@@ -288,7 +288,7 @@ class Notice:
 def notices(
     snapshot: Snapshot, pipelines: PipelinesSeen, trouble: TidelogError | None, now_ms: int
 ) -> list[Notice]:
-    """All of them, the bad ones first; the worst of very many."""
+    """Returns all problems, the worst first; only the worst of very many."""
     found = [*_of_home(snapshot, pipelines, trouble, now_ms)]
     for topic in snapshot.topics.values():
         if topic.topic.state != "ready":
@@ -345,7 +345,7 @@ def _of_consumer(consumer: ConsumerSample) -> Iterator[Notice]:
 
 
 class ConsumerPages:
-    """What is shown of consumers."""
+    """Pages of consumers."""
 
     def __init__(self, home: Home, sampler: Sampler) -> None:
         self._home = home

@@ -72,11 +72,11 @@ class Admission:
 
     @property
     def who(self) -> str:
-        """Return the name for audits."""
+        """Returns the name for audits."""
         return f"token {self.token.id}" if self.token is not None else self.client or "http"
 
     def allows(self, scope: Scope, topic: str | None) -> bool:
-        """Return whether it covers this too."""
+        """Returns whether it covers this too."""
         return self.token is None or self.token.allows(scope, topic)
 
 
@@ -102,17 +102,17 @@ class Gate:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the home has any that may be used now."""
+        """Returns whether the home has any token that may be used now."""
         now_ms = self._clock.now_ms()
         return any(not token.is_expired(now_ms) for token in self._tokens.values())
 
     @property
     def is_open(self) -> bool:
-        """Whether no token is needed."""
+        """Returns whether no token is needed."""
         return not self._is_closed
 
     async def refresh(self) -> None:
-        """Read the tokens again. Raises where the home cannot be reached."""
+        """Reads the tokens again. Raises if the home cannot be reached."""
         loop = asyncio.get_running_loop()
         self._read_s = self._clock.monotonic_s()
         known = await loop.run_in_executor(self._pool, self._read_tokens)
@@ -120,20 +120,20 @@ class Gate:
         self._is_closed = self._is_closed or known.is_closed
 
     def stay_closed(self) -> None:
-        """Ask for tokens from now on, although the home shows none."""
+        """Requires tokens from now on, although the home shows none."""
         self._is_closed = True
 
     def take_uses(self) -> dict[str, int]:
-        """Return when tokens were used since the last call, by their ids."""
+        """Returns when tokens were used since the last call, by their ids."""
         taken, self._uses = self._uses, {}
         return taken
 
     def close(self) -> None:
-        """Read no more, and wait for no read."""
+        """Stops reading tokens, without waiting for a read."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def address(self, scope: AsgiScope, headers: Headers) -> str:
-        """Where a request comes from; behind a proxy, what the proxy says."""
+        """Returns where a request comes from; behind a proxy, what the proxy says."""
         if self._options.behind_proxy:
             told = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
             if told:
@@ -149,11 +149,11 @@ class Gate:
         topic: str | None,
         shown: str | None = None,
     ) -> Admission:
-        """Let a request in that may do this to a topic (or ``HOME``, or ``SOME_TOPIC``).
+        """Admits a request that may do this to a topic (or ``HOME``, or ``SOME_TOPIC``).
 
         ``shown`` is a token from a query or a form; a header wins.
 
-        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        Raises ``UnauthorizedError``, ``ForbiddenError`` or ``TooManyError``.
         """
         if not self._is_closed:
             return self._admit_local(scope, headers)
@@ -163,27 +163,27 @@ class Gate:
     def admit_session(
         self, scope: AsgiScope, headers: Headers, sha256: str, wanted: Scope
     ) -> Admission:
-        """Let in a request of a console's session, by the hash of the token that began it.
+        """Admits a request of a console's session, by the hash of the token that began it.
 
-        ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
+        Raises ``UnauthorizedError``, ``ForbiddenError`` or ``TooManyError``.
         """
         if not self._is_closed:
             return self._admit_local(scope, headers)
         return self._admit_token(scope, headers, self._tokens.get(sha256), (wanted, HOME))
 
     def admit_page(self, scope: AsgiScope, headers: Headers) -> Admission:
-        """Let in whatever a web page sends to a public pixel. ``TooManyError``."""
+        """Admits whatever a web page sends to a public pixel. Raises ``TooManyError``."""
         client = client_of(self.address(scope, headers))
         self._count(client)
         return _admitted(None, client)
 
     def count_visit(self, scope: AsgiScope, headers: Headers) -> None:
-        """Count a request for what anybody may have, by its address. ``TooManyError``."""
+        """Counts a request that needs no token, by its address. Raises ``TooManyError``."""
         if self._is_closed or self._options.rate is not None:
             self._count(client_of(self.address(scope, headers)))
 
     def check(self, admission: Admission) -> None:
-        """Raise ``UnauthorizedError`` if what let a request in is no longer there.
+        """Raises ``UnauthorizedError`` if what admitted a request no longer exists.
 
         Answers that last, such as tails, call this again and again.
         """
@@ -263,7 +263,7 @@ class Gate:
         return found
 
     async def _read_again(self) -> None:
-        """Wait for a read of tokens that begins from now on; requests share it."""
+        """Waits for a read of tokens that begins from now on; requests share it."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._refresh_later())
         await asyncio.shield(self._reading)
@@ -276,7 +276,7 @@ class Gate:
         await self.refresh()
 
     def _check_local(self, scope: AsgiScope, headers: Headers) -> None:
-        """Refuse proxies, and web pages, which reach loopback through their browser."""
+        """Refuses proxies, and web pages, which reach loopback through their browser."""
         if not _FORWARDED.isdisjoint(headers) or _is_from_nginx(scope, headers):
             raise ForbiddenError(
                 "request: comes through a proxy, and this server has no tokens: create one by "
@@ -304,13 +304,13 @@ class Gate:
 
 
 def _admitted(token: Token | None, client: str) -> Admission:
-    """Return an admission; from now on the task of the request works for this client."""
+    """Returns an admission; from now on the task of the request works for this client."""
     CLIENT.set(client)
     return Admission(token, client)
 
 
 def _is_visit(scope: AsgiScope, headers: Headers) -> bool:
-    """Whether a person follows a link to a page of the console; that changes nothing."""
+    """Returns whether a person follows a link to a page of the console; that changes nothing."""
     path: str = scope["path"]
     return (
         scope["method"] == "GET"
@@ -321,12 +321,12 @@ def _is_visit(scope: AsgiScope, headers: Headers) -> bool:
 
 
 def _is_from_nginx(scope: AsgiScope, headers: Headers) -> bool:
-    """Whether it looks as nginx sends it on by default: with our own host, and no other trace."""
+    """Returns whether it looks like nginx's default forward: our own host, and no other trace."""
     return scope.get("http_version") == "1.0" and headers.get(b"connection", b"") == b"close"
 
 
 def _is_local(host: bytes, own: str) -> bool:
-    """Whether a ``Host`` header names this machine by a name that no other machine can have."""
+    """Returns whether a ``Host`` header has a name of this machine that no other can have."""
     if not host:
         return True  # HTTP/1.0; no browser sends that
     name = host.decode("latin-1")

@@ -75,7 +75,7 @@ class OldCycle(Protocol):
 
 
 class _Flow(FlowControl):
-    """uvicorn's own, which reads nothing while bytes wait that have been read."""
+    """Uvicorn's flow control, which also pauses while bytes that were read wait to be parsed."""
 
     is_held = False
 
@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
             self._parse_waiting()
 
     def _parse_waiting(self) -> None:
-        """Parse what waits, until a request has to wait for the one before it."""
+        """Parses what waits, until a request has to wait for the one before it."""
         while self._waiting and not (self.pipeline or self._refused or self.transport.is_closing()):
             size = max(_SLICE, self._body_left())
             data, self._waiting = bytes(self._waiting[:size]), self._waiting[size:]
@@ -162,7 +162,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _body_left(self) -> int:
-        """How many bytes the body has that comes now, by its length: it is parsed at once."""
+        """Returns how many bytes of the current body are to come, by its length header."""
         if self._in_head:
             return 0
         given = [int(value) for name, value in self.headers if name == b"content-length"]
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
             self._wait(limits.HEAD_S if self._in_head else limits.BODY_S)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A client that says it is done with sending still gets the answer to a whole POST.
+        """Keeps the connection of a client that is done with sending but waits for a POST's answer.
 
         For other requests, and for queries, it has gone: otherwise the server would not notice that
         a waiting client has, and a query would take a processor for nothing.
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._complete = True, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Headers after a body mean nothing here: no proxy has looked at them."""
+        """Ignores headers after a body: no proxy has looked at them."""
         if self._in_head:
             super().on_header(name, value)
 
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def shutdown(self) -> None:
-        """The server stops: a body that is on its way has a moment left."""
+        """Closes the connection as the server stops; a body on its way has a moment left."""
         if self._refused:
             self.transport.close()
             return
@@ -265,11 +265,11 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, InvalidError.kind, "request: is not HTTP/1.1: send well-formed requests")
 
     def _is_busy(self) -> bool:
-        """Whether the app works on a request."""
+        """Returns whether the app works on a request."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _is_too_large(self) -> bool:
-        """The head as far as it has come; what came with it may be its body."""
+        """Returns whether the head so far is too large, without a body that came with it."""
         if len(self.headers) > limits.HEADERS_MAX:
             return True
         if self._head_bytes <= limits.HEAD_BYTES_MAX:
@@ -286,7 +286,7 @@ class Connection(HttpToolsProtocol):
             self._patience = None
 
     def _lose_patience(self) -> None:
-        """The request did not come in time; an app that waits for its body sees the end of it."""
+        """Refuses a request that did not come in time; an app that reads its body sees the end."""
         self._patience = None
         what = "head" if self._in_head else "body"
         self._refuse(408, "timeout", f"request: its {what} did not come in time: send it at once")
@@ -295,7 +295,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(431, "headers_too_large", "request: its headers are too large")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Answer without the app, unless it has answered this request or begun to, and end."""
+        """Answers without the app, unless it has begun to answer this request, and ends."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -315,7 +315,7 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Say that no more will come, and let the client end, or lose patience with it."""
+        """Ends our side, and closes when the client does or after a moment."""
         many = len(self.connections) > self._counts.most_lingering
         if many or not self.transport.can_write_eof():
             self.transport.close()
@@ -331,7 +331,7 @@ _PAUSE_S = 0.1  # after a failure to accept, such as no open file being left
 
 
 class TlsListener:
-    """Accepts connections on a socket that listens. Made in a running loop."""
+    """Accepts connections on a listening socket. Create it in a running loop."""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more, and end the handshakes that are under way."""
+        """Stops accepting, and ends the handshakes that are under way."""
         self._loop.remove_reader(self._listener)
         if self._pause is not None:
             self._pause.cancel()
@@ -359,7 +359,7 @@ class TlsListener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait for the handshakes to end."""
+        """Waits for the handshakes to end."""
         await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     def _listen(self) -> None:
@@ -428,7 +428,7 @@ class Certificate:
         self._load(self.context)
 
     def refresh(self) -> None:
-        """Read the files again if they have changed. ``InvalidError``: the old one stays."""
+        """Reads the files again if they have changed. After ``InvalidError`` the old one stays."""
         marks = self._marks()
         if marks == self._seen:
             return
@@ -465,7 +465,7 @@ class Deliveries:
         self._bodies = Bodies(0, clock)
 
     def bound(self, scope: Scope, send: Send) -> Send:
-        """Return a way to send an answer that is within the bound."""
+        """Returns a ``send`` that keeps an answer within the bound."""
         start: Message | None = None  # held back: a large body may yet be refused
 
         async def send_bounded(message: Message) -> None:

@@ -46,7 +46,7 @@ Pair = tuple[bytes, bytes]
 
 
 class HttpError(TidelogError):
-    """What HTTP has a word for and the library does not."""
+    """An error that only HTTP has a status for."""
 
     status = 400
     kind = "refused"
@@ -116,7 +116,7 @@ class BusyError(HttpError):
 
 
 class DisconnectedError(Exception):
-    """The client has closed the connection, so there is no one to answer."""
+    """The client has closed the connection, so no answer is sent."""
 
 
 STATUSES: tuple[tuple[type[TidelogError], int], ...] = (
@@ -148,12 +148,12 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 def encode(value: Any) -> bytes:
-    """A value as JSON."""
+    """Returns a value as JSON."""
     return _encoder.encode(value)
 
 
 def status_of(error: TidelogError) -> int:
-    """The HTTP status of an error; 410 for offsets that were trimmed."""
+    """Returns the HTTP status of an error; 410 for offsets that were trimmed."""
     if isinstance(error, HttpError):
         return error.status
     if isinstance(error, NotFoundError) and "start" in error.context:
@@ -162,7 +162,7 @@ def status_of(error: TidelogError) -> int:
 
 
 def shape(error: TidelogError) -> dict[str, Any]:
-    """How an error is shown to a client.
+    """Returns an error as it is shown to a client.
 
     What a client can do nothing about is told in general words, without names of the inside.
     """
@@ -178,14 +178,14 @@ def shape(error: TidelogError) -> dict[str, Any]:
 
 
 async def answer(send: Send, status: int, headers: list[Pair], body: bytes) -> None:
-    """One whole answer; ``headers`` lacks the length alone."""
+    """Sends a whole answer; adds its length to ``headers``."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def answer_error(send: Send, error: TidelogError) -> int:
-    """An error in its one shape; its status."""
+    """Sends an error in its one shape. Returns its status."""
     status = status_of(error)
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     if status in (429, 503):

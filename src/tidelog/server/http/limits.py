@@ -112,16 +112,16 @@ class ConnectionCounts:
 
     @property
     def most(self) -> int:
-        """Connections at once; beyond that only health checks are answered."""
+        """Returns the most connections; beyond that only health checks are answered."""
         return min(CONNECTIONS_MAX, self._room * 3 // 4)
 
     @property
     def most_lingering(self) -> int:
-        """The same, with those that wait for a health check or for their end."""
+        """Returns the same, including connections that wait for a health check or to be closed."""
         return self.most + min(LINGERING_MAX, self._room // 4)
 
     def enter(self, address: str) -> int:
-        """Count a connection; returns how many its address has beyond its share."""
+        """Counts a connection. Returns how many its address has beyond its share."""
         client = client_of(address)
         self._counts[client] = self._counts.get(client, 0) + 1
         if not self._per_address:
@@ -129,7 +129,7 @@ class ConnectionCounts:
         return max(0, self._counts[client] - max(1, self.most // CLIENT_SHARE))
 
     def leave(self, address: str) -> None:
-        """A connection that was counted has ended."""
+        """Counts a connection no longer, since it has ended."""
         client = client_of(address)
         left = self._counts.get(client, 0) - 1
         if left > 0:
@@ -139,7 +139,7 @@ class ConnectionCounts:
 
 
 def raise_files_max() -> int:
-    """Allow this process as many open files as the system lets it; how many those are."""
+    """Raises the limit of open files as far as the system allows. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX * 2 + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -163,7 +163,7 @@ class Rates:
         self._due_s: dict[str, float] = {}
 
     def take(self, client: str) -> int:
-        """0 where a client may send now, else in how many seconds it may."""
+        """Returns 0 if a client may send now, else in how many seconds it may."""
         if not self._gap_s:
             return 0
         now_s = self._now_s()
@@ -179,7 +179,7 @@ class Rates:
 
 
 def client_of(address: str) -> str:
-    """Whose requests are counted together: an address, or the network of one of IPv6."""
+    """Returns whose requests are counted together: an IPv4 address, or a network of IPv6."""
     if ":" not in address:
         return address
     try:
@@ -203,14 +203,14 @@ CLIENT: ContextVar[str] = ContextVar("tidelog.client", default="")
 
 
 class _Turns:
-    """Who has a thread next: while all are in use, clients take turns, however much each wants."""
+    """Decides who gets the next free thread: clients take turns, however much each wants."""
 
     def __init__(self, threads: int) -> None:
         self._free = threads
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client, in turn
 
     async def enter(self) -> None:
-        """Wait for a thread; each call is followed by one of :meth:`leave`."""
+        """Waits for a thread. Call :meth:`leave` afterwards."""
         if self._free:
             self._free -= 1
             return
@@ -224,7 +224,7 @@ class _Turns:
             raise
 
     def leave(self) -> None:
-        """Give the thread to the client whose turn it is."""
+        """Gives the thread to the client whose turn it is."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)
@@ -238,7 +238,7 @@ class _Turns:
 
 
 class ServerThreads:
-    """A pool, and how the loop waits for it."""
+    """A pool of threads for calls that block, which the event loop can await."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(_THREADS, "tidelog-serve")
@@ -246,12 +246,12 @@ class ServerThreads:
         self.large = ThreadPoolExecutor(_LARGE_THREADS, "tidelog-large")
 
     async def run_large(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do work that takes a processor for long, apart from what other requests wait for."""
+        """Runs a call that keeps a processor busy, in threads that no other requests wait for."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.large, lambda: _done(call, *args, **kwargs))
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do it in a thread. Who is cancelled meanwhile leaves it to end by itself."""
+        """Runs a call in a thread. If the caller is cancelled, the call still runs to its end."""
         loop = asyncio.get_running_loop()
         await self._turns.enter()
         try:
@@ -263,13 +263,13 @@ class ServerThreads:
         return await done
 
     def close(self) -> None:
-        """After all that is under way; what has not begun is not done."""
+        """Closes the pools after running calls have ended; drops calls that have not begun."""
         self.large.shutdown(wait=True, cancel_futures=True)
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _done(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a call does. An error leaves its frames here, which may hold a whole body."""
+    """Returns the result of a call. Drops the frames of an error, which may hold a whole body."""
     try:
         return call(*args, **kwargs)
     except TidelogError as exc:

@@ -60,7 +60,7 @@ __all__ = [
     "USAGE_S",
     "AccessLog",
     "ClientUsage",
-    "Complaints",
+    "ErrorLog",
     "Health",
     "Metrics",
     "request_id_of",
@@ -102,7 +102,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def answered(self, operation: str, status: int, seconds: float) -> None:
-        """One request is over."""
+        """Counts a request that has ended."""
         key = (operation, status)
         self._requests[key] = self._requests.get(key, 0) + 1
         durations = self._durations.get(operation)
@@ -112,7 +112,7 @@ class Metrics(Collector):
         durations.sum_s += seconds
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
@@ -192,16 +192,16 @@ class Metrics(Collector):
 _GAP_S = 1.0
 
 
-class Complaints:
-    """Prints errors that clients were told in general words only."""
+class ErrorLog:
+    """Prints errors whose details clients do not see, at most one line a second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._said_s = float("-inf")
         self._unsaid = 0
 
-    def hear(self, error: TidelogError, request_id: str = "") -> None:
-        """Print an error, or count it where one was printed just now."""
+    def add(self, error: TidelogError, request_id: str = "") -> None:
+        """Prints an error, or only counts it if another one was printed just now."""
         now_s = self._clock.monotonic_s()
         if now_s - self._said_s < _GAP_S:
             self._unsaid += 1
@@ -237,14 +237,14 @@ class AccessLog:
         self._thread.start()
 
     def note(self, **fields: Any) -> None:
-        """One request was answered."""
+        """Adds the line of a request."""
         if len(self._lines) >= _LINES_MAX:
             self._dropped += 1
             return
         self._lines.append({"at_ms": self._clock.now_ms(), **fields})
 
     def close(self) -> None:
-        """Write what is left."""
+        """Writes what is left."""
         self._stop.set()
         self._thread.join()
 
@@ -279,7 +279,7 @@ class AccessLog:
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]], trusted: bool, own: bytes) -> bytes:
-    """The id of a request: behind a proxy the one that it gives, else our own."""
+    """Returns the id of a request: behind a proxy the one that it gives, else our own."""
     if trusted:
         for name, value in headers:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
@@ -291,7 +291,7 @@ _READY_S = 1.0  # in which both must have answered
 
 
 class Health:
-    """Looks at the home on request. Requests at the same time share one look."""
+    """Checks the home on request. Requests at the same time share one check."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -322,7 +322,7 @@ class Health:
         return _json({"status": "ready"})
 
     def close(self) -> None:
-        """Wait for no look."""
+        """Stops, without waiting for a check."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look_at_store(self) -> None:
@@ -358,7 +358,7 @@ class ClientUsage:
         self._reads: Counter[Read] = Counter()
 
     def read(self, who: str, operation: str, topic: str) -> None:
-        """Note that something was read."""
+        """Counts a read."""
         if not self._audit_reads:
             return
         key = (who, operation, topic)
@@ -367,12 +367,12 @@ class ClientUsage:
         self._reads[key] += 1
 
     def take_reads(self) -> Mapping[Read, int]:
-        """Return what was read since the last call; call it where :meth:`read` is called."""
+        """Returns the reads since the last call. Call it in the thread that calls :meth:`read`."""
         taken, self._reads = self._reads, Counter()
         return taken
 
     def store(self, uses: Mapping[str, int], reads: Mapping[Read, int]) -> None:
-        """Store when tokens were used, and what was read. Blocks."""
+        """Stores when tokens were used, and what was read. Blocks."""
         note_uses(self._context, uses)
         for (who, operation, topic), count in sorted(reads.items()):
             note = f"{operation}, {count} requests"

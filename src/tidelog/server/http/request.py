@@ -81,11 +81,11 @@ class Bodies:
         self._transfers: set[Place] = set()  # whose bodies are on their way
 
     def place(self, client: str) -> Place:
-        """A place for one request; used as a context, it is free again in the end."""
+        """Returns a place for one request: a context that frees it at its end."""
         return Place(self, client)
 
     def take(self, place: Place, size: int) -> None:
-        """Count more bytes for a place. ``BusyError``."""
+        """Counts more bytes for a place. Raises ``BusyError``."""
         total_max = self._total_max or BODIES_BYTES_MAX
         while self.held - place.held and (
             self.held + size > total_max
@@ -103,7 +103,7 @@ class Bodies:
         self._clients[place.client] = self._clients.get(place.client, 0) + size
 
     def free(self, place: Place) -> None:
-        """Count the bytes of a place no more."""
+        """Counts the bytes of a place no longer."""
         size, place.held = place.held, 0
         self.held -= size
         left = self._clients.get(place.client, 0) - size
@@ -115,9 +115,9 @@ class Bodies:
     async def receive(
         self, place: Place, receive: Receive, headers: Mapping[bytes, bytes]
     ) -> bytes:
-        """The whole body.
+        """Returns the whole body.
 
-        ``TooLargeError``, ``BusyError``, ``SlowError``, ``DisconnectedError``.
+        Raises ``TooLargeError``, ``BusyError``, ``SlowError`` or ``DisconnectedError``.
         """
         length = headers.get(b"content-length", b"")
         if length.isdigit() and (len(length) > 15 or int(length) > self.bytes_max):
@@ -134,7 +134,7 @@ class Bodies:
         return await self._receive_on(place, receive, body)
 
     async def _receive_on(self, place: Place, receive: Receive, first: bytes) -> bytes:
-        """A body in pieces; a place that is lost meanwhile cancels its task."""
+        """Returns a body that comes in pieces; a place that is lost meanwhile cancels its task."""
         with self._transfer(place):
             pieces, piece, more = [first], first, True
             while True:
@@ -152,7 +152,7 @@ class Bodies:
                 more = message.get("more_body", False)
 
     async def deliver(self, place: Place, send: Send, message: Message) -> None:
-        """Send a body piece by piece, as the client takes it. ``SlowError``."""
+        """Sends a body piece by piece, as the client reads it. Raises ``SlowError``."""
         body, more = message["body"], message.get("more_body", False)
         with self._transfer(place):
             for at in range(0, len(body), PIECE_BYTES):
@@ -163,7 +163,7 @@ class Bodies:
 
     @contextlib.contextmanager
     def _transfer(self, place: Place) -> Iterator[None]:
-        """A body on its way; one that loses its place is ended by ``SlowError``."""
+        """Tracks a body on its way. Raises ``SlowError`` if it loses its place."""
         place.begin(asyncio.current_task(), self._now_s())
         self._transfers.add(place)
         try:
@@ -180,7 +180,7 @@ class Bodies:
             self._transfers.discard(place)
 
     def _slowest(self, asking: Place) -> Place | None:
-        """The largest one on its way that is slow, except the one that asks."""
+        """Returns the largest slow transfer, except the one that asks."""
         now_s = self._now_s()
         slow = [each for each in self._transfers if each is not asking and each.is_slow(now_s)]
         return max(slow, key=lambda each: each.held, default=None)
@@ -194,7 +194,7 @@ class Bodies:
 
 
 class Place:
-    """What one request holds."""
+    """The bytes that one request holds, and how fast they move."""
 
     __slots__ = ("_bodies", "_bytes_s", "_moved", "_since_s", "_task", "client", "held", "is_lost")
 
@@ -220,30 +220,30 @@ class Place:
         self._bodies.free(self)
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-        """The whole body; see :meth:`Bodies.receive` for its errors."""
+        """Returns the whole body; see :meth:`Bodies.receive` for its errors."""
         return await self._bodies.receive(self, receive, headers)
 
     def charge(self, size: int) -> None:
-        """Count what a body takes beside its own bytes. ``BusyError``."""
+        """Counts what a body takes beside its own bytes. Raises ``BusyError``."""
         self._bodies.take(self, size)
 
     def begin(self, task: asyncio.Task[object] | None, now_s: float) -> None:
-        """Measure the speed from now on."""
+        """Measures the speed from now on."""
         self._task, self._since_s = task, now_s
 
     def note(self, now_s: float, size: int) -> None:
-        """Some bytes have come, or were taken."""
+        """Counts bytes that were received or sent."""
         self._moved += size
         if now_s - self._since_s >= _WINDOW_S:
             self._bytes_s = self._moved / (now_s - self._since_s)
             self._since_s, self._moved = now_s, 0
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether little moved in the window before, or nothing for two."""
+        """Returns whether little moved in the last window, or nothing for two."""
         return self._bytes_s < _SLOW_BYTES_S or now_s - self._since_s > 2 * _WINDOW_S
 
     def lose(self) -> None:
-        """Free its bytes, and end its request."""
+        """Frees its bytes, and ends its request."""
         self.is_lost = True
         self._bodies._transfers.discard(self)
         self._bodies.free(self)
@@ -268,7 +268,7 @@ _OWN = b"tidelog-"  # how the names of headers begin that are Tidelog's
 
 
 def headers_of(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
-    """Return headers by name; values of a name that may be a list are joined with commas.
+    """Returns headers by name; values of a name that may be a list are joined with commas.
 
     ``InvalidError`` for two values where only one can count.
     """
@@ -307,7 +307,7 @@ class WholeRoute(Route):
 
 
 def check_host(scope: Scope) -> None:
-    """Refuse HTTP/1.1 without a ``Host``, and one that is not a host. ``InvalidError``."""
+    """Raises ``InvalidError`` for HTTP/1.1 without a ``Host``, and for one that is not a host."""
     given = [value for name, value in scope["headers"] if name == b"host"]
     if not given and scope["http_version"] == "1.1":
         raise InvalidError("request: HTTP/1.1 without a Host header: give one")
@@ -316,7 +316,7 @@ def check_host(scope: Scope) -> None:
 
 
 def check_path(scope: Scope) -> None:
-    """Refuse a path that is not UTF-8: it names nothing. ``InvalidError``."""
+    """Raises ``InvalidError`` for a path that is not UTF-8: it names nothing."""
     path: str = scope["path"]
     if _REPLACED not in path:  # U+FFFD itself, or bytes that are not text
         return
@@ -329,7 +329,7 @@ def check_path(scope: Scope) -> None:
 
 
 def check_query(scope: Scope) -> None:
-    """Refuse a query that is not percent-encoded UTF-8. ``InvalidError``."""
+    """Raises ``InvalidError`` for a query that is not percent-encoded UTF-8."""
     query: bytes = scope.get("query_string") or b""
     try:
         if not query.isascii():
@@ -358,12 +358,12 @@ _PLAIN = (b"", b"identity")
 
 
 def is_encoded(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a body is compressed, by its headers."""
+    """Returns whether a body is compressed, by its headers."""
     return headers.get(b"content-encoding", b"").strip().lower() not in _PLAIN
 
 
 def inflate(headers: Mapping[bytes, bytes], body: bytes, bytes_max: int) -> bytes:
-    """Return what a body was before. ``MediaTypeError``, ``TooLargeError``, ``InvalidError``."""
+    """Decompresses a body. Raises ``MediaTypeError``, ``TooLargeError`` or ``InvalidError``."""
     kind = headers[b"content-encoding"].strip().lower()
     try:
         if not body:
@@ -388,7 +388,7 @@ def inflate(headers: Mapping[bytes, bytes], body: bytes, bytes_max: int) -> byte
 
 
 def _gunzip(body: bytes, bytes_max: int) -> bytes:
-    """The members of a gzip file one after the other, up to one byte more than the bound."""
+    """Decompresses all members of a gzip file, up to one byte more than the bound."""
     found: list[bytes] = []
     room, at = bytes_max + 1, 0
     for _ in range(_GZIP_MEMBERS_MAX):

@@ -44,7 +44,7 @@ class Telemetry(Spans):
 
     @contextmanager
     def request(self, operation: str, method: str, headers: Mapping[bytes, bytes]) -> Iterator[Any]:
-        """A span around a request, inside the trace that its headers name."""
+        """Opens a span around a request, inside the trace that its headers name."""
         carrier = {
             name: headers[name.encode()].decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -60,13 +60,13 @@ class Telemetry(Spans):
             yield span
 
     def link(self) -> object | None:
-        """What a flush refers to the present request by; None outside of a recorded one."""
+        """Returns the link from a flush to the current request; None if that is not recorded."""
         span = self._api.get_current_span()
         return span.get_span_context() if span.is_recording() else None
 
 
 def open_telemetry(environ: Mapping[str, str] | None = None) -> Telemetry | None:
-    """Telemetry, where OpenTelemetry is installed and a provider is set or asked for.
+    """Returns telemetry if OpenTelemetry is installed and a provider is set or asked for.
 
     Raises ``InvalidError`` if the environment asks for an exporter that is not installed.
     """
