@@ -3,10 +3,11 @@
 ``Home.maintain``, ``Home.scribe`` and ``Home.sweep`` call it. So do, through ``Home``, the commands
 ``scribe``, ``sweep`` and ``up`` and the scribe's function on AWS. None has its own steps.
 
-**Erasures.** Readers see deletes at once. These steps delete the bytes; each may crash and be
-repeated. The scribe does the same in the background, after its grace period. A range of an archive
-that was planned before the delete may still write an event, so an erasure waits for it. An append
-under way has an object that no row names yet, so a proof that finds one is made again.
+**Erasures.** Readers see deletes at once. ``carry_out`` deletes the bytes: it compiles, erases from
+archives and sweeps. Each of these may crash and be repeated. The scribe does the same in the
+background, after its grace period. A range of an archive that was planned before the delete may
+still write an event, so an erasure waits for it. An append under way has an object that no row
+names yet, so a proof that finds one is made again.
 """
 
 from __future__ import annotations
