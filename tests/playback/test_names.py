@@ -93,10 +93,10 @@ def test_what_a_file_held_is_not_taken_for_the_new_ones(tidelog: Run, tmp_path: 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--list", "--forget", "p"), "stand alone"),
-        (("--list", "t"), "stand alone"),
-        (("--forget", "p", "--to", "null:"), "stand alone"),
-        (("--list", "--speed", "max"), "stand alone"),
+        (("--list", "--forget", "p"), "take no other option"),
+        (("--list", "t"), "take no other option"),
+        (("--forget", "p", "--to", "null:"), "take no other option"),
+        (("--list", "--speed", "max"), "take no other option"),
         (("--forget", ""), "playback name"),
         (("--forget", "../x"), "playback name"),
         (("--to", "null:"), "Missing argument 'TOPIC'"),

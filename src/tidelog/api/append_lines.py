@@ -445,7 +445,7 @@ class _NamedWriter:
 
     def close(self) -> None:
         self._held.close()
-        with contextlib.suppress(TidelogError):  # each event was asked for, so this was told
+        with contextlib.suppress(TidelogError):  # the future of each event has raised it
             self._producer.close()
 
     def _next_mark(self, number: int, line: bytes, event: Event | None) -> bytes:

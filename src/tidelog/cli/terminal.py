@@ -117,7 +117,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Knows whether the command was told to end. A second signal ends it where it stands.
+    """Notes a signal to stop. A second signal ends the process at once.
 
     Where it does not follow, the end of the body exits the process if a signal has come, unless
     :meth:`finished` was called.

@@ -73,7 +73,7 @@ OBJECTS = (
     ),
     Kind(
         "staging/<pipeline>/<source partition>/<epoch>/<attempt>/<id>/<n>",
-        "a file that is not yet published; in the store where it will stand",
+        "a file that is not yet published; in the store of its final name",
     ),
     Kind(
         "archives/<name>/_owner",

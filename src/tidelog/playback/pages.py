@@ -125,7 +125,7 @@ class RangeCursor(msgspec.Struct, frozen=True, array_like=True):
         return TimeRange(self.start_ms, self.end_ms)
 
     def text(self) -> str:
-        """As it stands in a URL."""
+        """Returns the cursor as text for a URL."""
         packed = msgspec.msgpack.encode(self)
         return base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
 

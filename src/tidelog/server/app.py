@@ -105,7 +105,7 @@ class Operation:
     name: str
     method: str
     path: str
-    right: Right | None  # None: anybody may
+    right: Right | None  # None: no token is needed
     route: str = ""  # where the router needs more than the path
     some: bool = False  # the right for one topic is enough; the answer has only such topics
 
@@ -176,7 +176,7 @@ class ServerApp:
         )
         self._sql = SqlRunner(home)
         self._health = Health(home)
-        # Made once: anybody may ask for it, as often as they like.
+        # Made once, since it needs no token and may be asked for often.
         self._description = functools.cache(lambda: encode(description(options)))
         self._console = Console(
             home, options, self.gate, self._threads, (self.metrics, self._usage, self._sql)

@@ -314,7 +314,7 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
     for name, wanted in (("topic", here.topic), ("partition", here.name)):
         found = rows.column(name).unique().to_pylist()
         if [str(each) for each in found] != [wanted]:
-            raise _rule_error(task, f"rows with {name} {found[0]} stand in it")
+            raise _rule_error(task, f"rows with {name} {found[0]} are in it")
     return rows
 
 

@@ -151,7 +151,7 @@ def broken_reply(url: str, key: str, fault: str) -> UnavailableError:
     """Returns the error for a reply that is cut off, or that the store did not send."""
     return UnavailableError(
         f"store `{url}`: the reply for `{key}` is damaged: {fault}: try again, and check what "
-        "stands between this machine and the store"
+        "is between this machine and the store"
     )
 
 

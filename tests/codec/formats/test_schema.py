@@ -97,7 +97,7 @@ def test_json_schema_makes_the_same_columns() -> None:
         ("  ", "schema: has no fields"),
         ("a", "schema: ends before the type of `a`"),
         ("a int,", "schema: ends before a field's name"),
-        ("a int b int", "schema: `b` stands too much"),
+        ("a int b int", "schema: `b` is unexpected"),
         ("a innt", "the unknown type `innt` (did you mean `int`?)"),
         ("a int, A string", "schema: field `A` is there twice"),
         ("a struct<x int", "schema: has no `>` after `struct` of `a`"),

@@ -159,7 +159,7 @@ def _run_command(command: str, events: list[Event]) -> None:
 
 
 def _range(events: list[Event]) -> str:
-    """Where events of one partition stand that follow one another."""
+    """Returns the offsets of consecutive events, in words."""
     first, last = events[0].position, events[-1].position
     return f"`{first.topic}/{first.partition}` offsets {first.offset} to {last.offset + 1}"
 

@@ -271,13 +271,13 @@ def _described(found: KnownPlayback) -> dict[str, object]:
 
 
 def _refuse_more(topic: str | None, given: dict[str, Any], both: bool) -> None:
-    """``--list`` and ``--forget`` stand alone; what has a default may have been left out."""
+    """Raises if ``--list`` or ``--forget`` is given with anything else."""
     context = click.get_current_context()
     said = [
         name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
     if both or topic is not None or said:
-        raise InvalidError("playback: --list and --forget stand alone: leave out the rest")
+        raise InvalidError("playback: --list and --forget take no other option: leave out the rest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _FLAGS = ("behind_proxy", "audit_reads", "keep_request")
 _REPEATED = ("public_pixel", "keep_header", "forward")
 _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 _STYLES = {"running": "green", "failed": "red", "standing by": "yellow", "stopped": "dim"}
-_ERROR_MAX = 100  # characters of an error in the table; its line stands above it whole
+_ERROR_MAX = 100  # characters of an error in the table; the whole line is above it
 
 
 @click.command()
@@ -174,7 +174,7 @@ def _demo_home(home_text: str | None, output: Output, spark: list[str]) -> str:
     shown = [sys.executable, "-m", "tidelog.cli.child_process", str(os.getpid()), "demo"]
     flags = ["--folder", str(folder), *spark, *(["--json"] if output.as_json else [])]
     if subprocess.run([*shown, *flags], check=False).returncode != 0:  # noqa: S603 - our own
-        raise FailedError("up: --demo: the demo did not come to its end: its message stands above")
+        raise FailedError("up: --demo: the demo did not finish: its message is above")
     output.title("6. The whole system on this home, with sample traffic")
     return str(folder)
 

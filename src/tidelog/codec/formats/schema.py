@@ -117,7 +117,7 @@ class _Ddl:
             return []
         fields = self._fields(depth=0)
         if self._next < len(self._tokens):
-            raise _wrong(f"`{self._tokens[self._next][0]}` stands too much", "remove it")
+            raise _wrong(f"`{self._tokens[self._next][0]}` is unexpected", "remove it")
         return fields
 
     def _fields(self, depth: int) -> list[pa.Field]:

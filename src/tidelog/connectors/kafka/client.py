@@ -134,7 +134,7 @@ def parse_place(
             )
         if name in _FROM_ENVIRONMENT:
             raise InvalidError(
-                f"{role} `kafka://…`: `{name}` may not stand in an address: "
+                f"{role} `kafka://…`: `{name}` may not be in an address: "
                 f"give it as {_variable(name)} in the environment"
             )
     secrets = {
@@ -306,14 +306,14 @@ def _has_port(host: str) -> bool:
 
 _OURS = {
     "allow.auto.create.topics": "a reader creates nothing",
-    "auto.offset.reset": "a start that is gone must be told, never moved",
-    "bootstrap.servers": "the brokers stand in front of the topic: kafka://host1,host2:9092/TOPIC",
+    "auto.offset.reset": "a start that is gone is an error, and never moved",
+    "bootstrap.servers": "the brokers come before the topic: kafka://host1,host2:9092/TOPIC",
     "enable.auto.commit": "the reader keeps positions, not Kafka",
     "enable.auto.offset.store": "the reader keeps positions, not Kafka",
     "enable.partition.eof": "it shows where a range without events ends",
     "group.id": "partitions are read by range, and no group is joined",
     "group.instance.id": "partitions are read by range, and no group is joined",
-    "metadata.broker.list": "the brokers stand in front of the topic",
+    "metadata.broker.list": "the brokers come before the topic",
     "statistics.interval.ms": "statistics show whether reading continues",
 }
 _OWN = {

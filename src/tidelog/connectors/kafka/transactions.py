@@ -40,7 +40,7 @@ __all__ = ["OURS", "Transactions", "check_properties"]
 
 OURS = {
     "acks": "an event counts once all replicas have it",
-    "bootstrap.servers": "the brokers stand in front of the topic: kafka://host1,host2:9092/TOPIC",
+    "bootstrap.servers": "the brokers come before the topic: kafka://host1,host2:9092/TOPIC",
     "enable.auto.commit": "numbers are committed with the events that they count",
     "enable.idempotence": "events go in by transactions",
     "group.id": "groups say how far a range came",
@@ -48,7 +48,7 @@ OURS = {
     "isolation.level": "what is not committed does not count",
     "max.in.flight": "the order of events must stay",
     "max.in.flight.requests.per.connection": "the order of events must stay",
-    "metadata.broker.list": "the brokers stand in front of the topic",
+    "metadata.broker.list": "the brokers come before the topic",
     "request.required.acks": "an event counts once all replicas have it",
     "transactional.id": "it fences drivers that were replaced",
 }

@@ -157,7 +157,7 @@ def _wrong_size(what: str, size: int, run: Run) -> str:
 
 def _problem_of_piece(store: Store, run: Run, what: str, size: int) -> str | None:
     if run.ids_end and not run.byte_end <= run.ids_start < run.ids_end <= size:
-        return f"{what}: its id index cannot stand from {run.ids_start} to {run.ids_end}"
+        return f"{what}: its id index cannot be from {run.ids_start} to {run.ids_end}"
     data = store.get(run.object, run.byte_start, max(run.byte_end, run.ids_end))
     piece = data[: run.byte_end - run.byte_start]
     batches = list(read_piece(piece, run.crc, run.count, what))

@@ -288,7 +288,7 @@ class Reads(EventHandlers):
         until_s = clock.monotonic_s() + wait_s
         with self._watch.waiting(topic, (partition,), client) as waiter:
             while True:
-                # First of all again, as events may have come before anybody could be woken.
+                # Read again first: events may have come before this request could be woken.
                 page = await self._threads.run(read_page, context, topic, partition, offset, limit)
                 offset = page.next
                 if page.count or not await waiter.wait(until_s - clock.monotonic_s()):

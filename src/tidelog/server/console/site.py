@@ -127,7 +127,7 @@ class Route:
     name: str
     method: Literal["GET", "POST"]
     path: str
-    right: Right | None  # None: anybody may
+    right: Right | None  # None: no token is needed
     kind: Literal["page", "data"] = "page"  # how an error is shown
 
 

@@ -164,7 +164,7 @@ def status_of(error: TidelogError) -> int:
 def shape(error: TidelogError) -> dict[str, Any]:
     """Returns an error as it is shown to a client.
 
-    What a client can do nothing about is told in general words, without names of the inside.
+    An error that a client cannot fix has a general message, without names of the inside.
     """
     shown = error.as_json()
     status = status_of(error)
