@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.cli_run import run_here
 from tidelog.cli.main import cli
+from tidelog.home import Home
 from tidelog.model.schema import OBJECTS, ROWS, Kind
 from tidelog.settings import Settings
 
@@ -232,6 +233,18 @@ def test_names_of_files_in_documents_exist() -> None:
         for path in re.findall(r"`([a-z_]+(?:/[a-z_/]+\.(?:py|md|toml)|/[a-z_/]*/|\.py))`", text):
             found = any((place / path).exists() for place in places)
             assert found, f"{document.name} names {path}"
+
+
+def test_members_of_classes_in_the_architecture_exist() -> None:
+    """`Class.member` in backticks is a class of ours, whose module has the member."""
+    modules = {"Dataset": "scanner"}  # of pyarrow
+    for path in (ROOT / "src" / "tidelog").rglob("*.py"):
+        text = path.read_text()
+        modules.update(dict.fromkeys(re.findall(r"^class (\w+)", text, re.MULTILINE), text))
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", (ROOT / "ARCHITECTURE.md").read_text())
+    for name, member in named:
+        has = re.search(rf"\b{member}\b", modules.get(name, ""))
+        assert hasattr(Home, member) if name == "Home" else has, f"names {name}.{member}"
 
 
 def test_the_glossary_is_sorted_and_defines_each_noun_once() -> None:

@@ -18,7 +18,7 @@ from tidelog.erasure import from_archives as archived
 from tidelog.erasure.from_archives import delete_events
 from tidelog.erasure.rewrite import EraseLane, erase_from_archive
 from tidelog.errors import CorruptError, UnavailableError
-from tidelog.journal.amendment_writer import Marker
+from tidelog.journal.amendment_writer import AmendmentWriter
 from tidelog.log import topics
 from tidelog.log.maintenance.trim import ToOffsets
 from tidelog.maintenance.pipeline_sweep import sweep_archives
@@ -160,7 +160,7 @@ def test_event_of_a_delete_that_died_before_it_deleted_stays_in_archives(
 ) -> None:
     raw = events_archive(home, "gone-7", "stays-8")
     with monkeypatch.context() as patch:
-        patch.setattr(Marker, "put", _die)
+        patch.setattr(AmendmentWriter, "put", _die)
         with pytest.raises(Crash):
             home.delete("t", "gone-7")
     home.delete_topic("t")

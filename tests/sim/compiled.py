@@ -18,7 +18,7 @@ import msgspec
 from tests.sim.world import PARTITIONS, World
 from tidelog.context import Context
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
-from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, _swaps
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.journal.listing import MovedError
@@ -116,13 +116,13 @@ class CompiledWorld(World):
     def _amend_one(self, context: Context, place: Place, value: bytes | None) -> bool:
         partition, offset = place
         seen = read_head(context, self.topic, partition)
-        marker = Marker(
+        writer = AmendmentWriter(
             context, self.topic, partition, seen, context.ids.new(), context.clock.now_ms()
         )
         mark = AmendmentChange(
             None, partition, offset, "delete" if value is None else "update", value
         )
-        return bool(list(marker.put([mark])))
+        return bool(list(writer.put([mark])))
 
     def _consume_some(self, context: Context, member: Leases, partition: int) -> None:
         reader = Reader(context, self.topic, partition)

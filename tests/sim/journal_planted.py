@@ -28,7 +28,7 @@ from tidelog.coordination.ownership import write_repeatedly
 from tidelog.errors import TidelogError
 from tidelog.journal import amend, compile_steps, listing
 from tidelog.journal.amend import Amender
-from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import CompileReport, PartitionCompile, PlannedGroup
 from tidelog.journal.compile_steps import Made
 from tidelog.journal.lookup import Lookup, Lookups
@@ -83,11 +83,11 @@ def notices(bug: Bug, seed: int) -> bool:
 def _seen_moves_for_all_lots(patch: Patch) -> None:
     """After a conflict, only the rows of the lot at hand are looked at for deletes."""
 
-    def wrote(self: Marker, marks: Sequence[AmendmentChange], head: Head) -> None:
+    def wrote(self: AmendmentWriter, marks: Sequence[AmendmentChange], head: Head) -> None:
         self._looked = head.amendments
         self._done(marks)
 
-    patch.setattr(Marker, "_wrote", wrote)
+    patch.setattr(AmendmentWriter, "_wrote", wrote)
 
 
 def _records_share_heads(patch: Patch) -> None:
@@ -117,20 +117,20 @@ def _lots_are_written_again(patch: Patch) -> None:
 
 def _deletes_are_not_looked_for(patch: Patch) -> None:
     """An update that meets another amendment is written whatever that was."""
-    patch.setattr(Marker, "_still_to_put", lambda self, marks, before: marks)
+    patch.setattr(AmendmentWriter, "_still_to_put", lambda self, marks, before: marks)
 
 
 def _amended_is_not_widened(patch: Patch) -> None:
     """The head keeps the bounds of the first amendments."""
-    plan = Marker._plan
+    plan = AmendmentWriter._plan
 
-    def narrow(self: Marker, marks: Any, head: Head) -> Any:
+    def narrow(self: AmendmentWriter, marks: Any, head: Head) -> Any:
         new_head, rows = plan(self, marks, head)
         if head.amended is not None:
             new_head = msgspec.structs.replace(new_head, amended=head.amended)
         return new_head, rows
 
-    patch.setattr(Marker, "_plan", narrow)
+    patch.setattr(AmendmentWriter, "_plan", narrow)
 
 
 def _audit_without_version(patch: Patch) -> None:

@@ -53,7 +53,7 @@ from tidelog.coordination.audit import (
 from tidelog.coordination.outcome import SentWrites
 from tidelog.coordination.trusted_time import latest_now_ms
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.journal.amendment_writer import AmendmentChange, Applied, Marker
+from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter, Applied
 from tidelog.journal.listing import MovedError
 from tidelog.journal.lookup import FIELD_COLUMNS, Lookup, LookupResult, Seen, with_key
 from tidelog.log.ledger import announce_erasure, enter_erased
@@ -323,17 +323,17 @@ class Amender:
         """
         partition = marks[0].partition
         seen = heads[partition]
-        marker = Marker(
+        writer = AmendmentWriter(
             self._context, self.topic, partition, seen, record.id, record.at_ms, applied
         )
         try:
-            marker.put(marks)
+            writer.put(marks)
         except MovedError:
             return [mark for mark in marks if (partition, mark.offset) not in applied]
         finally:
-            if marker.abandoned:
-                list_apart(self._context, self.topic, partition, marker.abandoned)
-        heads[partition] = marker.reached
+            if writer.abandoned:
+                list_apart(self._context, self.topic, partition, writer.abandoned)
+        heads[partition] = writer.reached
         return ()
 
     def _each(

@@ -63,7 +63,7 @@ from tidelog.model.partition_rows import Amendment, Head, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import put_fresh
 
-__all__ = ["INLINE_BYTES_MAX", "AmendmentChange", "Applied", "Marker", "append_absent"]
+__all__ = ["INLINE_BYTES_MAX", "AmendmentChange", "AmendmentWriter", "Applied", "append_absent"]
 
 INLINE_BYTES_MAX = 8_192  # of a new value in a row; a larger one is an object
 _ROWS_AT_ONCE = limits.CHANGES_MAX - 2  # besides the head and the row of unused objects
@@ -89,7 +89,7 @@ Applied = dict[tuple[int, int], AmendmentChange]
 
 
 @dataclass
-class Marker:
+class AmendmentWriter:
     """Writes the changes of one audit record into one partition."""
 
     context: Context

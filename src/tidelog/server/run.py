@@ -53,8 +53,8 @@ def serve(
     """Serves a home until a signal comes, or until ``stop`` is set from another thread.
 
     ``on_listening`` is given the server's URL, and whether it is open to all on this machine.
-    ``InvalidError`` where it would listen elsewhere without tokens, ``UnavailableError`` where the
-    address is taken.
+    Raises ``InvalidError`` if it would listen elsewhere without tokens, and ``UnavailableError`` if
+    the address is in use.
     """
     certificate = None
     if options.tls_cert is not None and options.tls_key is not None:

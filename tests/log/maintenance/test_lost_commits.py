@@ -20,7 +20,7 @@ from tests.support.compiled_journals import Between, Press
 from tests.support.topic_upkeep import DAY_S, HOUR_MS
 from tidelog import Event, Home
 from tidelog.home import create_home, open_home
-from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance.sweep import SweepReport, sweep_home
@@ -143,8 +143,8 @@ def test_lost_value_of_an_update_is_kept_when_others_are_amended_since(past: Pas
     past.append_each(topic, "a", "b", "c")
     past.keep()
     seen = read_head(past.context, topic, 0)
-    marker = Marker(past.context, topic, 0, seen, "audit", past.clock.now_ms())
-    marker.put([AmendmentChange("id", 0, 1, "update", LARGE)])
+    writer = AmendmentWriter(past.context, topic, 0, seen, "audit", past.clock.now_ms())
+    writer.put([AmendmentChange("id", 0, 1, "update", LARGE)])
     [value] = [key for key in past.objects() if "/amendments/" in key]
     past.go_back()
     for offset in (0, 1, 2):
@@ -256,9 +256,9 @@ def test_value_that_a_newer_amendment_replaces_is_deleted_by_the_next_sweep(past
     past.append_each(topic, "a", "b")
     for kind in ("update", "delete"):
         seen = read_head(past.context, topic, 0)
-        marker = Marker(past.context, topic, 0, seen, "audit", past.clock.now_ms())
+        writer = AmendmentWriter(past.context, topic, 0, seen, "audit", past.clock.now_ms())
         value = None if kind == "delete" else LARGE
-        marker.put([AmendmentChange("id", 0, 1, kind, value)])
+        writer.put([AmendmentChange("id", 0, 1, kind, value)])
     report = sweep_home(past.context, 0)
     assert (report.objects_deleted, report.objects_doubted) == (1, 0)
 

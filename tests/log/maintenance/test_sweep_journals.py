@@ -14,7 +14,7 @@ from tests.support.topic_upkeep import DAY_S, HOUR_MS, WEEK_S
 from tidelog.context import Context
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.journal import compile_steps as swap_module
-from tidelog.journal.amendment_writer import AmendmentChange, Marker
+from tidelog.journal.amendment_writer import AmendmentChange, AmendmentWriter
 from tidelog.journal.compile import PartitionCompile, compile_partition
 from tidelog.journal.compile_policy import CompilePolicy
 from tidelog.log.maintenance import sweep as sweep_module
@@ -44,8 +44,8 @@ def amend_large(press: Press, topic: Topic, offset: int, value: bytes = LARGE) -
     """An update whose value stands in the store; its key."""
     topic = find_topic(press.context, topic.name)
     seen = read_head(press.context, topic, 0)
-    marker = Marker(press.context, topic, 0, seen, "audit", press.clock.now_ms())
-    assert len(list(marker.put([AmendmentChange("id", 0, offset, "update", value)]))) == 1
+    writer = AmendmentWriter(press.context, topic, 0, seen, "audit", press.clock.now_ms())
+    assert len(list(writer.put([AmendmentChange("id", 0, offset, "update", value)]))) == 1
     [key] = [key for key in press.objects() if "/amendments/" in key]
     return key
 
@@ -337,9 +337,9 @@ def amend_it(press: Press, topic: Topic) -> None:
 
 def amend_by(press: Press, topic: Topic, values: dict[int, bytes]) -> None:
     seen = read_head(press.context, topic, 0)
-    marker = Marker(press.context, topic, 0, seen, "audit", press.clock.now_ms())
+    writer = AmendmentWriter(press.context, topic, 0, seen, "audit", press.clock.now_ms())
     list(
-        marker.put(
+        writer.put(
             [AmendmentChange("id", 0, each, "update", value) for each, value in values.items()]
         )
     )
