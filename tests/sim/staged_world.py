@@ -32,7 +32,7 @@ from tidelog.maintenance.turn import carry_out
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.spark import write as staging
-from tidelog.spark.plan import Workshop
+from tidelog.spark.plan import ExecutorContext
 from tidelog.spark.write import Batch, SparkSink, WriteStaging
 from tidelog.testing.faults import Fault, Process
 
@@ -70,14 +70,14 @@ class StagedWorld(ArchivesHome):
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
         super()._patch(patch)
-        patch.setattr(staging, "open_workshop", lambda _: self.workshop())
+        patch.setattr(staging, "open_executor", lambda _: self.executor())
 
-    def workshop(self) -> Workshop:
+    def executor(self) -> ExecutorContext:
         """What a task works with; it runs in the process of its driver."""
         current = self.scheduler.current
         inside = current is not None and isinstance(current.group, Process)
         context = self._context() if inside else self.quiet
-        return Workshop(context.store, context.clock, context.ids)
+        return ExecutorContext(context.store, context.clock, context.ids)
 
     def fill(self) -> None:
         self.append(self.quiet, 0, [self.event() for _ in range(3)])

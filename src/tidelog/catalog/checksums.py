@@ -38,7 +38,7 @@ class Inspectable(Protocol):
 
 
 @runtime_checkable
-class Billed(Protocol):
+class BilledCatalog(Protocol):
     """A catalog whose server says what each request costs."""
 
     units: dict[str, float]  # by what was asked for
@@ -58,7 +58,7 @@ class CheckedCatalog:
     @property
     def units(self) -> dict[str, float]:
         """Returns the capacity units that the server has counted; none if it counts none."""
-        return dict(self.inner.units) if isinstance(self.inner, Billed) else {}
+        return dict(self.inner.units) if isinstance(self.inner, BilledCatalog) else {}
 
     def _count(self, call: str) -> None:
         with self._lock:

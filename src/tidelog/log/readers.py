@@ -35,7 +35,7 @@ _NAMED = 5  # readers that an error lists; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class LateReader:
     """A reader that has not read everything that a trim or a delete would remove."""
 
     reader: str  # for example: consumer `billing`
@@ -102,7 +102,7 @@ class DeletedTopic:
         return max(0, end - (int(position) if position.isdecimal() else 0))
 
 
-def _refuse(topic: Topic, what: str, behind: list[Behind], again: str) -> None:
+def _refuse(topic: Topic, what: str, behind: list[LateReader], again: str) -> None:
     if not behind:
         return
     parts = []
@@ -129,7 +129,7 @@ def _refuse(topic: Topic, what: str, behind: list[Behind], again: str) -> None:
     )
 
 
-def _ways_on(topic: Topic, behind: list[Behind]) -> str:
+def _ways_on(topic: Topic, behind: list[LateReader]) -> str:
     """Returns the command that removes the first reader, if one command can remove it."""
     for each in behind:
         kind, _, name = each.name.partition(":")
@@ -147,7 +147,7 @@ def _ways_on(topic: Topic, behind: list[Behind]) -> str:
 
 def readers_behind(
     context: Context, topic: Topic, starts: Mapping[int, int], past: Past = False
-) -> list[Behind]:
+) -> list[LateReader]:
     """Returns the readers that need an offset below where a partition would start, by reader.
 
     Leaves out the readers in ``past``. Raises ``NotFoundError`` for a name that no reader has, and
@@ -162,7 +162,7 @@ def readers_behind(
     if not raised:
         return []
     found = [
-        Behind(reader.text, reader.full, partition, position, raised[partition])
+        LateReader(reader.text, reader.full, partition, position, raised[partition])
         for reader, partition, position in _needs(context, topic, sorted(raised))
         if position is not None and position < raised[partition] and reader.full not in passed
     ]

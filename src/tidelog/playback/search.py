@@ -107,7 +107,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SearchTime:
     """How long a search may take."""
 
     now_s: Callable[[], float]
@@ -131,7 +131,7 @@ def search_partition(
     ``NotFoundError`` for an offset that was trimmed.
     """
     limit, seconds = most
-    patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
+    patience = SearchTime(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     head, _ = read_head(context, topic, partition)
     reader = Reader(context, topic, partition)
     start = head.start if start is None else start
@@ -163,7 +163,7 @@ def search_range(
 ) -> SearchResult:
     """Searches by time, after a cursor. Raises ``NotFoundError`` if some were trimmed since."""
     limit, seconds = most
-    patience = Patience(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
+    patience = SearchTime(context.clock.monotonic_s, context.clock.monotonic_s() + seconds)
     playing = play_range(context, topic, cursor)
     found, room, after = SearchResult(), _BYTES_MAX, cursor.after
     try:

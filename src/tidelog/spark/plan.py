@@ -62,11 +62,11 @@ __all__ = [
     "OffsetSlice",
     "Planner",
     "ReadTask",
-    "Workshop",
+    "ExecutorContext",
     "check_offsets",
     "find_topics",
     "open_shared",
-    "open_workshop",
+    "open_executor",
     "range_of",
     "read_task",
     "resolve_times",
@@ -390,23 +390,23 @@ _BYTES_MIN = 16 << 20  # large values make a batch of fewer rows
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """What a task works with."""
+class ExecutorContext:
+    """What a task works with on an executor: no catalog."""
 
     store: Store
     clock: Clock
     ids: Ids
 
 
-def open_workshop(settings: Settings) -> Workshop:
+def open_executor(settings: Settings) -> ExecutorContext:
     """Opens the store of the settings, with this machine's clock and environment."""
     store = open_store_here(settings.store, settings.backoff())
-    return Workshop(store, SystemClock(), RandomIds())
+    return ExecutorContext(store, SystemClock(), RandomIds())
 
 
 def read_task(task: ReadTask, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yields the events of a task in Spark's columns."""
-    store = open_workshop(task.settings).store
+    store = open_executor(task.settings).store
     return joined_batches(_in_one_line(_batches(store, task, wanted)), _ROWS_MIN, _BYTES_MIN)
 
 

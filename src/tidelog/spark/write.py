@@ -97,7 +97,7 @@ from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
-from tidelog.spark.plan import Workshop, open_shared, open_workshop, settings_of
+from tidelog.spark.plan import ExecutorContext, open_shared, open_executor, settings_of
 from tidelog.store.base import put_fresh
 from tidelog.tasks import Pool
 
@@ -516,24 +516,24 @@ def stage(
     staging: WriteStaging, batch: int, task_index: int, rows: Iterable[pa.RecordBatch]
 ) -> tuple[tuple[StagedSegment, ...], Contents]:
     """Stages all rows of a task as segments of a batch."""
-    workshop = open_workshop(staging.settings)
+    executor = open_executor(staging.settings)
     measured = MeasuredRows(rows, staging.use_partition)
     # Each batch begins elsewhere, so many small ones of one task do not all use one partition.
     first = zlib.crc32(staging.sink.encode()) + batch + task_index
     segments = tuple(
-        _put(staging, workshop, batch, _parts(staging, table, places, first + number))
-        for number, (table, places) in enumerate(_collect_segments(staging, workshop, measured))
+        _put(staging, executor, batch, _parts(staging, table, places, first + number))
+        for number, (table, places) in enumerate(_collect_segments(staging, executor, measured))
     )
     return segments, measured.contents
 
 
 def _collect_segments(
-    staging: WriteStaging, workshop: Workshop, rows: Iterable[pa.RecordBatch]
+    staging: WriteStaging, executor: ExecutorContext, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[Located]:
     """Yields as many rows as one segment holds, repeatedly."""
     collector = Collector()
     for batch in rows:
-        table = stored(batch, workshop.clock.now_ms())
+        table = stored(batch, executor.clock.now_ms())
         check_events(table, staging.settings.event_bytes_max)
         places = _given_places(staging.topic, batch) if staging.use_partition else None
         yield from collector.add(table, places)
@@ -564,12 +564,12 @@ def _parts(
 
 
 def _put(
-    staging: WriteStaging, workshop: Workshop, batch: int, parts: list[tuple[int, pa.Table]]
+    staging: WriteStaging, executor: ExecutorContext, batch: int, parts: list[tuple[int, pa.Table]]
 ) -> StagedSegment:
     is_named = not staging.sink.startswith(UNNAMED)
     segment = encode_staged(parts, writer=sink_producer(staging.sink) if is_named else "")
-    incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
+    incarnation, staged_id = staging.topic.incarnation, executor.ids.new()
     generation = staging.topic.generation
     key = layout.sink_staged(incarnation, staging.sink, batch, generation, staged_id)
-    put_fresh(workshop.store, key, segment.data)
+    put_fresh(executor.store, key, segment.data)
     return StagedSegment(key, segment.pieces)

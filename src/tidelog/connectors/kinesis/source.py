@@ -56,13 +56,13 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import BeginReason
 from tidelog.model.times import moment_ms
 
-__all__ = ["KinesisSource", "KinesisWay", "open_kinesis"]
+__all__ = ["KinesisSource", "KinesisOptions", "open_kinesis"]
 
 _INFO_S = 10.0  # how long plans use the same description; each range is checked at its end
 
 
 @dataclass(frozen=True, slots=True)
-class KinesisWay:
+class KinesisOptions:
     """How to read a stream; plain values."""
 
     start_ms: int | None = None  # where new shards begin; None: at the oldest record
@@ -87,7 +87,7 @@ def open_kinesis(
     start_ms = None
     if start != "oldest":
         start_ms = moment_ms("now" if start == "newest" else start, clock.now_ms())
-    return KinesisSource(place, KinesisWay(start_ms, outside == "keep"), clock=clock)
+    return KinesisSource(place, KinesisOptions(start_ms, outside == "keep"), clock=clock)
 
 
 class KinesisSource:
@@ -96,13 +96,13 @@ class KinesisSource:
     def __init__(
         self,
         place: KinesisPlace,
-        way: KinesisWay | None = None,
+        way: KinesisOptions | None = None,
         *,
         clock: Clock | None = None,
         kinesis: Kinesis | None = None,
     ) -> None:
         self._place = place
-        self._way = way or KinesisWay()
+        self._way = way or KinesisOptions()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._kinesis = kinesis

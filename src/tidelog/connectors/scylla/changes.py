@@ -29,7 +29,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.connectors.scylla.session import ScyllaSession, ScyllaWay
+from tidelog.connectors.scylla.session import ScyllaSession, ScyllaOptions
 from tidelog.connectors.scylla.types import (
     ToJson,
     fields_to_json,
@@ -323,7 +323,7 @@ class Changes:
     def __init__(
         self,
         layout: RowLayout,
-        way: ScyllaWay,
+        way: ScyllaOptions,
         generation_ms: int,
         known: AbstractSet[bytes] = frozenset(),
         now_ms: int = 0,

@@ -32,7 +32,7 @@ __all__ = [
     "WIDTH_MS_MAX",
     "ScyllaPlace",
     "ScyllaSession",
-    "ScyllaWay",
+    "ScyllaOptions",
     "StatementPages",
     "StreamAwarePolicy",
     "close_sessions",
@@ -89,7 +89,7 @@ class ScyllaPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class ScyllaWay:
+class ScyllaOptions:
     """How to read the log; plain values."""
 
     mode: Literal["safe", "fast", "sweep"] = "safe"
@@ -111,7 +111,7 @@ class ScyllaWay:
 
 def parse_scylla(
     address: Address, environ: Mapping[str, str], now_ms: int
-) -> tuple[ScyllaPlace, ScyllaWay]:
+) -> tuple[ScyllaPlace, ScyllaOptions]:
     """Parses an address into place and way. Raises ``InvalidError``."""
     options = address.take_options(_OPTIONS)
     consistency = options.get("consistency", "quorum").lower()
@@ -145,7 +145,7 @@ def parse_scylla(
     return place, _way(address, options, now_ms)
 
 
-def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
+def format_scylla(place: ScyllaPlace, way: ScyllaOptions) -> str:
     """Returns the address of both, without login and with absolute times."""
     options = {
         "consistency": place.consistency,
@@ -174,7 +174,7 @@ def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
     return format_address("scylla", f"{hosts}:{place.port}", f"/{place.label}", said)
 
 
-def _way(address: Address, options: Mapping[str, str], now_ms: int) -> ScyllaWay:
+def _way(address: Address, options: Mapping[str, str], now_ms: int) -> ScyllaOptions:
     mode = options.get("mode", "safe")
     if mode not in _LAGS_MS:
         raise _wrong(address, f"mode `{mode}`: give safe, fast or sweep")
@@ -190,7 +190,7 @@ def _way(address: Address, options: Mapping[str, str], now_ms: int) -> ScyllaWay
             _check_name(address, name, options[name])
     if "key_column" in options and "key_lookup" in options:
         raise _wrong(address, "key_column and key_lookup contradict each other: give one of them")
-    return ScyllaWay(
+    return ScyllaOptions(
         mode=mode,  # type: ignore[arg-type]
         lag_ms=_lag_ms(address, options.get("lag"), mode),
         groups=_groups(address, options.get("groups", "16")),

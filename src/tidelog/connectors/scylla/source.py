@@ -58,7 +58,7 @@ from tidelog.connectors.scylla.session import (
     SAFE_LAG_MS,
     ScyllaPlace,
     ScyllaSession,
-    ScyllaWay,
+    ScyllaOptions,
     format_scylla,
     parse_scylla,
     session_of,
@@ -89,7 +89,7 @@ from tidelog.model.pipeline import BeginReason, Commit, NamedPipeline
 __all__ = [
     "ReadByAll",
     "ScyllaSource",
-    "Swept",
+    "SweptPipelines",
     "open_scylla",
 ]
 
@@ -136,7 +136,7 @@ class ScyllaSource:
     def __init__(
         self,
         place: ScyllaPlace,
-        way: ScyllaWay,
+        way: ScyllaOptions,
         *,
         open_context: OpenContext | None = None,
         clock: Clock | None = None,
@@ -144,7 +144,7 @@ class ScyllaSource:
         self._place = place
         self._way = way
         self._clock = clock or SystemClock()
-        self._swept = Swept(open_context, place, way) if way.of and open_context else None
+        self._swept = SweptPipelines(open_context, place, way) if way.of and open_context else None
         self._lock = threading.Lock()
         self._generations: Generations | None = None
         self._times: list[int] = []  # of generations, as last seen
@@ -454,12 +454,12 @@ class ReadByAll:
 
 
 @dataclass
-class Swept:
+class SweptPipelines:
     """The pipelines that a sweep follows."""
 
     open_context: OpenContext
     place: ScyllaPlace
-    way: ScyllaWay
+    way: ScyllaOptions
     _reached: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
 
     def incarnation(self) -> str:

@@ -24,7 +24,7 @@ from tidelog.server.console.sampler import Sampler, TopicSample
 from tidelog.server.console.session import Answer, Data, Redirect, Shown, Visit
 from tidelog.server.console.topics import part_of
 
-__all__ = ["JournalPages", "Proven"]
+__all__ = ["ErasureResult", "JournalPages"]
 
 _PENDING_MAX = 100  # amendments on one page, of each partition
 _RECORDS_MAX = 50  # of the audit on one page
@@ -44,7 +44,7 @@ class ErasureForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class ErasureResult:
     """The result of an erasure, or of another proof of it."""
 
     asked: ErasureForm
@@ -126,7 +126,7 @@ class JournalPages:
     def proof(self, visit: Visit) -> Answer:
         """``GET /console/proofs/{job}``"""
         job = self._jobs.find(visit.path["job"])
-        proven = job.result if isinstance(job.result, Proven) else None
+        proven = job.result if isinstance(job.result, ErasureResult) else None
         if visit.query.get("download"):
             if proven is None:
                 raise NotFoundError(
@@ -176,7 +176,7 @@ class JournalPages:
             topic.name, ids=asked.ids, keys=keys, why=asked.why, deleted=deleted, **how
         )
         missing = len(deleted.missing) if deleted else 0
-        job.result = Proven(asked, proof, missing, again=deleted is None)
+        job.result = ErasureResult(asked, proof, missing, again=deleted is None)
         job.figures |= {
             "verdict": proof.verdict,
             "objects": str(proof.objects),
