@@ -25,8 +25,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal import recover
-from tidelog.journal import stray_events
+from tidelog.journal import recover, stray_events
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.support.pipeline_kill import Killer
 from tests.support.named_pipelines import open_named
+from tests.support.pipeline_kill import Killer
 from tidelog.clock import Clock
 from tidelog.connectors.scylla.source import open_scylla
 from tidelog.context import Context

@@ -58,15 +58,15 @@ from tidelog.store import Store, open_store_here
 from tidelog.tasks import Pool
 
 __all__ = [
+    "ExecutorContext",
     "OffsetRange",
     "OffsetSlice",
     "Planner",
     "ReadTask",
-    "ExecutorContext",
     "check_offsets",
     "find_topics",
-    "open_shared",
     "open_executor",
+    "open_shared",
     "range_of",
     "read_task",
     "resolve_times",

@@ -97,7 +97,7 @@ from tidelog.settings import Settings
 from tidelog.spark.columns import check_writable, stored
 from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
-from tidelog.spark.plan import ExecutorContext, open_shared, open_executor, settings_of
+from tidelog.spark.plan import ExecutorContext, open_executor, open_shared, settings_of
 from tidelog.store.base import put_fresh
 from tidelog.tasks import Pool
 

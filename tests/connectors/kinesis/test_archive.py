@@ -22,8 +22,8 @@ import pytest
 from tests.connectors.kinesis.test_source import Stream
 from tests.servers.moto import KEYS, Moto
 from tests.support.kinesis_server import FakeKinesis, running_kinesis
-from tests.support.waiting import until
 from tests.support.named_pipelines import create_pipeline, open_named
+from tests.support.waiting import until
 from tidelog import Home
 from tidelog.archive.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.archive.finalize import FinalizeOptions, finalize

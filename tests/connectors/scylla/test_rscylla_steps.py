@@ -9,9 +9,9 @@ import pytest
 
 import tidelog
 from tests.servers.scylla_play import Play, Row
+from tests.support.named_pipelines import create_pipeline
 from tests.support.scylla_reads import START_MS, at
 from tests.support.scylla_tables import drain
-from tests.support.named_pipelines import create_pipeline
 from tidelog import Event
 from tidelog.home import World, create_home
 from tidelog.settings import Settings

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row
 from tests.support.homes import local_store
+from tests.support.named_pipelines import create_pipeline
 from tests.support.scylla_reads import START_MS, a_play, at, identity, order_ticks, value
 from tests.support.scylla_tables import drain, opened_pipeline
-from tests.support.named_pipelines import create_pipeline
 from tidelog import Event, Home
 from tidelog.connectors.scylla import source as scylla_sweep
 from tidelog.connectors.scylla.changes import LATE

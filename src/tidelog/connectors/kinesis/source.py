@@ -56,7 +56,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.pipeline import BeginReason
 from tidelog.model.times import moment_ms
 
-__all__ = ["KinesisSource", "KinesisOptions", "open_kinesis"]
+__all__ = ["KinesisOptions", "KinesisSource", "open_kinesis"]
 
 _INFO_S = 10.0  # how long plans use the same description; each range is checked at its end
 

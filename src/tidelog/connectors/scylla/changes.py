@@ -29,7 +29,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.connectors.scylla.session import ScyllaSession, ScyllaOptions
+from tidelog.connectors.scylla.session import ScyllaOptions, ScyllaSession
 from tidelog.connectors.scylla.types import (
     ToJson,
     fields_to_json,

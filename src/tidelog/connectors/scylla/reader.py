@@ -22,7 +22,7 @@ import pyarrow as pa
 from tidelog.clock import Clock
 from tidelog.codec.event_batch import batch_of, with_position
 from tidelog.connectors.scylla.changes import Changes, RowLayout, is_present, read_layout, text_of
-from tidelog.connectors.scylla.session import WIDTH_MS_MAX, ScyllaSession, ScyllaOptions
+from tidelog.connectors.scylla.session import WIDTH_MS_MAX, ScyllaOptions, ScyllaSession
 from tidelog.connectors.scylla.streams import ChangePosition, Streams
 from tidelog.connectors.scylla.types import to_json
 from tidelog.connectors.source import Chunk, SourceRange

@@ -30,9 +30,9 @@ from tidelog.model.times import duration_ms, moment_ms
 __all__ = [
     "SAFE_LAG_MS",
     "WIDTH_MS_MAX",
+    "ScyllaOptions",
     "ScyllaPlace",
     "ScyllaSession",
-    "ScyllaOptions",
     "StatementPages",
     "StreamAwarePolicy",
     "close_sessions",

@@ -56,9 +56,9 @@ from tidelog.connectors.scylla.reader import (
 )
 from tidelog.connectors.scylla.session import (
     SAFE_LAG_MS,
+    ScyllaOptions,
     ScyllaPlace,
     ScyllaSession,
-    ScyllaOptions,
     format_scylla,
     parse_scylla,
     session_of,
