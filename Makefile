@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-WORKERS ?= 3
+WORKERS ?= 4
 CHECKED := $(addprefix tests/,model codec catalog store coordination log journal pipeline)
 # Without its bytecode, all of a process's modules are compiled again at each start: tests start many.
 unexport PYTHONDONTWRITEBYTECODE

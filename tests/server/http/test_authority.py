@@ -130,7 +130,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr("tidelog.server.http.auth._AT_MOST_EVERY_S", 0.02)
     tokens: dict[str, dict[Scope, str]] = {
         kind: {} for kind in ("good", "own topic", "other topic", "revoked", "expired")
     }
