@@ -428,3 +428,21 @@ def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home)
     assert find_archive(home.context, "daily").tables == ()
     with pytest.raises(InvalidError, match="has no table `delta`: its tables are none"):
         forget_table(home.context, archive, "delta")
+
+
+def test_path_of_a_catalog_is_recorded_whole_for_drivers_in_other_folders(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(home, an_archive(home, parser="json:at"))
+    tables = home.archives.get("daily").tables
+    monkeypatch.chdir(tmp_path)
+    tables.register("iceberg:sqlite:///lake.db#ns.t", keep=True)
+    whole = f"iceberg:sqlite:///{tmp_path}/lake.db#ns.t"
+    assert (tables.list(), home.archives.get("daily").info.kept) == ([whole], (whole,))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tables.register()
+    assert list(Path.cwd().iterdir()) == [], "a second catalog"
+    monkeypatch.chdir(tmp_path)
+    tables.forget("iceberg:sqlite:///lake.db#ns.t")
+    assert tables.list() == []

@@ -200,6 +200,7 @@ def test_archive_of_a_deleted_topic_is_erased_by_id_and_by_key(filled: Run) -> N
     early = filled("archive", "erase", "daily", "--id", "id-0", "--yes")
     assert (early.code, "tidelog delete t ID" in early.err) == (2, True)
     assert filled("topic", "delete", "t", "--yes").code == 0
+    assert "run `tidelog archive erase daily`" in filled("delete", "daily", "id-0").err
     assert "give --id or --key" in filled("archive", "erase", "daily").err
     some = filled("archive", "erase", "daily", "--id", "id-0", "--id", "no", "--yes", "--json")
     (row,) = some.rows()

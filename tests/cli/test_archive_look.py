@@ -200,7 +200,9 @@ def test_dead_letters_are_replayed(run: Run) -> None:
     files = run("archive", "manifest", "daily", "--json").rows()
     assert sum(row["events"] for row in files if row["kind"] == "data") == 100 - len(left)
     assert sum(row["events"] for row in files if row["kind"] == "dead") == len(left)
-    assert b"replayed" in run("archive", "dead", "daily", "--replay").out
+    same = run("archive", "dead", "daily", "--replay").out
+    assert (b"replayed" in same, b"New events" in same) == (True, False)
+    assert f"New events are still read with `{AT}`" in run(*again).out.decode()
 
 
 @pytest.mark.parametrize(

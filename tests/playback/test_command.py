@@ -170,6 +170,8 @@ def test_as_of(tidelog: Run) -> None:
     ("args", "told"),
     [
         (("--start", "yesterday", "--to", "null:"), "is not ISO 8601"),
+        (("--start", "1h", "--to", "null:"), "or -15m for 15 minutes ago"),
+        (("--to", "out.jsonl"), "or file:PATH"),
         (("--start", "-5m", "--end", "-6m", "--to", "null:"), "runs backwards"),
         (("--to", "nowhere:"), "unknown scheme"),
         (("--to", "null:", "--speed", "fast"), "speed `fast`"),

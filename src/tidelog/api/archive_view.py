@@ -25,6 +25,7 @@ from tidelog.archive.tables import (
     forget_table,
     register_table,
     repair_tables,
+    resolve_table,
     table_status,
 )
 from tidelog.archive.verify import ArchiveVerifyOptions, ArchiveVerifyReport, verify_archive
@@ -376,7 +377,7 @@ class ArchiveTables:
             raise InvalidError(
                 f"archive `{found.name}`: has {len(found.tables)} tables: say which with --as"
             )
-        names = found.tables if table is None else (table,)
+        names = found.tables if table is None else (resolve_table(found, table),)
         done = [register_table(self._context, found, each) for each in names]
         if keep:
             change_tables(self._context, found, names[0], keep=True)
@@ -391,7 +392,8 @@ class ArchiveTables:
         >>> _ = tables.register("delta", keep=True)
         >>> tables.keep("delta", False)
         """
-        change_tables(self._context, self._archive.reload(), table, keep=keep)
+        found = self._archive.reload()
+        change_tables(self._context, found, resolve_table(found, table), keep=keep)
 
     def forget(self, table: str) -> None:
         """Remove a dropped table from the record: erasures and promotes no longer change it.
@@ -402,7 +404,8 @@ class ArchiveTables:
         >>> tables.list()
         []
         """
-        forget_table(self._context, self._archive.reload(), table)
+        found = self._archive.reload()
+        forget_table(self._context, found, resolve_table(found, table))
 
     def status(self) -> builtins.list[TableStatus]:
         """Return how far each table is, and how many files wait to be added to it.

@@ -63,6 +63,8 @@ _BYTES_AS_JSON = re.compile(
 _LISTS = re.compile(r"\b(show|describe|information_schema|duckdb_\w+)\b", re.IGNORECASE)
 _OWN_VIEW = re.compile(r"duckdb_|pg_|sqlite_|pragma_", re.IGNORECASE)
 _MISSING = re.compile(r"Table with name (\S+) does not exist")
+_BARE_OFFSET = re.compile(r"\nLINE .*(?<![\w.\"])offset\b", re.IGNORECASE)
+_FIELD_OF_BYTES = re.compile(r"Cannot extract field '(.+?)' from expression \"(key|value)\"")
 _DUCKDB_ERRORS = (duckdb.Error, pa.ArrowException, OSError)  # its readers raise Arrow's
 
 
@@ -230,13 +232,22 @@ class _Session:
     def _refusal(self, text: str) -> InvalidError:
         missing = _MISSING.search(text)
         if missing is None:
-            return InvalidError(f"sql: {_one_line(text)}")
+            return InvalidError(f"sql: {_one_line(text)}{_hint(text)}")
         name = missing[1].strip('"')
         hint = nearest(name, self._names)
         return InvalidError(
             f"sql: topic or archive `{name}` not found{hint}: check the name, and put it into "
             "double quotes if it has other characters than letters, digits and `_`"
         )
+
+
+def _hint(text: str) -> str:
+    """Returns what to write instead, for the two columns that SQL reads as something else."""
+    if field := _FIELD_OF_BYTES.search(text):
+        return f": write as_json({field[2]})->>'{field[1]}'"
+    if "syntax error" in text and _BARE_OFFSET.search(text):
+        return ': write the column as "offset", in double quotes'
+    return ""
 
 
 def _one_line(text: str) -> str:

@@ -41,6 +41,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
@@ -93,6 +94,7 @@ __all__ = [
     "register_table",
     "repair_tables",
     "replace_files",
+    "resolve_table",
     "settle_tables",
     "stale_entries",
 ]
@@ -121,6 +123,18 @@ def check_table(archive: Archive, name: str) -> None:
             "library writes its metadata without the key: give delta or glue:DATABASE.TABLE, or "
             "make that key the default of the bucket and leave it out of the address"
         )
+
+
+def resolve_table(archive: Archive, name: str) -> str:
+    """Returns a table's name with the whole path of a SQLite catalog; a recorded name unchanged.
+
+    Drivers and erasures open the catalog later, in other working directories.
+    """
+    prefix = "iceberg:sqlite:///"
+    path = name.removeprefix(prefix)
+    if name in archive.tables or path == name or path.startswith(("/", ":memory:", "#", "?")):
+        return name
+    return f"{prefix}{Path.cwd() / path}"
 
 
 def check_tables(archive: Archive, generation: int) -> None:

@@ -194,7 +194,10 @@ def json_problem(line: bytes, error: Exception) -> str:
         return "a lone surrogate is not valid Unicode: give text"
     except (ValueError, RecursionError):
         pass
-    return str(error)
+    text = str(error)
+    if "unknown field" in text or "missing required field `value`" in text:
+        return f'{text}: give {{"value": …}}, with key, id, timestamp, type or headers beside it'
+    return text
 
 
 def batch_of_lines(data: bytes) -> pa.RecordBatch:

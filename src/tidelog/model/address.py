@@ -57,7 +57,9 @@ def parse_address(text: str, plain_scheme: str | None = None) -> Address:
     except ValueError as exc:
         raise InvalidError(f"address: {exc}: give scheme://host:port/path?option=value") from exc
     if not parts.scheme:
-        raise InvalidError(f"address `{text}`: has no scheme: give scheme://host/path?option=value")
+        raise InvalidError(
+            f"address `{text}`: has no scheme: give scheme://host/path?option=value, or file:PATH"
+        )
     if "@" in parts.netloc:
         raise InvalidError(
             f"address `{parts.scheme}://…`: names a user or password: leave it out, "

@@ -60,7 +60,10 @@ def moment_ms(text: str, now_ms: int) -> int:
         return check_timestamp(max(0, now_ms - duration_ms(text[1:])))
     if text == "now":
         return now_ms
-    return from_iso(text)
+    try:
+        return from_iso(text)
+    except InvalidError as exc:
+        raise InvalidError(f"{exc}, or -15m for 15 minutes ago") from exc
 
 
 def slots_of(first_ms: int, last_ms: int, resolution_ms: int) -> tuple[int, list[int]]:

@@ -357,7 +357,7 @@ class ServerApp:
             if match is not Match.NONE:
                 allowed |= route.methods or set()
         if not allowed:
-            raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
+            raise NotFoundError(f"path `{path[:80]}`: not found: see /docs")
         allow = ", ".join(sorted(allowed))
         raise MethodError(f"path `{path[:80]}`: allows {allow}: use one of them", allow=allow)
 

@@ -14,6 +14,7 @@ from tidelog.codec.parsers import LayoutSettings, open_parser
 
 OUTSIDE = "!time is outside of the years 1970 to 9999: "
 NOT_EPOCH = "!field `at` is not an epoch time: "
+ISO = "!field `at` is not an epoch time; the parser `iso8601` reads ISO 8601: "
 NOT_ISO = "!field `at` is not an ISO 8601 time: "
 
 EPOCHS = [
@@ -61,7 +62,8 @@ EPOCHS = [
     ('"0x6AF0"', NOT_EPOCH + "0x6AF0"),
     ('"1_794_744_000"', NOT_EPOCH + "1_794_744_000"),
     ('"١٧٩٤٧٤٤٠٠٠"', NOT_EPOCH + "١٧٩٤٧٤٤٠٠٠"),
-    ('"2026-11-15"', NOT_EPOCH + "2026-11-15"),
+    ('"2026-11-15"', ISO + "2026-11-15"),
+    ('"2026-11-15T10:00:00.5Z"', ISO + "2026-11-15T10:00:00.5Z"),
     ('"soon"', NOT_EPOCH + "soon"),
     ('""', NOT_EPOCH),
     ('"a\\u0000b\\nc\\u001b[2Jd\\u202ee"', NOT_EPOCH + "a?b?c?[2Jd?e"),

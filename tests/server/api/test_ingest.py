@@ -330,6 +330,8 @@ def test_values_may_be_json_and_are_stored_as_they_are_written(served: Served) -
     assert served.values()[-2:] == [b'{"n":1}', b'{"n":2}']
     event = next(served.home.read("t"))
     assert (event.id, event.timestamp) == ("o-1", 5)
+    bare = served.client.post("/topics/t/events", json={"amount": 12})
+    assert 'unknown field `amount`: give {"value": …}' in bare.json()["error"]["message"]
 
 
 def test_headers_of_a_raw_value_are_refused_beside_json(served: Served) -> None:

@@ -44,6 +44,8 @@ def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.Mo
     nobody = served.post({"value": "x"})
     assert (nobody.status_code, error(nobody)["kind"]) == (401, "unauthorized")
     assert nobody.headers["www-authenticate"] == "Bearer"
+    assert "made by `tidelog token create --append`" in error(nobody)["message"]
+    assert "send `?token=TOKEN` or" in error(served.client.get("/track/t.gif"))["message"]
     assert served.post({"value": "x"}, **bearer(reads)).status_code == 403
     assert served.post({"value": "mine"}, **bearer(writes)).status_code == 201
     assert served.values() == [b"open", b"mine"]

@@ -28,9 +28,10 @@ from tidelog.cli.terminal import ask_first, open_home, yes_option
 from tidelog.codec.event_json import event_lines, ids_of_lines
 from tidelog.coordination.audit import Action, AuditRecord
 from tidelog.erasure.from_archives import DeleteResult
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.model.event import to_iso
+from tidelog.model.topic import Topic
 
 __all__ = [
     "audit",
@@ -190,7 +191,7 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
-        shown = home.topic(topic).incarnation
+        shown = _topic_of(home, topic).incarnation
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
         tasks = tasks_of(given)
@@ -288,6 +289,20 @@ def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
         return
     columns = ("at", "op", "who", "events", "ids", "key", "why", "state", "proof")
     output.records(columns, map(_row, records))
+
+
+def _topic_of(home: Home, name: str) -> Topic:
+    """Returns a topic; the error for the name of an archive names the command for archives."""
+    try:
+        return home.topic(name)
+    except NotFoundError as exc:
+        if name not in {each.name for each in home.archives.list()}:
+            raise
+        raise NotFoundError(
+            f"topic `{name}`: not found, but there is an archive of this name: run `tidelog "
+            f"archive erase {name}` to erase events from its files",
+            topic=name,
+        ) from exc
 
 
 def _delete_key(home: Home, topic: str, key: str, why: str, how: EraseOptions) -> DeleteResult:

@@ -381,6 +381,9 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
         )
         after.finish()
         output.record({"archive": name, "events": done.events})
+        if watch.dead and not output.as_json:
+            dead = counted(watch.dead, "dead letter")
+            watch.tell(f"{dead}: run `tidelog archive dead {name}` to see why")
 
 
 @archive.command("list")

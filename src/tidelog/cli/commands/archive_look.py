@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -220,6 +221,13 @@ def dead(home_text: str | None, output: Output, /, name: str, **given: Any) -> N
                     **how, stop=watch.stop, on_cycle=watch.cycle, **tasks_of(given)
                 )
             output.record({"archive": name, **asdict(done)})
+            used, other = archive.info.making().parser, given["parser"]
+            if other and other != used:
+                output.say(
+                    f"New events are still read with `{used}`. To change that, run `tidelog "
+                    f"archive backfill {name} --parser {shlex.quote(other)}`, then `tidelog "
+                    f"archive promote {name}`."
+                )
             return
         if any(given[name] for name in _OF_REPLAY):
             raise InvalidError(

@@ -124,7 +124,16 @@ _DIRECTIVES = set("YymdHIMSfpbBjzaA%")  # what DuckDB reads as Python's strptime
 
 def epoch_reader(what: str) -> Reader:
     """Reads numbers, or text that is one."""
-    return lambda found: _settled(found, _epoch_ms(found.values), f"{what} is not an epoch time")
+
+    def read(found: ParsedValues) -> ParsedValues:
+        times = _epoch_ms(found.values)
+        if times.null_count:
+            iso = pc.and_(pc.is_null(times), pc.match_substring_regex(found.values, pattern=_ISO))
+            advice = f"{what} is not an epoch time; the parser `iso8601` reads ISO 8601"
+            found = found.reject(iso, advice, found.values)
+        return _settled(found, times, f"{what} is not an epoch time")
+
+    return read
 
 
 def iso_reader(what: str, engine: Engine) -> Reader:

@@ -185,7 +185,7 @@ class _Request:
 
     def _other_events(self) -> AlreadyExistsError:
         return AlreadyExistsError(
-            f"append to `{self._topic.name}` with a key: the key was used for other events: "
+            f"append to `{self._topic.name}`: its idempotency key was used for other events: "
             "give each request a key of its own"
         )
 

@@ -131,7 +131,7 @@ class Pixels:
         if path != _PATH:
             topic = path[len("/track/") : -len(".gif")]
             if not path.startswith("/track/") or "/" in topic:
-                raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
+                raise NotFoundError(f"path `{path[:80]}`: not found: see /docs")
             if "topic" in params:
                 raise InvalidError("query: `topic` is in the path already: leave it out")
             return topic

@@ -210,13 +210,14 @@ class Gate:
         wanted: tuple[Scope, str | None],
     ) -> Admission:
         now_ms = self._clock.now_ms()
+        right, topic = wanted
         if token is None or token.is_expired(now_ms):
             self._count(client_of(self.address(scope, headers)))
+            where = "`?token=TOKEN` or " if right == "pixel" else ""
             raise UnauthorizedError(
-                "request: shows no token that is known here, or one that has expired: send "
-                "`Authorization: Bearer TOKEN`, made by `tidelog token create`"
+                "request: has no token, or one that is unknown or expired: send "
+                f"{where}`Authorization: Bearer TOKEN`, made by `tidelog token create --{right}`"
             )
-        right, topic = wanted
         if right == "pixel":  # all visitors of a page share its token
             self._count(f"{token.id} {client_of(self.address(scope, headers))}")
         else:
