@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support.cli_run import run_here
@@ -144,6 +145,24 @@ def test_every_command_named_in_a_document_exists() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"`tidelog ([a-z][a-z-]*)", document.read_text()):
             assert name in cli.commands, f"{document.name} names `tidelog {name}`"
+
+
+def test_commands_of_migration_pages_can_be_typed() -> None:
+    """Each has the arguments and options that it needs; nothing is run."""
+    for document in ROOT.glob("docs/from-*.md"):
+        text = document.read_text()
+        typed = re.findall(r"^(tidelog .*?)(?: \| .*)?$", text, re.MULTILINE)
+        tables = re.findall(r"[|,] (?:or )?`(tidelog [^`]*)` \|$", text, re.MULTILINE)
+        assert typed, document.name
+        for line in typed + tables:
+            _, *words = shlex.split(line)
+            command: click.Command = cli
+            while isinstance(command, click.Group):
+                command = command.commands[words.pop(0)]
+            try:
+                command.make_context(command.name, words)
+            except click.UsageError as error:
+                pytest.fail(f"{document.name}: {line}: {error.format_message()}")
 
 
 def test_the_overview_names_every_command() -> None:
