@@ -65,7 +65,7 @@ BAD = {
         ["--source", "file:tidelog-data/objects/archives/a"],
         "holds the archive's own files",
     ),
-    "a folder without a store": (["--to", "s3://bucket"], "give a folder below a store"),
+    "a folder without a store": (["--to", "s3://bucket"], "s3://bucket/folder or ./folder"),
 }
 
 

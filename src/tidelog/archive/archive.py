@@ -411,7 +411,7 @@ def archive_record(
         if not root or not store or store.endswith(":/") or (mark and "://" not in store):
             raise InvalidError(
                 f"archive `{name}`: --to `{to}`: give a folder below a store, such as "
-                "s3://bucket/folder"
+                "s3://bucket/folder or ./folder"
             )
         store = f"{store}{mark}{given}"
     made = archive_format(options)

@@ -227,9 +227,10 @@ class Gate:
             where = (
                 "" if topic == SOME_TOPIC else f" topic `{topic[:80]}`" if topic else " the home"
             )
+            name = f" {topic[:80]}" if topic and topic != SOME_TOPIC else ""
             raise ForbiddenError(
                 f"token `{token.id}`: has no scope `{right}` for{where or ' any topic'}: use one "
-                f"that was made with --{right}",
+                f"that was made with `--{right}{name}`",
                 token=token.id,
             )
         self._uses[token.id] = now_ms
