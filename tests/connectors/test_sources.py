@@ -64,7 +64,7 @@ def test_a_pattern_is_told_from_a_name() -> None:
         ("kafka://a/t?group.id=mine", "no group is joined"),
         ("kafka://a/t?auto.offset.reset=earliest", "never moved"),
         ("kafka://a/t?enable.partition.eof=false", "where a range without events ends"),
-        ("kafka://a/t?bootstrap.servers=b", "stand in front of the topic"),
+        ("kafka://a/t?bootstrap.servers=b", "come before the topic"),
         ("kafka://a/t?allow.auto.create.topics=true", "creates nothing"),
         ("kafka://a/t?sasl.password=hush", "looks like a secret"),
         ("kafka://a/t?ssl.key.password=hush", "looks like a secret"),
