@@ -207,7 +207,7 @@ def reading(home: Home, scale: float) -> list[Rate]:
     home.create_topic("amended")
     fill(home, "amended", 0, count, count // 20)
     home.compile("amended")
-    rates = []
+    rates: list[Rate] = []
     done = 0
     for pending in (0, 1_000, 100_000):
         wanted = int(pending * min(1.0, scale * 10))

@@ -28,6 +28,7 @@ from cassandra.query import BatchStatement, BatchType
 from bench.rates import Rate, against, contest
 from tests.servers import cassandra
 from tests.servers.scylla_play import Play, Row
+from tests.support.named_pipelines import create_pipeline, open_named
 from tidelog.connectors.by_url import open_source
 from tidelog.connectors.scylla.session import close_sessions
 from tidelog.connectors.scylla.streams import ChangePosition, group_of, queries_of
@@ -37,7 +38,6 @@ from tidelog.home import World, create_home
 from tidelog.model.pipeline import Manifest
 from tidelog.pipeline.base import LocalWorkers, Task
 from tidelog.pipeline.driver import Driver, DriverOptions
-from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.settings import Settings
 from tidelog.spark.session import open_spark
 from tidelog.spark.workers import SparkWorkers

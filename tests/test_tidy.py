@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -324,3 +325,8 @@ def test_no_document_has_marks_of_a_merge() -> None:
     marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         assert not marks.search(text_of(path)), name_of(path)
+
+
+def test_benchmarks_can_be_imported() -> None:
+    for path in (ROOT / "bench").glob("*.py"):
+        importlib.import_module("bench" if path.stem == "__init__" else f"bench.{path.stem}")
