@@ -144,9 +144,8 @@ def test_later_update_wins_whichever_process_writes_last(
     check(archive)
 
 
-def test_update_waits_for_a_range_that_may_hold_the_old_value(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_a_range_under_way(home: Home, monkeypatch: pytest.MonkeyPatch) -> ArchiveHandle:
+    """An archive whose driver died after all was read and decided."""
     archive = home.archives.create("daily", source="topic:t", parser="json:at")
 
     def crash(*_: object) -> None:
@@ -156,6 +155,13 @@ def test_update_waits_for_a_range_that_may_hold_the_old_value(
         patch.setattr(Cycle, "_publish", crash)
         with pytest.raises(Crash):
             archive.run()
+    return archive
+
+
+def test_update_waits_for_a_range_that_may_hold_the_old_value(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = with_a_range_under_way(home, monkeypatch)
     monkeypatch.setattr(updates, "_WAIT_MS", 0)
     lookup, new = home._lookups.of(home.topic("t")), value(7, "corrected")
     home.update("t", "id-7", new)
@@ -222,15 +228,7 @@ def test_replay_that_read_a_file_just_before_it_was_rewritten_gets_the_value_too
 def test_event_that_is_trimmed_meanwhile_gets_the_value_that_it_had_last(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = home.archives.create("daily", source="topic:t", parser="json:at")
-
-    def crash(*_: object) -> None:
-        raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Cycle, "_publish", crash)
-        with pytest.raises(Crash):
-            archive.run()
+    archive = with_a_range_under_way(home, monkeypatch)
     real, new = updates._carry, value(7, "corrected")
 
     def then_trim(*arguments: object) -> object:

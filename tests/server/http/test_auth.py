@@ -44,7 +44,7 @@ def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.Mo
     nobody = served.post({"value": "x"})
     assert (nobody.status_code, error(nobody)["kind"]) == (401, "unauthorized")
     assert nobody.headers["www-authenticate"] == "Bearer"
-    assert "made by `tidelog token create --append`" in error(nobody)["message"]
+    assert "`tidelog token create --append` creates one" in error(nobody)["message"]
     assert "send `?token=TOKEN` or" in error(served.client.get("/track/t.gif"))["message"]
     assert "with `--append t`" in error(served.post({"value": "x"}, **bearer(reads)))["message"]
     assert served.post({"value": "x"}, **bearer(reads)).status_code == 403

@@ -216,7 +216,8 @@ class Gate:
             where = "`?token=TOKEN` or " if right == "pixel" else ""
             raise UnauthorizedError(
                 "request: has no token, or one that is unknown or expired: send "
-                f"{where}`Authorization: Bearer TOKEN`, made by `tidelog token create --{right}`"
+                f"{where}`Authorization: Bearer TOKEN`; "
+                f"`tidelog token create --{right}` creates one"
             )
         if right == "pixel":  # all visitors of a page share its token
             self._count(f"{token.id} {client_of(self.address(scope, headers))}")
