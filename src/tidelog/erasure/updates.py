@@ -80,7 +80,7 @@ def update_archives(
     Raises ``UnavailableError`` if a range that may hold an old value takes longer than
     ``wait_ms``, and the error of an archive or a table after all others are done. Call it again.
     """
-    until_ms = context.clock.now_ms() + wait_ms
+    until_s = context.clock.monotonic_s() + wait_ms / 1000
     total: dict[tuple[str, int], ArchiveUpdate] = {}
     values: _Values = {}
     for _ in range(_ROUNDS):
@@ -94,7 +94,7 @@ def update_archives(
             )
         errors: list[TidelogError] = []
         carried = _carry(context, lookup.topic, values, total, errors)
-        if carried.waiting and context.clock.now_ms() < until_ms:
+        if carried.waiting and context.clock.monotonic_s() < until_s:
             context.clock.sleep(_LOOK_S)
             continue
         for error in errors:

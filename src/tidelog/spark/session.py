@@ -34,7 +34,6 @@ __all__ = [
     "LiveSession",
     "cores_of",
     "is_alive",
-    "is_connect",
     "named_job",
     "numbered",
     "open_spark",
@@ -69,17 +68,12 @@ _CONNECT_RETRIES = 5  # with growing waits, about 17 s in total; Spark's own tak
 _COUNTED = 4_096  # rows, which Spark spreads over all cores
 
 
-def is_connect(master: str) -> bool:
-    """Returns whether an address is one of Spark Connect."""
-    return master.startswith("sc:")
-
-
 def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
     """Opens a session for pipelines on any master, or returns the existing one.
 
     Raises ``InvalidError`` for Spark Connect beside a session of a master in this process.
     """
-    if is_connect(master):
+    if master.startswith("sc:"):
         return _connect(master, conf or {})
     environ = os.environ  # noqa: TID251 - Spark reads it there
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
