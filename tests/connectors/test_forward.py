@@ -32,9 +32,13 @@ class Target:
         self.opened = self.tries = 0
         self.ready = threading.Event()
         self.ready.set()
+        self.answers = threading.Event()  # to open
+        self.answers.set()
+        self.closed = 0
 
     def open(self) -> Target:
         self.tries += 1
+        self.answers.wait()
         if self.away is not None:
             raise self.away
         self.opened += 1
@@ -59,7 +63,7 @@ class Target:
         return 0
 
     def close(self, failed: bool = False) -> None:
-        """Nothing is open."""
+        self.closed += 1
 
 
 @pytest.fixture
@@ -67,6 +71,7 @@ def target() -> Iterator[Target]:
     made = Target()
     yield made
     made.ready.set()
+    made.answers.set()
 
 
 def test_calls_at_the_same_time_share_a_lot_and_keep_their_order(target: Target) -> None:
@@ -182,6 +187,39 @@ def test_target_that_is_away_fails_calls_at_once_until_it_is_tried_again(target:
     with pytest.raises(InvalidError, match="is closed"):
         forwarder.send([Event(b"c")])
     assert target.lots == [[b"b"]]
+
+
+def test_hanging_target_delays_neither_a_start_nor_a_stop(target: Target) -> None:
+    target.answers.clear()
+    forwarder = Forwarder(URL, target.open)
+    forwarder.connect(timeout_s=0.01)
+    with pytest.raises(UnavailableError, match="nothing was sent"):
+        forwarder.send([Event(b"a")], timeout_s=0.01)
+    forwarder.close(timeout_s=60)
+    assert (target.tries, target.opened) == (1, 0), "it still hangs"
+    target.answers.set()
+    until(lambda: target.closed == 1)
+    assert target.lots == [], "what was cancelled is never sent"
+
+
+def test_close_waits_for_events_and_says_if_they_may_be_there(target: Target) -> None:
+    target.ready.clear()
+    forwarder = Forwarder(URL, target.open)
+    call = forwarder.send_soon([Event(b"a")])
+    with pytest.raises(UnknownOutcomeError, match="is not closed after"):
+        forwarder.close(timeout_s=0.01)
+    target.ready.set()
+    forwarder.close()
+    assert (call.result(60), target.lots, target.closed) == (1, [[b"a"]], 1)
+
+
+def test_missing_target_is_an_error_of_connect(target: Target) -> None:
+    with Forwarder(URL, target.open) as forwarder:
+        target.away = NotFoundError("no such stream")
+        with pytest.raises(NotFoundError):
+            forwarder.connect()
+        target.away = UnavailableError("no broker")
+        forwarder.connect()
 
 
 def test_memory_and_time_are_bounded(target: Target) -> None:

@@ -98,7 +98,8 @@ class Forwarder:
         self._buffer_bytes = buffer_bytes
         self._changed = threading.Condition()
         self._waiting: deque[_ForwardCall] = deque()
-        self._bytes = 0  # of calls that are not done
+        self._live: set[_ForwardCall] = set()  # that the thread is not done with
+        self._bytes = 0  # of these calls
         self._sink: ForwardSink | None = None
         self._known: tuple[ForwardSink | None, float] = (None, 0.0)  # to check events by, until
         self._number = 0  # of the next event; never that of an event that may be there
@@ -112,15 +113,24 @@ class Forwarder:
         """The size of the events that the target has not acknowledged."""
         return self._bytes
 
-    def connect(self) -> None:
+    def connect(self, timeout_s: float = _TIMEOUT_S) -> None:
         """Reach the target now. Raises ``NotFoundError`` or ``InvalidError`` if there is none.
 
-        A target that does not answer is tried again by the first call.
+        A target that does not answer is tried again by the first call, which also waits for an
+        attempt that takes longer than ``timeout_s``.
         """
-        try:
-            self._open()
-        except UnavailableError as exc:
-            self._is_away(exc)
+        with contextlib.suppress(UnavailableError, TooLongError):
+            self.connect_soon().result(timeout_s)
+
+    def connect_soon(self) -> Future[int]:
+        """Begin to reach the target, and return a future that is done when it is reached.
+
+        Its error is the target's own: ``UnavailableError`` if it does not answer.
+        """
+        call = _ForwardCall((), 0)
+        with self._changed:
+            self._enter(call)
+        return call.future
 
     def send(self, events: Sequence[Event], *, timeout_s: float = _TIMEOUT_S) -> int:
         """Send events and return how many, once the target has acknowledged all of them.
@@ -154,15 +164,18 @@ class Forwarder:
                 raise self._unavailable(why, left_s)
             if self._bytes and self._bytes + call.size > self._buffer_bytes:
                 raise self._unavailable("more events are on their way than it holds", 1.0)
-            self._bytes += call.size
-            self._waiting.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="tidelog-forward", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
+            self._enter(call)
         return call.future
+
+    def _enter(self, call: _ForwardCall) -> None:
+        """Gives a call to the thread. The caller holds the lock."""
+        self._bytes += call.size
+        self._live.add(call)
+        self._waiting.append(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tidelog-forward", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def _check(self, events: Sequence[Event]) -> None:
         """Raises ``InvalidError`` for an event that the target refuses by what is known of it."""
@@ -180,16 +193,23 @@ class Forwarder:
         return self._unknown(what)
 
     def close(self, timeout_s: float = _TIMEOUT_S) -> None:
-        """Send what waits, and close. Raises ``UnknownOutcomeError`` if that takes too long."""
+        """Send what waits, and close. Raises ``UnknownOutcomeError`` if that takes too long.
+
+        Does not wait for a target that hangs while no call needs it.
+        """
+        until_s = self._clock.monotonic_s() + timeout_s
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-            if thread.is_alive():
+            if not self._changed.wait_for(self._is_idle, timeout_s):
                 raise self._unknown(f"is not closed after {timeout_s:g} s")
-        self._drop_sink(failed=False)
+            hangs = bool(self._live)
+        if self._thread is not None and not hangs:
+            self._thread.join(max(0.0, until_s - self._clock.monotonic_s()))
+
+    def _is_idle(self) -> bool:
+        """Returns whether no caller waits for the target any more."""
+        return all(call.future.done() or not call.events for call in self._live)
 
     def __enter__(self) -> Forwarder:
         return self
@@ -211,6 +231,7 @@ class Forwarder:
         while calls := self._next():
             self._put(calls)
             self._done(calls)
+        self._drop_sink(failed=False)
 
     def _next(self) -> list[_ForwardCall]:
         """Returns calls for a lot; none when this is closed."""
@@ -233,6 +254,8 @@ class Forwarder:
     def _done(self, calls: Sequence[_ForwardCall]) -> None:
         with self._changed:
             self._bytes -= sum(each.size for each in calls)
+            self._live.difference_update(calls)
+            self._changed.notify_all()
 
     def _opened(self, calls: Sequence[_ForwardCall]) -> ForwardSink | None:
         """Returns the open target. Without one, these calls and all that wait have failed."""
@@ -243,13 +266,12 @@ class Forwarder:
                 raise self._unavailable(why, left_s)
             sink = self._sink or self._open()
         except Exception as exc:  # noqa: BLE001 - callers wait for an answer
-            error = unexpected(f"forward to `{self.url}`", exc)
-            if left_s <= 0:
-                error = self._is_away(error)
+            cause = unexpected(f"forward to `{self.url}`", exc)
+            error = self._is_away(cause) if left_s <= 0 else cause
             with self._changed:
                 late, self._waiting = list(self._waiting), deque()
             for each in _begun([*calls, *late]):
-                each.future.set_exception(error)
+                each.future.set_exception(error if each.events else cause)
             self._done(late)
             return None
         self._failures = 0
@@ -272,6 +294,10 @@ class Forwarder:
         """Puts calls as one lot, or one by one if the target refuses an event among them."""
         sink = self._opened(calls)
         calls = _begun(calls) if sink is not None else []
+        for call in calls:
+            if not call.events:
+                call.future.set_result(0)
+        calls = [call for call in calls if call.events]
         if sink is None or not calls:
             return
         try:

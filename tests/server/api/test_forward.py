@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,27 @@ def test_target_that_is_away_is_503_and_does_not_stop_the_server(
                 assert "127.0.0.1" not in gone.text
             stored = served.post({"value": "a"}, authorization=bearer(other))
             assert stored.status_code == 201, "topics are served"
+
+
+def test_targets_that_hang_delay_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECT_S", 0.2)
+    monkeypatch.setattr(limits, "FORWARD_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, home_at(tmp_path) as home:
+        home.create_topic("t")
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        url = f"kinesis://clicks?region=us-east-1&endpoint_url={endpoint}"
+        with serving(tmp_path, home=home, forward=(f"a={url}", f"b={url}")) as served:
+            assert served.post({"value": "x"}).status_code == 201
+            late = served.post({"value": "x"}, "a")
+            assert (late.status_code, "nothing was sent" in error(late)["message"]) == (503, True)
+            assert served.client.get("/track/b.gif?ack=0").status_code == 200
+        silent.settimeout(60)
+        tries = [silent.accept()[0] for _ in range(2)]
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):  # the first attempt of each still hangs
+            silent.accept()
+        for each in tries:
+            each.close()
 
 
 def bearer(token: str) -> str:

@@ -7,10 +7,18 @@ acknowledged the events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 
 from tidelog.connectors.forward import Forwarder, open_forwarder
-from tidelog.errors import InvalidError, NotFoundError, TidelogError, contained
+from tidelog.errors import (
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    contained,
+)
 from tidelog.home import Home
 from tidelog.model.event import Event
 from tidelog.server.api.ingest import IDEMPOTENCY_KEY, IF_ABSENT, Headers, Ingest
@@ -35,14 +43,21 @@ class Forwards:
         }
 
     def connect(self) -> None:
-        """Connects to all targets. Raises if one does not exist, or a topic has its name."""
-        for name, forwarder in self._open.items():
+        """Connects to all targets. Raises if one does not exist, or a topic has its name.
+
+        Targets are reached side by side. One that does not answer soon does not delay the others,
+        nor the topics of this server: requests for it wait, or fail.
+        """
+        for name in self._open:
             try:
                 self._home.topic(name)
             except NotFoundError:
-                forwarder.connect()
-            else:
-                raise InvalidError(f"serve: forward `{name}`: a topic has this name: give another")
+                continue
+            raise InvalidError(f"serve: forward `{name}`: a topic has this name: give another")
+        done, _ = wait([each.connect_soon() for each in self._open.values()], limits.CONNECT_S)
+        for each in done:
+            with contextlib.suppress(UnavailableError):  # the first request tries it again
+                each.result()
 
     def get(self, name: str) -> Forwarder | None:
         """Returns the forwarder of a name; None for topics."""
@@ -79,7 +94,9 @@ class Forwards:
     def close(self) -> list[TidelogError]:
         """Sends what waits, and closes. Returns the errors of targets that failed."""
         errors: list[TidelogError] = []
+        now_s = self._home.context.clock.monotonic_s
+        until_s = now_s() + limits.FORWARD_S  # for all of them together
         for each in self._open.values():
             with contained(f"forward to `{each.url}`", errors.append):
-                each.close(limits.FORWARD_S)
+                each.close(max(0.0, until_s - now_s()))
         return errors

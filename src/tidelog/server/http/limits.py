@@ -27,6 +27,7 @@ __all__ = [
     "CLIENT_SHARE",
     "CONNECTIONS_LEAST",
     "CONNECTIONS_MAX",
+    "CONNECT_S",
     "FILES_KEPT",
     "FORWARD_S",
     "HEADERS_MAX",
@@ -87,6 +88,7 @@ SQL_BODY_BYTES_MAX = 1 << 20  # a query and its values
 
 # Of the server.
 PRODUCERS_MAX = 100  # topics that are open for writing at once; each has a few threads
+CONNECT_S = 5.0  # in which a start waits for the targets of all forwards
 STOP_S = 30.0  # in which requests under way may end after a signal
 
 _CLIENTS_MAX = 20_000  # whose rates are known at once
