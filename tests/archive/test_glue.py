@@ -169,6 +169,9 @@ def test_other_tables_and_missing_databases_are_refused(
         archive.tables.register(f"glue:{database}.odd")
     with pytest.raises(InvalidError, match=r"or glue:DATABASE\.TABLE"):
         archive.tables.register("glue:daily")
+    with pytest.raises(InvalidError, match="no database `nowhere`"):
+        archive.tables.keep("glue:nowhere.daily")
+    assert archive.tables.list() == [], "no promote, drop or erasure meets a refused table"
     run = run_here(monkeypatch, capsysbinary, tmp_path)
     told = run("--home", home.config, "archive", "register", "daily", "--as", "glue")
     assert "--table with --as glue" in told.err
@@ -193,6 +196,7 @@ def test_folders_that_one_partition_cannot_show_are_refused(
     with pytest.raises(InvalidError, match="a partition is one folder"):
         archive.tables.register(name)
     assert not glue.get_tables(DatabaseName=database)["TableList"]
+    assert archive.tables.list() == []
     home.erase("t", ids=["bo"])
     archive.tables.register(name)
     assert list(partitions(glue, database)) == DAYS[:1], "without the folder that was emptied"
@@ -201,6 +205,23 @@ def test_folders_that_one_partition_cannot_show_are_refused(
     with pytest.raises(InvalidError, match="a partition is one folder"):
         archive.tables.register(name)
     assert "/ada/" in partitions(glue, database)[DAYS[0]]
+
+
+def test_promote_to_folders_that_no_partition_shows_is_refused_before_it_begins(
+    home: Home, glue: Any, database: str
+) -> None:
+    archive, name = daily(home), f"glue:{database}.daily"
+    archive.tables.register(name)
+    home.append("t", [Event(json.dumps({"at": FIRST_S, "user": user}).encode()) for user in "ab"])
+    archive.run()
+    archive.backfill(parser="split:user|json:at", dead_share=1.0)
+    with pytest.raises(InvalidError, match=r"a partition is one folder.*--forget"):
+        archive.promote()
+    assert archive.reload().generation == 1
+    assert all("/g1/" in location for location in partitions(glue, database).values())
+    add(home, range(3, 4))
+    assert archive.run().events == 1, "the live one goes on"
+    archive.drop(2)
 
 
 def test_capital_letters_in_names_of_dates_are_found(home: Home, glue: Any, database: str) -> None:

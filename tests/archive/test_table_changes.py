@@ -347,6 +347,28 @@ def test_erasure_that_dies_at_a_table_is_finished_by_the_next(
     assert numbers(archive, table) == left()
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["registered before", "registered after"])
+def test_register_finishes_an_erasure_that_died_after_it_replaced_files(
+    home: Home, table: str, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    if first:
+        register_table(home.context, archive, table)
+
+    def dying(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(erase.EraseLane, "_count_row", dying)
+        with pytest.raises(Crash):
+            erase_gone(home)
+    home.archives.get("daily").tables.register(table)
+    found = numbers(archive, table)
+    assert found < Counter(range(EVENTS)), "the files of one range are rewritten"
+    assert found >= left()
+
+
 def test_table_is_recorded_before_it_lists_a_file(
     home: Home, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +447,8 @@ def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home)
     drive(home, archive)
     with pytest.raises(UnavailableError):
         register_table(home.context, archive, "iceberg:http://127.0.0.1:9#a.b")
+    with pytest.raises(UnavailableError):
+        change_tables(home.context, archive, "iceberg:http://127.0.0.1:9#a.b", keep=True)
     assert find_archive(home.context, "daily").tables == ()
     with pytest.raises(InvalidError, match="has no table `delta`: its tables are none"):
         forget_table(home.context, archive, "delta")

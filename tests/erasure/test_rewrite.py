@@ -23,10 +23,10 @@ from tidelog.archive.tables import change_tables, register
 from tidelog.archive.verify import ArchiveVerifyOptions, verify_archive
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.erasure import rewrite as erase
-from tidelog.erasure.rewrite import erase_from_archive, erase_from_archives
-from tidelog.errors import UnknownOutcomeError
+from tidelog.erasure.rewrite import ArchiveErasure, erase_from_archive, erase_from_archives
+from tidelog.errors import UnavailableError, UnknownOutcomeError
 from tidelog.maintenance.pipeline_sweep import sweep_archives
-from tidelog.maintenance.turn import ArchiveEraser
+from tidelog.maintenance.turn import ArchiveEraser, erase_until_settled
 from tidelog.model import layout
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.partition_rows import encode_row
@@ -34,7 +34,7 @@ from tidelog.model.pipeline import Intent
 from tidelog.pipeline.base import LocalWorkers
 from tidelog.pipeline.driver import Driver, DriverOptions
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, FakeClock
 
 GONE = {0: [0, 5, 7, 8, 50, 99], 1: [3, 4]}  # 0 and 7 are dead letters of a parser
 TYPED = {"schema": "n BIGINT, at BIGINT, `when` BIGINT"}
@@ -277,3 +277,31 @@ def test_a_daemon_carries_deletes_once_and_waits_for_ranges_under_way(home: Home
     drive(home, archive)
     assert [report.waiting for report in eraser.turn()] == [0]
     assert eraser.turn() == []
+
+
+def test_wait_for_a_range_ends_by_a_clock_that_does_not_jump(home: Home) -> None:
+    archive = an_archive(home)
+    drive(home, archive)
+    where = layout.pipeline_partition(archive.pipeline(), "t/0")
+    intent = Put("intent", encode_row(Intent("100", "103")), expect=ABSENT)
+    home.catalog.write(where, intent, write_id="a range under way")
+    clock = FakeClock()
+    context = dataclasses.replace(home.context, clock=clock)
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        clock.advance(seconds)
+        clock.jump(-3_600 if len(looks) % 2 else 7_200)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    done = erase_until_settled(context, home.topic("t"), {0: {101}}, 10_000, lambda error: None)
+    assert [each.waiting for each in done] == [1]
+    assert sum(looks) == pytest.approx(10, abs=1)
+
+
+def test_report_of_several_looks_has_all_that_was_done_and_what_the_last_left() -> None:
+    failed = {"delta": UnavailableError("no answer")}
+    report = ArchiveErasure("daily", 1, files=1, events=2, ranges=1, waiting=1)
+    report.add(ArchiveErasure("daily", 1, 2, 3, 1, updated=4, failed=failed))
+    assert report == ArchiveErasure("daily", 1, 3, 5, 2, updated=4, failed=failed)

@@ -35,6 +35,7 @@ from tidelog.context import Context
 from tidelog.coordination.audit import AuditRecord, read_audit
 from tidelog.coordination.pipeline_rows import is_detached, read_partitions, read_progress
 from tidelog.coordination.registry import check_shown
+from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive
 from tidelog.store import Store
@@ -378,6 +379,9 @@ class ArchiveTables:
                 f"archive `{found.name}`: has {len(found.tables)} tables: say which with --as"
             )
         names = found.tables if table is None else (resolve_table(found, table),)
+        for generation in found.in_state("live", "kept"):  # files that a killed erasure has changed
+            for error in finish_rewrites(self._context, found, generation).failed.values():
+                raise error
         done = [register_table(self._context, found, each) for each in names]
         if keep:
             change_tables(self._context, found, names[0], keep=True)

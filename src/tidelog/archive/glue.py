@@ -25,7 +25,7 @@ fails at step 3, and corrects them; after a crash the next ``add`` does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -82,6 +82,19 @@ class GlueTable(CatalogTable[dict[str, Any]]):
         self._store = store
         self._environ = environ
         self._known: Any = None  # the client
+
+    def check(self, files: Iterable[TableFile]) -> None:
+        """Raises ``InvalidError`` for folders that no partition would show, and without a database.
+
+        Partitions of another generation do not count: ``add`` moves them.
+        """
+        every = list(files)
+        with self._translate_errors():
+            self._check_database()
+            self._table = self._read()
+            self._root(every)
+            if every:
+                self._wanted(self._keys(every), [file for file in every if file.entry.events])
 
     def add(self, addition: TableAddition) -> None:
         same = self._through is not None and not self.holds_another
@@ -290,6 +303,20 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             return None
         return found
 
+    def _check_database(self) -> None:
+        try:
+            self._client().get_database(Name=self._database)
+        except sdk.ClientError as exc:
+            if _code(exc) == "EntityNotFoundException":
+                raise self._no_database() from exc
+            if _code(exc) != "AccessDeniedException":  # tables may be allowed all the same
+                raise
+
+    def _no_database(self) -> InvalidError:
+        return InvalidError(
+            f"table `glue:{self.where}`: Glue has no database `{self._database}`: create it"
+        )
+
     def _state(self, table: dict[str, Any] | None) -> Through | None:
         """Returns how far the table is. Raises ``InvalidError`` for one that is not ours."""
         if table is None:
@@ -322,9 +349,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             self._client().create_table(DatabaseName=self._database, TableInput=table)
         except sdk.ClientError as exc:
             if _code(exc) == "EntityNotFoundException":
-                raise InvalidError(
-                    f"table `glue:{self.where}`: Glue has no database `{self._database}`: create it"
-                ) from exc
+                raise self._no_database() from exc
             if _code(exc) == "AlreadyExistsException":
                 raise ConflictError(f"table `glue:{self.where}`: another made it first") from exc
             raise

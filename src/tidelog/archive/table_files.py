@@ -8,7 +8,7 @@ themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -162,6 +162,10 @@ class Table(Protocol):
         """Returns whether ``through`` found files of another generation, which ``add`` replaces."""
         ...
 
+    def check(self, files: Iterable[TableFile]) -> None:
+        """Raises ``InvalidError`` if ``add`` would refuse a table of these files."""
+        ...
+
     def add(self, addition: TableAddition) -> None:
         """Adds files and ends in one commit, based on what ``through`` read.
 
@@ -282,6 +286,9 @@ class CatalogTable(ABC, Generic[T]):
     @property
     def holds_another(self) -> bool:
         return self._plan.is_of_another(self._through)
+
+    def check(self, files: Iterable[TableFile]) -> None:
+        """Accepts all files."""
 
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
         with self._translate_errors():

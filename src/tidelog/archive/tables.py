@@ -4,8 +4,9 @@ A table is named by a text: ``delta`` for one whose log is in the folder of the 
 ``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it is in every lane (a source
 partition of the archive, or of the replays of its dead letters):
 
-0. record the table in the archive's row: every later
-   erasure and promote reaches it                          → crash: a name without a table
+0. record the table in the archive's row, unless it would
+   refuse the files: every later erasure and promote
+   reaches it                                              → crash: a name without a table
 1. read how far the table is, and where its last addition began → crash: nothing has changed
 2. read the manifests of that addition again, and correct
    entries of files that an erasure has changed since      → crash: the next one looks again
@@ -137,11 +138,12 @@ def resolve_table(archive: Archive, name: str) -> str:
     return f"{prefix}{Path.cwd() / path}"
 
 
-def check_tables(archive: Archive, generation: int) -> None:
+def check_tables(context: Context, archive: Archive, generation: int) -> None:
     """Raises ``InvalidError`` if a generation's files cannot replace those of the tables."""
+    view = _with_generation(archive, generation)
     for name in archive.tables:
         try:
-            check_table(_with_generation(archive, generation), name)
+            open_table(context, view, name).check(_table_files(context, view))
         except InvalidError as exc:
             raise InvalidError(
                 f"{exc}; or drop table `{name}`, then forget it: `tidelog archive register "
@@ -151,7 +153,7 @@ def check_tables(archive: Archive, generation: int) -> None:
 
 def change_tables(context: Context, archive: Archive, name: str, *, keep: bool) -> Archive:
     """Records a table, and sets whether drivers keep it up to date from now on."""
-    check_table(archive, name)
+    _check_new(context, archive, open_table(context, archive, name), name)
 
     def edit(found: Archive) -> Archive:
         kept = tuple(each for each in found.kept if each != name)
@@ -209,7 +211,7 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
     """
     table = open_table(context, archive, name)
     if name not in archive.tables:
-        table.through([])  # raises before recording a table that is not ours or cannot be reached
+        _check_new(context, archive, table, name)
         change_archive(context, archive.name, lambda found: _with_table(found, name))
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
@@ -237,6 +239,16 @@ def register_table(context: Context, archive: Archive, name: str) -> RegisterRes
         files += len(addition.files)
         events += sum(file.entry.events for file in addition.files)
     raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+
+
+def _check_new(context: Context, archive: Archive, table: Table, name: str) -> None:
+    """Raises before a table is recorded that is not ours, cannot be reached, or refuses the files.
+
+    Every promote, drop and erasure would fail at the name of such a table.
+    """
+    if name not in archive.tables:
+        table.through([])
+        table.check(_table_files(context, archive))
 
 
 def table_status(context: Context, archive: Archive, name: str) -> TableStatus:
@@ -325,6 +337,14 @@ def stale_entries(context: Context, archive: Archive, generation: int) -> Iterat
             stale = open_table(context, _with_generation(archive, generation), name).stale(changed)
         yield from ((name, f"cannot be read: {error}") for error in errors)
         yield from ((name, f"lists `{path}` as it was before the erasure") for path in stale)
+
+
+def _table_files(context: Context, archive: Archive) -> Iterator[TableFile]:
+    """Yields the data files of the live generation."""
+    for pipeline, partition in dict(_lanes(context, archive)).values():
+        for manifest in read_manifests(context, pipeline, partition):
+            files = (file for file in manifest.files if file.kind == "data")
+            yield from (_table_file(archive, file) for file in files)
 
 
 def _rewritten_files(

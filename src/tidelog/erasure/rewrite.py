@@ -126,11 +126,12 @@ class ArchiveErasure:
     failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
 
     def add(self, later: ArchiveErasure) -> None:
-        """Adds what another look at the same generation found."""
+        """Adds what a later look at the same generation did; what is left is what that found."""
         self.files += later.files
         self.events += later.events
         self.ranges += later.ranges
-        self.waiting = later.waiting
+        self.updated += later.updated
+        self.waiting, self.failed = later.waiting, later.failed
 
 
 def erase_from_archives(
@@ -257,8 +258,7 @@ def settle_ranges(context: Context, todo: Sequence[RangeToSettle], report: Archi
 
 def _rewrite_ahead(runner: TaskRunner, todo: Sequence[RangeToSettle]) -> None:
     """Lets tasks stage and replace files. ``settle`` does what they have not done."""
-    title = f"erase from {len(todo)} ranges of archives"
-    size = attrgetter("size")
+    title, size = f"erase from {len(todo)} ranges of archives", attrgetter("size")
     ranges = (work for n, each in enumerate(todo) if (work := each.lane.work_of(n, each)))
     staged: list[RangeRewrite] = []
     for work, holds_some in runner.run(title, holds_here, ranges, size):

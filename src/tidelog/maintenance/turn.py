@@ -187,7 +187,7 @@ def erase_until_settled(
     Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
     """
     clock = context.clock
-    until_ms = clock.now_ms() + wait_ms
+    until_s = clock.monotonic_s() + wait_ms / 1000
     total: dict[tuple[str, int], ArchiveErasure] = {}
     while True:
         errors: list[TidelogError] = []
@@ -197,7 +197,7 @@ def erase_until_settled(
                 (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
             )
             known.add(each)
-        if not any(each.waiting for each in found) or clock.now_ms() >= until_ms:
+        if not any(each.waiting for each in found) or clock.monotonic_s() >= until_s:
             for error in errors:
                 tell(error)
             return list(total.values())
