@@ -293,6 +293,52 @@ def test_a_full_disk_is_told_at_once_and_other_trouble_is_tried_again(
     assert store.get("a") == b"x"
 
 
+@pytest.mark.parametrize("verb", ["put", "replace", "copy", "delete"])
+def test_write_that_failed_after_it_took_effect_is_settled_and_durable(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    etag = store.put("in/source", b"x")
+    clock, folder_syncs, real = FakeClock(), list[str](), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith("/in"):
+            folder_syncs.append("failed" if not folder_syncs else "done")
+            if len(folder_syncs) == 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    again = RetryingStore(store, clock=clock, random=random.Random(1), backoff=Backoff(attempts=4))
+    calls = {
+        "put": lambda: again.put("in/key", b"y"),
+        "replace": lambda: again.replace("in/source", b"y", etag),
+        "copy": lambda: again.copy("in/source", "in/key"),
+        "delete": lambda: again.delete(["in/source"]),
+    }
+    calls[verb]()
+    assert folder_syncs == ["failed", "done"]
+    found = {info.key: store.get(info.key) for info in store.list()}
+    wanted = {
+        "put": {"in/key": b"y", "in/source": b"x"},
+        "replace": {"in/source": b"y"},
+        "copy": {"in/key": b"x", "in/source": b"x"},
+        "delete": {},
+    }
+    assert found == wanted[verb]
+
+
+def test_put_that_cannot_remove_its_temporary_file_has_succeeded(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "EIO")))
+        store.put("a", b"x")
+    assert store.get("a") == b"x"
+    assert [upload.read() for upload in store.uploads() if upload.read] == [b"x"]
+    assert store.abort_uploads(SystemClock().now_ms() + 1) == 1
+
+
 def _folders(root: Path) -> set[str]:
     below = (path for path in root.rglob("*") if path.is_dir())
     return {str(path.relative_to(root)) for path in below if ".tidelog" not in path.parts}

@@ -17,6 +17,10 @@ removes it. A put that finds its file removed between creating and locking it st
 does steps 1 and 2, then renames; it may leave a leftover too. :meth:`LocalStore.uploads` lists
 these files, so that a proof of an erasure can search them.
 
+An error in step 4 leaves the outcome unknown: the object is there, and perhaps not for good. The
+next attempt is refused, because the key exists, and so is that of another process. Either may then
+rely on the object, so a refusal fsyncs the folder first. An error in step 5 is a leftover.
+
 A put creates missing folders. It fsyncs a folder in its parent before this process first links
 anything into it, even if another process created it, which may not have done so yet. A link is
 atomic, so no reader ever sees a part of an object.
@@ -52,7 +56,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tidelog.clock import Clock, Ids
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.process import create_file, create_folder, match_owner
 from tidelog.store.base import (
     NoRoomError,
@@ -121,10 +125,13 @@ class LocalStore:
         with _translated(key), self._locked():
             found = _etag(os.stat(path))
             if found != etag:
+                with _unsettled(key):  # it may be our own, of an attempt that failed to do this
+                    _fsync_folder(path.parent)
                 raise replaced_meanwhile(key, etag, found)
             with self._fresh(data) as (fresh, new_etag):
                 os.rename(fresh, path)
-                _fsync_folder(path.parent)
+                with _unsettled(key):
+                    _fsync_folder(path.parent)
         return new_etag
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -155,11 +162,12 @@ class LocalStore:
             folders = set()
             for key in keys:
                 path = self._path(key)
+                folders.add(path.parent)  # even if an attempt that failed has deleted it
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     os.unlink(path)
-                    folders.add(path.parent)
             for folder in sorted(folders):
-                _fsync_folder(folder)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    _fsync_folder(folder)
             self._remove_empty(folders)
 
     def copy(self, source: str, target: str) -> None:
@@ -208,7 +216,8 @@ class LocalStore:
             os.fsync(descriptor)
             yield fresh, _etag(os.fstat(descriptor))
         finally:
-            with contextlib.suppress(FileNotFoundError):  # a replace has renamed it
+            # A replace has renamed it. What cannot be removed now is a leftover.
+            with contextlib.suppress(OSError):
                 os.unlink(fresh)
             _lock_files.discard(descriptor)
             os.close(descriptor)
@@ -241,12 +250,17 @@ class LocalStore:
                 self._ensure_folder(target.parent)
                 os.link(source, target)
         except FileExistsError:
+            self._settle_link(target, key)
             raise exists_already(key) from None
         except NotADirectoryError:
             raise InvalidError(
                 f"object key `{key}`: a part of it is itself an object: choose another key"
             ) from None
-        with contextlib.suppress(FileNotFoundError):  # it was deleted already, and its folder too
+        self._settle_link(target, key)
+
+    def _settle_link(self, target: Path, key: str) -> None:
+        """Step 4. Raises ``UnknownOutcomeError`` if the object may not be durable."""
+        with contextlib.suppress(FileNotFoundError), _unsettled(key):  # deleted, its folder too
             _fsync_folder(target.parent)
 
     def _remove_empty(self, folders: Iterable[Path]) -> None:
@@ -374,6 +388,21 @@ def _translated(key: str) -> Iterator[None]:
             ) from exc
         raise UnavailableError(
             f"object `{key}`: the file system says `{exc.strerror}`: fix it and try again",
+            key=key,
+        ) from exc
+
+
+@contextlib.contextmanager
+def _unsettled(key: str) -> Iterator[None]:
+    """Turns errors into the unknown outcome of a write whose object readers can see already."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise UnknownOutcomeError(
+            f"object `{key}`: was written, but the file system says `{exc.strerror}`, so a power "
+            "cut may undo it: write it again",
             key=key,
         ) from exc
 
