@@ -307,6 +307,9 @@ def test_rollback_without_a_kept_generation_is_refused(home: Home) -> None:
     with pytest.raises(InvalidError, match="keeps no other generation"):
         rollback(home.context, "daily")
     backfill(home)
+    for generation in (None, 2):  # it was never live
+        with pytest.raises(InvalidError, match="generation 2 is being built"):
+            rollback(home.context, "daily", generation=generation)
     promote(home.context, "daily")
     begin_backfill(home.context, "daily", ArchiveFormat(parser="timestamp"))
     with pytest.raises(InvalidError, match="generation 3 is being built"):

@@ -164,14 +164,14 @@ def rollback(
     check_active(archive)
     files_at(context, archive)  # raises unless the folder is ours, before any change
     wanted = _kept_generation(archive, generation)
+    if wanted == archive.building and wanted > archive.generation:
+        # never live, or a rollback to it died: a promote finishes both
+        raise _being_built(name, wanted)
 
     def edit(found: Archive) -> Archive:
         check_active(found)
-        if found.building not in (None, wanted):
-            raise InvalidError(
-                f"archive `{name}`: generation {found.building} is being built: promote it, or "
-                f"drop it with `archive drop {name} {found.building}`, before a rollback"
-            )
+        if found.building is not None and found.building != wanted:
+            raise _being_built(name, found.building)
         if found.state_of(wanted) not in ("kept", "building"):
             raise InvalidError(
                 f"archive `{name}`: generation {wanted} is {found.state_of(wanted)}: roll back to "
@@ -413,6 +413,13 @@ def _kept_generation(archive: Archive, generation: int | None) -> int:
     raise InvalidError(
         f"archive `{archive.name}`: keeps generations {', '.join(map(str, kept))}: say which with "
         "--to"
+    )
+
+
+def _being_built(name: str, generation: int) -> InvalidError:
+    return InvalidError(
+        f"archive `{name}`: generation {generation} is being built: promote it, or drop it with "
+        f"`archive drop {name} {generation}`, before a rollback"
     )
 
 
