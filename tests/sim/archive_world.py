@@ -230,16 +230,20 @@ class ArchivesWorld(ArchivesHome):
 
     def change_generation(self, home: Home) -> None:
         archive = find_archive(home.context, "day")
-        others = sorted(archive.makings.keys() - {archive.generation})
+        others, kept = (
+            sorted(archive.makings.keys() - {archive.generation}),
+            archive.in_state("kept"),
+        )
         chance = self.random.random()
-        if others and chance < 0.2:
+        if others and chance < 0.15:
             drop_generation(home.context, "day", self.random.choice(others))
             self.done.dropped += 1
-        elif others and chance < 0.45:
-            rollback(home.context, "day", generation=self.random.choice(others))
+        elif kept and archive.building is None and chance < 0.6:
+            rollback(home.context, "day", generation=self.random.choice(kept))
             self.done.rolled_back += 1
         else:
-            making = self.random.choice([BY_DAY, BY_MINUTE])
+            other = self.random.choice([BY_DAY, BY_MINUTE])
+            making = other if archive.building is None else archive.makings[archive.building]
             _, number = begin_backfill(home.context, "day", making)
             self.done.backfills += 1
             self.drive(home, "day", number, accept_loss=self.chance(0.5))
