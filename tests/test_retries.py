@@ -37,7 +37,7 @@ ALLOWED = {
     ("erasure/rewrite_file.py", "_erase"): FOREIGN,
     ("erasure/rewrite_file.py", "replace_object"): FOREIGN,
     ("erasure/rewrite_file.py", "_retry_on_change"): FOREIGN,
-    ("erasure/updates.py", "update_archives"): ROUNDS,
+    ("erasure/updates.py", "_update_until_same"): ROUNDS,
     ("journal/amend.py", "_delete_key"): ROUNDS,
     ("journal/amend.py", "_enter"): ROUNDS,
     ("journal/amend.py", "_put"): ROUNDS,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Clock", "Ids", "RandomIds", "SystemClock", "system_random"]
+__all__ = ["Clock", "Ids", "RandomIds", "SystemClock", "looks", "system_random"]
 
 
 class Clock(Protocol):
@@ -65,6 +66,21 @@ class RandomIds:
 def system_random() -> random.Random:
     """Returns the operating system's randomness: safe across forks, and good enough for ids."""
     return random.SystemRandom()
+
+
+def looks(clock: Clock, wait_s: float, every_s: float) -> Iterator[bool]:
+    """Yields before each look at what others do, and waits in between.
+
+    True means that this look is the last one, since ``wait_s`` are over: that is decided before the
+    look, so that a process that was stopped for longer looks once more.
+    """
+    until_s = clock.monotonic_s() + wait_s
+    while True:
+        is_last = clock.monotonic_s() >= until_s
+        yield is_last
+        if is_last:
+            return
+        clock.sleep(every_s)
 
 
 _clock: type[Clock] = SystemClock

@@ -62,6 +62,11 @@ class LogSettings:
     lease_ttl_ms: int = 10_000  # a consumer or driver silent for longer loses its partitions
     max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
 
+    @property
+    def dead_after_s(self) -> float:
+        """Returns how long to look at a row without a heartbeat before its owner counts as dead."""
+        return 1.5 * self.lease_ttl_ms / 1000
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) < (0 if name == "linger_ms" else 1):

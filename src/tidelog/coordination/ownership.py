@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
+from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.outcome import SentWrites
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
@@ -181,16 +182,8 @@ class Ownership:
 
     def take(self) -> bool:
         """Waits long enough to see whether an owner is dead; returns False if it is alive."""
-        clock = self._context.clock
-        until_s = clock.monotonic_s() + 1.5 * self._context.settings.lease_ttl_ms / 1000
-        while True:
-            # Before the look, so that a stall costs no look.
-            is_last = clock.monotonic_s() > until_s
-            if self.try_take():
-                return True
-            if is_last:
-                return False
-            clock.sleep(_LOOK_S)
+        times = looks(self._context.clock, self._context.settings.dead_after_s, _LOOK_S)
+        return any(self.try_take() for _ in times)
 
     def check(self) -> Check:
         """Returns a check that the row is as we last wrote it, for a write that counts."""

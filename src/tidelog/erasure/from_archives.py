@@ -46,6 +46,7 @@ from tidelog.archive.derived_archives import (
     with_later_ones,
 )
 from tidelog.archive.erased_events import Places, deleted_offsets, deletion_records
+from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import (
     MARK_BYTES,
@@ -379,11 +380,11 @@ def erase_archived(
 
 def _unfinished(context: Context, archive: Archive) -> Iterator[str]:
     """Waits for ranges that have read their source; yields messages about those that go on."""
-    until_s = context.clock.monotonic_s() + _WAIT_S
     left = _ranges_under_way(context, archive)
-    while left and context.clock.monotonic_s() < until_s:
-        context.clock.sleep(_LOOK_S)
+    for _ in looks(context.clock, _WAIT_S, _LOOK_S) if left else ():
         left &= _ranges_under_way(context, archive)
+        if not left:
+            break
     for partition in sorted({partition for _, partition, _, _ in left}):
         yield (
             f"archive `{archive.name}`: a range of `{partition}` is under way that may hold such "

@@ -39,7 +39,7 @@ from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import Line, archives_of
 from tidelog.archive.erased_events import Deletions
 from tidelog.archive.roots import removed_archives
-from tidelog.clock import Clock
+from tidelog.clock import Clock, looks
 from tidelog.connectors.by_url import StoreFolder, folders_of, pipelines_of
 from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
@@ -284,11 +284,11 @@ def lasting_uploads(store: Store, clock: Clock) -> Iterator[Upload]:
             under_way[upload.name, upload.began_ms] = upload
         else:
             yield upload
-    until_s = clock.monotonic_s() + WAIT_S
-    while under_way and clock.monotonic_s() < until_s:
-        clock.sleep(_LOOK_S)
+    for _ in looks(clock, WAIT_S, _LOOK_S) if under_way else ():
         names = {upload.name for upload in store.uploads()}
         under_way = {key: each for key, each in under_way.items() if each.name in names}
+        if not under_way:
+            break
     yield from under_way.values()
 
 

@@ -29,6 +29,7 @@ from tidelog.archive.derived_archives import partitions_of, reachable_archives_o
 from tidelog.archive.generations import finish_removals
 from tidelog.archive.read import ArchiveFiles
 from tidelog.archive.transform_output import output_above, output_of
+from tidelog.clock import looks
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
 from tidelog.coordination.pipeline_rows import read_partitions, replay_pipeline
@@ -71,6 +72,10 @@ class ArchiveUpdate:
     unchanged: str = ""  # why its files keep the old values
 
 
+_Done = tuple[dict[tuple[str, int], ArchiveUpdate], list[TidelogError]]
+"""What was changed, by archive and generation, and what went wrong."""
+
+
 def update_archives(
     context: Context, lookup: Lookup, ids: Collection[str], wait_ms: int = _WAIT_MS
 ) -> list[ArchiveUpdate]:
@@ -80,9 +85,33 @@ def update_archives(
     Raises ``UnavailableError`` if a range that may hold an old value takes longer than
     ``wait_ms``, and the error of an archive or a table after all others are done. Call it again.
     """
-    until_s = context.clock.monotonic_s() + wait_ms / 1000
     total: dict[tuple[str, int], ArchiveUpdate] = {}
     values: _Values = {}
+    errors: list[TidelogError] = []
+    waiting = ""
+    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
+        errors.clear()
+        waiting, values = _update_until_same(context, lookup, ids, values, (total, errors))
+        if is_last or not waiting:
+            break
+    for error in errors:
+        raise error
+    if waiting:
+        raise UnavailableError(
+            f"topic `{lookup.topic.name}`: a range of archive `{waiting}` is under way that may "
+            "hold the old value: run the archive, then update its archives again"
+        )
+    return list(total.values())
+
+
+def _update_until_same(
+    context: Context, lookup: Lookup, ids: Collection[str], known: _Values, into: _Done
+) -> tuple[str, _Values]:
+    """Updates until the topic has the values that the archives got, or until something is left.
+
+    Returns an archive with a range that may hold an old value, and the values.
+    """
+    values, (total, errors) = known, into
     for _ in range(_ROUNDS):
         now = _current_values(lookup, ids)
         values = _with_trimmed(context, lookup.topic, now, values)
@@ -92,20 +121,10 @@ def update_archives(
                 "keep the values that they have",
                 topic=lookup.topic.name,
             )
-        errors: list[TidelogError] = []
         carried = _carry(context, lookup.topic, values, total, errors)
-        if carried.waiting and context.clock.monotonic_s() < until_s:
-            context.clock.sleep(_LOOK_S)
-            continue
-        for error in errors:
-            raise error
-        if carried.waiting:
-            raise UnavailableError(
-                f"topic `{lookup.topic.name}`: a range of archive `{carried.waiting}` is under way "
-                "that may hold the old value: run the archive, then update its archives again"
-            )
-        if not carried.has_changed and _current_values(lookup, ids) == now:
-            return list(total.values())
+        is_same = not carried.has_changed and _current_values(lookup, ids) == now
+        if carried.waiting or errors or is_same:
+            return carried.waiting, values
     raise UnavailableError(
         f"topic `{lookup.topic.name}`: these events keep being updated: update its archives again"
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidelog.clock import RandomIds
+from tidelog.clock import RandomIds, looks
 from tidelog.context import Context
 from tidelog.coordination.ownership import beating
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
@@ -97,18 +97,12 @@ def _take(context: Context, waiting: Sequence[PartitionCompile]) -> list[Partiti
     """Returns those that no other process compiles; one silent for the time to live is dead."""
     held: list[PartitionCompile] = []
     left = list(waiting)
-    until_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
-    while left:
-        is_last = (
-            context.clock.monotonic_s() > until_s
-        )  # before the look, so that a stall costs no look
+    for _ in looks(context.clock, context.settings.dead_after_s, _LOOK_S):
         taken = [compiling for compiling in left if compiling.holding.try_take()]
         held += taken
         left = [compiling for compiling in left if compiling not in taken]
-        if is_last:
+        if not left:
             break
-        if left:
-            context.clock.sleep(_LOOK_S)
     return held
 
 

@@ -19,6 +19,7 @@ from tidelog.archive.archive import list_archives
 from tidelog.archive.derived_archives import reachable_archives_of
 from tidelog.archive.erased_events import Places
 from tidelog.archive.tables import repair_tables
+from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.audit import forget_actions
 from tidelog.coordination.pipeline_rows import is_detached
@@ -115,17 +116,16 @@ def carry_out_all(
     ``waits_ms`` is the grace of the sweep, and how long to wait for such ranges. ``archives`` has
     those that take longer.
     """
-    clock, (grace_ms, wait_ms) = context.clock, waits_ms
-    until_s = clock.monotonic_s() + wait_ms / 1000
-    while True:
+    grace_ms, wait_ms = waits_ms
+    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_AGAIN_S):
         watch.purging()
         done = carry_out(context, topic, grace_ms, min(wait_ms, WAIT_MS))
         watch.purged(done)
         waiting = sorted({each.archive for each in done.archives if each.waiting})
-        if not waiting or watch.is_stopped() or clock.monotonic_s() >= until_s:
-            return done
+        if not waiting or watch.is_stopped() or is_last:
+            break
         watch.waiting(waiting[0])
-        clock.sleep(_LOOK_AGAIN_S)
+    return done
 
 
 def carry_out_and_prove(
@@ -186,10 +186,8 @@ def erase_until_settled(
 
     Returns what was erased, also after ``wait_ms``: then some report an unfinished range.
     """
-    clock = context.clock
-    until_s = clock.monotonic_s() + wait_ms / 1000
     total: dict[tuple[str, int], ArchiveErasure] = {}
-    while True:
+    for is_last in looks(context.clock, wait_ms / 1000, _LOOK_S):
         errors: list[TidelogError] = []
         found = erase_from_archives(context, topic, deleted, errors.append)
         for each in found:
@@ -197,11 +195,11 @@ def erase_until_settled(
                 (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
             )
             known.add(each)
-        if not any(each.waiting for each in found) or clock.monotonic_s() >= until_s:
+        if is_last or not any(each.waiting for each in found):
             for error in errors:
                 tell(error)
-            return list(total.values())
-        clock.sleep(_LOOK_S)
+            break
+    return list(total.values())
 
 
 class ArchiveEraser:

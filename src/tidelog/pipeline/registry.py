@@ -22,6 +22,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.update import Decision, Rows, attempts, update
+from tidelog.clock import looks
 from tidelog.connectors.sink import TargetSink
 from tidelog.connectors.source import CompletingSource, Source
 from tidelog.context import Context
@@ -192,17 +193,13 @@ def _stop_drivers(context: Context, pipeline: NamedPipeline) -> None:
     Raises ``InvalidError`` if one is alive.
     """
     watch = DriverMembers(context, pipeline.incarnation)  # which does not join
-    until_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
-    while True:
-        # Before the look, so that a stall costs no look.
-        is_last = context.clock.monotonic_s() > until_s
+    for is_last in looks(context.clock, context.settings.dead_after_s, _LOOK_S):
         if not watch.alive():
             break
         if is_last:
             raise InvalidError(
                 f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
             )
-        context.clock.sleep(_LOOK_S)
     stop_drivers(context, pipeline.incarnation)
 
 

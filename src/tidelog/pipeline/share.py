@@ -23,6 +23,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.clock import looks
 from tidelog.connectors.source import SourcePartition, SourceRange, bounds_apart, waits
 from tidelog.context import Context
 from tidelog.coordination.members import Membership, fair_share, raise_fence
@@ -264,8 +265,8 @@ def wait_until_done(
     context: Context, pipeline: str, ends: Mapping[str, str], waits: Waits, timeout_s: float
 ) -> list[str]:
     """Waits until every source partition is committed up to its end. Returns those that are not."""
-    deadline_s = context.clock.monotonic_s() + timeout_s
-    while True:
+    behind: list[str] = []
+    for _ in looks(context.clock, timeout_s, _LOOK_S):
         behind = []
         for partition, end in ends.items():
             head, source = (
@@ -276,6 +277,6 @@ def wait_until_done(
                 continue  # a person decided that no more of it is read
             if head is None or waits(SourceRange(source, head.position, end)):
                 behind.append(partition)
-        if not behind or context.clock.monotonic_s() > deadline_s:
-            return behind
-        context.clock.sleep(_LOOK_S)
+        if not behind:
+            break
+    return behind

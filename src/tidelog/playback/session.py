@@ -53,6 +53,7 @@ import msgspec
 
 from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.catalog.update import Decision, Rows, update
+from tidelog.clock import looks
 from tidelog.context import Context
 from tidelog.coordination.ownership import Silence, beating, write_held, write_repeatedly
 from tidelog.errors import (
@@ -281,8 +282,8 @@ def forget_playback(context: Context, name: str) -> None:
     if pinned is None:
         raise NotFoundError(f"playback `{name}`: not found: nothing to forget")
     named = NamedPlayback(context, name, pinned.generation)
-    deadline_s = context.clock.monotonic_s() + 1.5 * context.settings.lease_ttl_ms / 1000
-    if not named.take(lambda: context.clock.monotonic_s() > deadline_s):
+    times = looks(context.clock, context.settings.dead_after_s, _LOOK_S)
+    if not any(named.try_take() for _ in times):
         raise InvalidError(
             f"playback `{name}`: a process plays it: stop that one, and forget it then"
         )
