@@ -20,7 +20,7 @@ from tidelog.journal.scribe import Scribe, ScribeOptions
 from tidelog.log.consumer.leases import Leases
 from tidelog.log.maintenance import trim as trimming
 from tidelog.log.maintenance.sweep import sweep_home
-from tidelog.log.maintenance.trim import ToOffsets, check_clock, trim_topic
+from tidelog.log.maintenance.trim import KeepBytes, ToOffsets, check_clock, trim_topic
 from tidelog.log.producer.append import Appender
 from tidelog.log.producer.idempotent_append import append_once
 from tidelog.model.topic import Topic
@@ -274,3 +274,20 @@ def test_command_trims_nothing_by_a_clock_that_is_a_year_ahead(
     with tidelog.open(tmp_path / "home") as home:
         assert [event.value for event in home.read("t")] == [b"a"]
     assert CliRunner().invoke(cli, [*asked, "2999-01-01T00:00:00Z"]).exit_code == 0
+
+
+@pytest.mark.parametrize(("ahead_s", "wrong"), [(-YEAR_S, {5}), (-YEAR_S, {3}), (YEAR_S, {1})])
+def test_trim_by_bytes_keeps_the_newest_runs_of_every_partition(
+    house: House, ahead_s: float, wrong: set[int]
+) -> None:
+    topic, right = house.topic(partitions=2), house.context
+    for number in range(6):
+        for partition in (0, 1):
+            is_wrong = partition == 0 and number in wrong
+            house.context = on_host(house, ahead_s, 10 + number) if is_wrong else right
+            house.append(topic, [f"event {number}"], partition)
+            house.context = right
+        house.clock.advance(DAY_S)
+    size = max(run.byte_end - run.byte_start for run in house.runs(topic))
+    trim_topic(right, topic, KeepBytes(4 * size))
+    assert house.values(topic, 0) == house.values(topic, 1) == ["event 4", "event 5"]

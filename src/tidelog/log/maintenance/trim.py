@@ -27,6 +27,7 @@ offset from the start to the next. A plan is valid only if nothing was compiled 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ class KeepBytes:
     """Keeps the newest runs and journals, by commit time over all partitions, up to this size.
 
     Deletes only whole runs and journals. Bytes are those in the store, after compression. A journal
-    has the commit time of its newest run.
+    has the commit time of its newest run. A time that contradicts those of its neighbours, since a
+    producer's clock was wrong, is replaced by theirs.
     """
 
     bytes: int
@@ -242,11 +244,11 @@ def _starts_of_newest(
         raise InvalidError(f"topic `{topic.name}`: keep {kept} bytes: give 0 or more")
     starts = {partition: head.next for partition, head in heads.items()}
     newest = heapq.merge(
-        *(_runs_backwards(context, topic, p, head) for p, head in heads.items()),
-        key=lambda found: found[1].committed_ms,
+        *(_newest_runs(context, topic, p, head, kept) for p, head in heads.items()),
+        key=lambda found: found[0],
         reverse=True,
     )
-    for partition, run in newest:
+    for _, partition, run in newest:
         kept -= run.byte_end - run.byte_start
         if kept < 0:
             break
@@ -257,9 +259,52 @@ def _starts_of_newest(
     return starts
 
 
-def _runs_backwards(
-    context: Context, topic: Topic, partition: int, head: Head
-) -> Iterator[tuple[int, Run]]:
+def _newest_runs(
+    context: Context, topic: Topic, partition: int, head: Head, kept: int
+) -> list[tuple[int, int, Run]]:
+    """Returns the newest runs of a partition up to the first that does not fit into ``kept`` bytes.
+
+    Newest first, each with its commit time and the partition.
+    """
+    found: list[Run] = []
+    for run in _runs_backwards(context, topic, partition, head):
+        found.append(run)
+        kept -= run.byte_end - run.byte_start
+        if kept < 0:
+            break
+    times = _in_order([run.committed_ms for run in reversed(found)])
+    return [(time, partition, run) for time, run in zip(reversed(times), found, strict=True)]
+
+
+def _in_order(times: list[int]) -> list[int]:
+    """Returns times that never go back: of those that contradict others, the fewest are replaced.
+
+    Commits are in the order of their offsets, so where times go back, a producer's clock was wrong.
+    One such time must not make all runs before it look as old, or as new. A replaced time is that
+    of the last right one before it.
+    """
+    ends: list[int] = []  # the lowest last time of a sequence of each length, and its index
+    lasts: list[int] = []
+    before: list[int] = []  # for each time, the index of the one before it in its sequence
+    for index, time in enumerate(times):
+        length = bisect_right(ends, time)
+        before.append(lasts[length - 1] if length else -1)
+        ends[length : length + 1] = [time]
+        lasts[length : length + 1] = [index]
+    right: set[int] = set()
+    index = lasts[-1] if lasts else -1
+    while index >= 0:
+        right.add(index)
+        index = before[index]
+    found: list[int] = []
+    latest = times[min(right)] if right else 0
+    for index, time in enumerate(times):
+        latest = time if index in right else latest
+        found.append(latest)
+    return found
+
+
+def _runs_backwards(context: Context, topic: Topic, partition: int, head: Head) -> Iterator[Run]:
     where = layout.topic_partition(topic.incarnation, partition)
     for first, _ in reversed(_kinds(head)):
         end = "run0" if first.startswith("run/") else layout.journal_row(head.journaled)
@@ -267,7 +312,7 @@ def _runs_backwards(
             run = decode_run(row, topic, partition)
             if run.end <= head.start:
                 return
-            yield partition, run
+            yield run
 
 
 def _kinds(head: Head) -> list[tuple[str, str]]:
