@@ -71,7 +71,9 @@ def test_what_was_never_there_is_not_proved(tidelog: Run) -> None:
     fill()
     shown = tidelog("verify", "t", "--erased", "never-was")
     assert shown.code == 1
-    assert shown.out.startswith(b"NOTHING TO PROVE: this id or key was never deleted here.\n")
+    assert shown.out.startswith(
+        b"NOTHING TO PROVE: an id or key that you gave was never deleted here.\n"
+    )
     for asked in (["never-was"], ["--key", "never-was"]):
         done = tidelog("delete", "t", *asked, "--yes", "--prove", "--json")
         proof = done.rows()[-1]

@@ -442,3 +442,28 @@ def test_event_of_a_deleted_key_that_came_after_the_delete_is_recovered(
     with embedded.open() as home:
         assert home.recover_topic("orders").appended == 1
         assert values(home) == ["new"]
+
+
+@pytest.mark.parametrize("wanted", [{"ids": ["a", "never"]}, {"key": b"k"}], ids=["id", "key"])
+def test_deleted_event_that_only_lost_objects_hold_stays_deleted(
+    embedded: Embedded, wanted: dict[str, Any]
+) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    later_ms = SystemClock().now_ms() + 3_600_000
+    with embedded.open() as home:
+        secret = Event(b"secret", id="a", key=b"k", timestamp=later_ms)
+        home.append("orders", [secret, Event(b"lost", id="b", key=b"m")])
+    embedded.go_back()
+    with embedded.open() as home:
+        proof = home.erase("orders", **wanted)
+        assert (proof.verdict, len(proof.traces)) == ("not erased", 1)
+        assert proof.deleted is not None
+        assert (proof.deleted.events, proof.deleted.strays) == (0, 1)
+        assert set(proof.deleted.missing) == set(wanted.get("ids", [])) - {"a"}
+        report = home.recover_topic("orders")
+        assert (report.events, report.appended, report.erased) == (2, 1, 1)
+        assert values(home) == ["kept", "lost"]
+        home.sweep(0)
+        found = home.prove_erased("orders", ids=["a"], keys=[b"k"] if "key" in wanted else [])
+        assert found.verdict == "erased"

@@ -234,12 +234,15 @@ class MaintenanceCalls(ABC):
         """Remove the bytes of deleted events, search for what is left, and record the proof.
 
         Waits for ranges of archives that were planned before the delete. Searches again if all
-        that is left may be an append under way. ``deleted`` is what the proof says was deleted.
+        that is left may be an append under way. ``deleted`` is the result of a delete of these ids
+        and keys, for the proof: what it did not find, but a recovery of the topic would append, is
+        then deleted too.
 
         >>> deleted = home.erase("orders", ids=["order-2"], prove=False)
         >>> home.purge_and_prove("orders", ids=["order-2"], deleted=deleted).is_erased
         True
         """
+        from tidelog.erasure.from_archives import erase_strays
         from tidelog.maintenance.turn import ErasureWatch, carry_out_and_prove
 
         check_options("purge_and_prove", options, ProveOptions)
@@ -250,7 +253,11 @@ class MaintenanceCalls(ABC):
         watch = options.get("watch") or ErasureWatch()
         wanted = [ids] if isinstance(ids, str) else list(ids)
         found = self.topic(topic)
-        proof = carry_out_and_prove(context, found, wanted, list(keys), wait_ms, watch)
+        given = list(keys)
+        if deleted is not None:
+            amender = self.amender(topic, self.reason(why, options.get("who")))
+            deleted = erase_strays(context, amender, deleted, wanted, given)
+        proof = carry_out_and_prove(context, found, wanted, given, wait_ms, watch)
         proof.deleted = deleted
         self.record_proof(proof, why=why, who=options.get("who"))
         return proof

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -76,6 +76,7 @@ from tidelog.erasure.search import (
     matcher_of,
     search_aside,
     search_generation,
+    search_strays,
 )
 from tidelog.erasure.topic_copies import copies_of_archives, original_archives, other_sources
 from tidelog.errors import InvalidError, NotFoundError
@@ -94,6 +95,7 @@ __all__ = [
     "delete_events",
     "delete_key",
     "erase_archived",
+    "erase_strays",
     "erase_trimmed",
     "finish_archive",
     "keep_deletions",
@@ -133,13 +135,15 @@ class DeleteResult:
 
     events: int = 0  # of the topic
     archived: int = 0  # that only archives held
+    strays: int = 0  # that objects held which no row names, and which a recovery would append
     missing: tuple[str, ...] = ()  # ids without any event
     unseen: tuple[str, ...] = ()  # files of archives without ids or keys to search for
 
     @property
     def is_clean(self) -> bool:
         """Returns whether everything that was given was found, and every file could be searched."""
-        return bool(self.events or self.archived) and not self.missing and not self.unseen
+        found = self.events or self.archived or self.strays
+        return bool(found) and not self.missing and not self.unseen
 
 
 def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> DeleteResult:
@@ -164,7 +168,7 @@ def delete_events(context: Context, amender: Amender, ids: Collection[str]) -> D
             events += amender.delete(wanted).events
         redact_reasons(context, owners_of(context, topic), sought.deletions)
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
-    return DeleteResult(events, trimmed.events, missing, trimmed.unseen)
+    return DeleteResult(events, trimmed.events, missing=missing, unseen=trimmed.unseen)
 
 
 def delete_key(
@@ -240,6 +244,50 @@ def erase_trimmed(
             _enter(context, topic, record, version)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return ErasedFromArchives(len(new), found_ids, len(found), tuple(unseen))
+
+
+def erase_strays(
+    context: Context,
+    amender: Amender,
+    deleted: DeleteResult,
+    ids: Collection[str],
+    keys: Collection[bytes],
+) -> DeleteResult:
+    """Erases what only objects hold that no row names, under ids or keys that were deleted.
+
+    A delete looks at the topic and its archives. A restored catalog has lost the events that were
+    appended since its copy, and a producer that died has left what it did not commit. So a recovery
+    would append such an event after it was deleted. The ledger keeps it from that; the recovery or
+    a sweep deletes the object. Returns ``deleted`` with what was found.
+    """
+    topic, found_ids, strays, events = amender.topic, set[str](), 0, deleted.events
+    searches: list[tuple[Collection[str], bytes | None]] = [((), each) for each in keys]
+    if ids:
+        searches.append((ids, None))
+    sent = SentWrites()
+    with sent.unknown_if_any(f"delete in `{topic.name}`", _AGAIN):
+        for some, key in searches:
+            found = search_strays(context, topic, matcher_of(some, key))
+            for partition, here in found.items():
+                line = Line(f"{topic.name}/{partition}", topic.incarnation)
+                places = {(line, offset): each for offset, each in here.items()}
+                for lot, until_ms in _lots(places, {line: partition}):
+                    mark = "" if key is None else key_mark(key)
+                    record = _record(context, amender.why, lot, until_ms, mark)
+                    version = put_record(sent.tracked(context), topic, record)
+                    _enter(context, topic, record, version)
+                strays += len(here)
+                found_ids |= {each.id for each in here.values() if each.id is not None}
+            if any(found.values()):  # a recovery may have appended them before the ledger had them
+                events += _delete_again(amender, found_ids & set(some), key)
+    missing = tuple(each for each in deleted.missing if each not in found_ids)
+    return replace(deleted, events=events, strays=strays, missing=missing)
+
+
+def _delete_again(amender: Amender, ids: Collection[str], key: bytes | None) -> int:
+    if key is not None:
+        return amender.delete_key(key, lambda _: None).events
+    return amender.delete([each for each in ids if can_be_id(each)]).events
 
 
 def settled_offsets(context: Context, topic: Topic) -> Places:

@@ -27,11 +27,13 @@ from tidelog.erasure.matcher import EventMatcher, own_column, rows_of, time_ms_o
 from tidelog.erasure.rewrite import finish_rewrites
 from tidelog.erasure.rewrite_file import AsideFiles, aside_lines
 from tidelog.errors import CorruptError, InvalidError, UnavailableError
+from tidelog.journal.stray_events import StrayEvents
 from tidelog.log.run_reader import read_run
 from tidelog.model.archive import Archive, ArchiveFormat
 from tidelog.model.event import check_utf8
 from tidelog.model.partition_rows import Run
 from tidelog.model.pipeline import FileEntry, Manifest, offsets_between
+from tidelog.model.topic import Topic
 from tidelog.store import shared_store
 from tidelog.store.base import ObjectInfo, Store
 
@@ -44,6 +46,7 @@ __all__ = [
     "matcher_of",
     "search_aside",
     "search_generation",
+    "search_strays",
 ]
 
 
@@ -189,6 +192,24 @@ def search_aside(
         for row in sought.rows(batch):
             place = (lines.get(key, UNKNOWN_LINE), -1 - number - len(found))
             found[place] = FoundEvent(_id(batch, row), time_ms_of(batch, row))
+    return found
+
+
+def search_strays(
+    context: Context, topic: Topic, sought: EventMatcher
+) -> dict[int, dict[int, FoundEvent]]:
+    """Searches what a recovery of a topic would append: events of objects that no row names.
+
+    Returns them by partition; uses negative offsets, as theirs may be other events'.
+    """
+    found: dict[int, dict[int, FoundEvent]] = {}
+    strays = StrayEvents(context, topic, None, include_trimmed=True)
+    for unit in strays.units:
+        events = strays.read(unit)
+        for batch in () if events is None else events.table.to_batches():
+            here = found.setdefault(unit.partition, {})
+            for row in sought.rows(batch):
+                here[-1 - len(here)] = FoundEvent(_id(batch, row), time_ms_of(batch, row))
     return found
 
 

@@ -35,7 +35,7 @@ _UNDER_WAY = "archive_ranges_under_way"
 _HEADLINES = {
     "erased": "ERASED: no object holds any of it.",
     "not erased": "NOT ERASED: something is left.",
-    "nothing to prove": "NOTHING TO PROVE: this id or key was never deleted here.",
+    "nothing to prove": "NOTHING TO PROVE: an id or key that you gave was never deleted here.",
 }
 
 proof_option = click.option(
@@ -162,8 +162,10 @@ def _evidence(proof: Proof, done: Mapping[str, int] | None) -> dict[str, str]:
     shown = {"topic": proof.topic}
     deleted = proof.deleted
     if deleted is not None:
-        found = deleted.events + deleted.archived
+        found = deleted.events + deleted.archived + deleted.strays
         only = f", {deleted.archived:,} of them only in archives" if deleted.archived else ""
+        if deleted.strays:
+            only += f", {deleted.strays:,} of them in objects that no row names"
         shown["deleted"] = (counted(found, "event") if found else "nothing new") + only
         if deleted.missing:
             shown["not found"] = counted(len(deleted.missing), "id")
@@ -193,6 +195,7 @@ def _values(proof: Proof, purged: Mapping[str, int] | None) -> dict[str, Any]:
         "known": proof.known,
         "deleted": None if deleted is None else deleted.events,
         "archived": None if deleted is None else deleted.archived,
+        "strays": None if deleted is None else deleted.strays,
         "missing": [] if deleted is None else list(deleted.missing),
         "unseen": [] if deleted is None else list(deleted.unseen),
         **(purged or {}),
