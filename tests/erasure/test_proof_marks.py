@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.archive.test_names import Shell
 from tidelog import Event
-from tidelog.erasure.proof_places import DELETE, STAGED, SWEEP, remedy_of
+from tidelog.erasure.proof_places import DELETE, REBUILD, STAGED, SWEEP, remedy_of
 from tidelog.erasure.proof_search import prove_erased
 from tidelog.model import layout
 
@@ -32,4 +32,6 @@ def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
 def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
     assert remedy_of(f"{layout.staging_of('p')}x") == STAGED
     assert remedy_of("topics/i/segments/x") == SWEEP
-    assert remedy_of("archives/a/_delta_log/0.json") == DELETE
+    assert remedy_of("archives/a/g1/_delta_log/0.json") == REBUILD
+    assert remedy_of("archives/a/_iceberg/n.t/metadata/0.avro") == REBUILD
+    assert remedy_of("archives/a/g1/notes.txt") == DELETE

@@ -29,6 +29,7 @@ from tidelog.erasure.matcher import folder_names
 from tidelog.model.archive import Success
 
 __all__ = [
+    "DELTA",
     "ICEBERG",
     "event_values",
     "folder_values",
@@ -37,7 +38,7 @@ __all__ = [
 
 _parse_json = msgspec.json.Decoder().decode
 
-_DELTA = "/_delta_log/"
+DELTA = "/_delta_log/"
 _NOT_KNOWN = (
     msgspec.MsgspecError,
     UnicodeDecodeError,
@@ -102,7 +103,7 @@ def event_values(
             return iceberg_values(key, data, everywhere)
         if name == "_SUCCESS":
             return _of_marker(_parse_json(data), living)
-        if f"{folder}/".endswith(_DELTA):
+        if f"{folder}/".endswith(DELTA):
             return _of_log(name, data, living)
     except _NOT_KNOWN:
         pass  # not what its name says

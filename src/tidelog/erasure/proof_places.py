@@ -53,7 +53,7 @@ from tidelog.coordination.pipeline_rows import (
     read_progress,
     replay_pipeline,
 )
-from tidelog.erasure.known_objects import ICEBERG, folder_values
+from tidelog.erasure.known_objects import DELTA, ICEBERG, folder_values
 from tidelog.erasure.matcher import EventMatcher
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.topics import list_topics
@@ -97,7 +97,7 @@ STAGED = (
     "has run again; what is younger than the sweep's grace waits for the next one"
 )
 STAGED_REPLAY = STAGED.replace("its archive or pump", "`tidelog archive dead NAME --replay`")
-DELETE = "no sweep removes it: look at it; register tables of the archive again, delete other files"
+DELETE = "no sweep removes it: look at it, then delete it"
 ASIDE = (
     "run `tidelog delete {topic} ID --prove`, or `tidelog archive erase`; a file of a generation "
     "that the archive no longer has: copy what you still need of it, then delete it"
@@ -407,6 +407,6 @@ def remedy_of(key: str) -> str:
         return STAGED if generation_pipeline(pipeline) == pipeline else STAGED_REPLAY
     if key.startswith("topics/"):
         return SWEEP
-    if ICEBERG in key:
+    if ICEBERG in key or DELTA in key:  # it names files; a drop deletes it with them
         return REBUILD
     return ASIDE if "/_aside/" in key else DELETE
