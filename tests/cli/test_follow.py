@@ -58,6 +58,23 @@ def test_a_promoted_generation_is_gone_over_to(home: Home, place: Path) -> None:
         eventually("and said so", lambda: parts["archive raw"].state == "running")
 
 
+def test_archive_tells_that_its_events_become_dead_letters(home: Home, place: Path) -> None:
+    home.create_topic("orders")
+    create = ("archive", "create", "daily", "--source", "topic:orders", "--max-age", "100ms")
+    tidelog(place, *create, "--parser", "iso8601:at")
+    home.append("orders", [Event(b"{}"), Event(b"{}")])
+    with following(home) as parts:
+        eventually("it follows", lambda: "archive daily" in parts)
+        eventually("it tells", lambda: "became dead letters" in parts["archive daily"].error)
+        told = parts["archive daily"]
+        assert (told.state, told.error.partition(":")[2]) == (
+            "running",
+            " see why with `tidelog archive dead daily`",
+        )
+        home.append("orders", [Event(b'{"at": "2026-11-01T00:00:00Z"}')])
+        eventually("it works again", lambda: not parts["archive daily"].error)
+
+
 def test_a_deleted_pump_is_left(home: Home, place: Path) -> None:
     home.create_topic("orders")
     home.create_topic("copy")

@@ -58,6 +58,8 @@ class _FollowedPipeline:
     listed: int = 0  # by the source
     events: int = 0
     failures: int = 0  # in a row
+    dead_share: float = 1.0  # a larger share of dead letters is told
+    warning: str = ""  # about its last events
 
     @property
     def state(self) -> str:
@@ -130,7 +132,12 @@ class Follower:
             policy = FilePolicy(now.max_bytes, now.max_age_ms)
             return open_pipeline(context, now, self._workers), policy
 
-        return _FollowedPipeline(f"archive {name}", opened, lambda: _register(context, name))
+        return _FollowedPipeline(
+            f"archive {name}",
+            opened,
+            lambda: _register(context, name),
+            dead_share=found.dead_share_max,
+        )
 
     def _pumps(self) -> Iterator[tuple[_Key, _FollowedPipeline]]:
         for found in list_pipelines(self._context):
@@ -168,7 +175,9 @@ class Follower:
             each.has, each.listed = has, listed
 
         def on_look(waiting: int) -> None:
-            error = each.part.error if each.part is not None and each.failures else ""
+            error = each.warning
+            if each.part is not None and each.failures:
+                error = each.part.error
             self._report_state(each, each.state, error, waiting)
 
         def on_cycle(report: CycleReport) -> None:
@@ -177,8 +186,9 @@ class Follower:
             if report.committed:
                 with contained(each.name, lambda error: errors.append(error.message)):
                     each.after()
+                each.warning = _dead_letters(each, report)
             each.failures = each.failures + 1 if errors else 0
-            self._report_state(each, each.state, errors[0] if errors else "")
+            self._report_state(each, each.state, errors[0] if errors else each.warning)
 
         def on_outage(error: TidelogError, _: float) -> None:
             each.failures += 1
@@ -266,3 +276,15 @@ class Follower:
 
 def _register(context: Context, name: str) -> None:
     register(context, find_archive(context, name))
+
+
+def _dead_letters(each: _FollowedPipeline, report: CycleReport) -> str:
+    """Returns a warning if too many of the last events are dead letters; else nothing."""
+    dead = sum(manifest.dead for manifest in report.committed.values())
+    read = sum(manifest.read for manifest in report.committed.values())
+    if dead <= each.dead_share * read:
+        return ""
+    return (
+        f"{dead} of the last {read} events became dead letters: see why with `tidelog archive dead "
+        f"{each.name.removeprefix('archive ')}`"
+    )
