@@ -13,9 +13,9 @@ after the loss. Then each event is in the topic once in the end, unless a row na
 is missing. In some of these worlds, with drivers of staged segments, all is compiled and swept
 before the catalog goes back, and a person trims the topic past what is lost before the last
 recovery. In some, events share ids, others have keys, and all events of a key are deleted after the
-loss: then no recovery brings back what the catalog had forgotten of it. In some, few commits are
-lost, as many come after them, and the store dates the newest objects first. Rows and objects are
-read here as plain MessagePack, Arrow and Parquet.
+loss, also those that only strays hold: then no recovery brings back what the catalog had forgotten.
+In some, few commits are lost, as many come after them, and the store dates the newest objects
+first. Rows and objects are read here as plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tidelog.codec.event_batch import table_of
 from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.context import Context
 from tidelog.coordination.audit import Why
+from tidelog.erasure.from_archives import DeleteResult, erase_strays
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
@@ -60,7 +61,7 @@ from tidelog.testing.faults import Fault
 __all__ = ["LastCommitWorld", "RollbackWorld"]
 
 PARTITIONS = 2
-KEYS = (b"k0", b"k1")
+KEYS = (b"k0", b"k1", b"k2", b"k3", b"k4", b"k5")
 PEACE_S = 600
 WEEK_S = 7 * 24 * 3600
 
@@ -114,7 +115,7 @@ class RollbackWorld(SimWorld):
             self.copy_at = self.random.randrange(4, 24)
         # The newest journals are the only copies, and a person trims the topic past what is lost.
         self.trims_past_lost = self.stages and self.recovers
-        self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
+        self.erased: set[bytes] = set()  # events before deletes of their key that have returned
         self.is_trimmed_past_lost = False
         self._deletes = 0
         self._values: dict[str, frozenset[bytes]] = {}
@@ -241,15 +242,17 @@ class RollbackWorld(SimWorld):
         return Event(value, self.random.choice(KEYS))
 
     def amend(self) -> None:
-        """Deletes all events of a key; the forgotten ones of it are not found, and stay erased."""
+        """Deletes all events of a key, as ``delete --prove`` does; forgotten ones stay erased."""
         context = self._context()
         for _ in range(4):
             context.clock.sleep(self.random.uniform(0, 1))
             key = self.random.choice(KEYS)
             with contextlib.suppress(*ACCEPTED, ConflictError):
                 amender = Amender(context, Lookup(context, find_topic(context, "t")), Why("sim"))
-                if amender.delete_key(key, lambda _: None).events:
-                    self.erased[key] = self._erased_until(key)
+                before = {each.value for each in self.sent if each.key == key}
+                deleted = DeleteResult(amender.delete_key(key, lambda _: None).events)
+                erase_strays(context, amender, deleted, (), [key])
+                self.erased |= before
 
     def compile(self) -> None:
         context = self._context()
@@ -445,9 +448,8 @@ class RollbackWorld(SimWorld):
         for each in self.sent if is_whole else ():
             is_over = each.value in self.trimmed or self._is_erased(each)
             assert each.value in found or is_over, f"{each} was not recovered"
-        for each in self.sent:
-            if each.value in self.forgotten and self.erased.get(each.key or b"", 0) >= each.time_ms:
-                assert each.value not in found, f"{each} was deleted, and came back"
+        for value in self.erased:
+            assert value not in found, f"{value!r} was deleted, and came back"
 
     def _living_runs(self, partition: int) -> Iterator[dict[str, Any]]:
         """The runs and journals of a partition that hold events which it has."""

@@ -203,7 +203,7 @@ def search_strays(
     Returns them by partition; uses negative offsets, as theirs may be other events'.
     """
     found: dict[int, dict[int, FoundEvent]] = {}
-    strays = StrayEvents(context, topic, None, include_trimmed=True)
+    strays = StrayEvents(context, topic, None, include_trimmed=True, in_progress=True)
     for unit in strays.units:
         events = strays.read(unit)
         for batch in () if events is None else events.table.to_batches():

@@ -100,9 +100,18 @@ class StrayEvents:
     """The strays of a topic, from one read of the store and the catalog."""
 
     def __init__(
-        self, context: Context, topic: Topic, below: int | None, *, include_trimmed: bool = False
+        self,
+        context: Context,
+        topic: Topic,
+        below: int | None,
+        *,
+        include_trimmed: bool = False,
+        in_progress: bool = False,
     ) -> None:
-        """Segments from generation ``below`` on may be in progress, and are skipped."""
+        """Segments from generation ``below`` on may be in progress, and are skipped.
+
+        So are journals that a compile may be working on, unless ``in_progress``.
+        """
         self._include_trimmed = include_trimmed
         self._context = context
         self.topic = topic
@@ -140,7 +149,7 @@ class StrayEvents:
                 self.values.append(info.key)
             elif info.key.startswith(layout.segments(topic.incarnation)):
                 self._add_segment(found, info, uses)
-            elif _is_over(info.key, before, after):
+            elif in_progress or _is_over(info.key, before, after):
                 journals.append(info)
         self._add_journals(found, journals)
         ours = {recovery_id(origin, partition) for origin, partition in found}
