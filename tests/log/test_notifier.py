@@ -22,10 +22,11 @@ from tests.support.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.context import Context
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.log import notifier as notifier_module
 from tidelog.log.notifier import Notification, Notifier, NotifyTarget, read_state, repair
 from tidelog.log.producer.producer import Producer
-from tidelog.log.topics import create_topic, delete_topic
+from tidelog.log.topics import change_topic, create_topic, delete_topic
 from tidelog.model.event import Event
 from tidelog.model.times import Backoff
 from tidelog.model.topic import Topic
@@ -67,6 +68,46 @@ def notifying(
 
 def fail(_: int) -> None:
     raise UnavailableError("down")
+
+
+def test_changed_targets_are_notified_by_a_process_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
+    context, first, second = a_log(), Recorder(), Recorder()
+    topic = a_topic(context, 1)
+    with notifying(context, topic, first, second) as (_, producer):
+        producer.append([Event(b"a")])
+        until(lambda: first.offsets == [0])
+        change_topic(context, "orders", notify=["1"])
+        producer.append([Event(b"b")])
+        until(lambda: second.offsets == [1])
+        change_topic(context, "orders", notify=[])
+        producer.append([Event(b"c")])
+        until(lambda: read_state(context, topic, 0)[0].notified == 3)
+        change_topic(context, "orders", notify=["0", "1"])
+        producer.append([Event(b"d")])
+        until(lambda: first.offsets == [0, 3] and second.offsets == [1, 3])
+
+
+def test_topic_made_again_is_not_changed_and_nobody_is_notified_of_the_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notifier_module, "_TARGETS_S", 0.0)
+    context, target = a_log(), Recorder()
+    topic = a_topic(context, 1)
+    with notifying(context, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        until(lambda: target.offsets == [0])
+        delete_topic(context, "orders", lambda _: None, lambda _: None)
+        with pytest.raises(NotFoundError):
+            change_topic(context, "orders", notify=["1"])
+        again = a_topic(context, 1)
+        with pytest.raises(InvalidError, match="max_latency_ms is 0"):
+            change_topic(context, "orders", max_latency_ms=0)
+        with pytest.raises(NotFoundError, match="is another one now"):
+            notifier._current(topic.incarnation)
+        assert change_topic(context, "orders", max_latency_ms=7).notify == again.notify
 
 
 def test_one_write_makes_exactly_one_notification() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -32,8 +32,9 @@ from tidelog.log.consumer.move import (
     seek_cursor,
 )
 from tidelog.log.notifier import Notifier, notify_again
-from tidelog.log.notify_targets import open_target
+from tidelog.log.notify_targets import check_target, open_target
 from tidelog.log.status import Lag, consumer_lag, consumer_names
+from tidelog.log.topics import change_topic
 from tidelog.model.address import nearest
 from tidelog.model.event import Event, check_timestamp, to_iso
 from tidelog.model.topic import Topic
@@ -348,6 +349,27 @@ class NotifyCalls(ABC):
         >>> home.watch("orders")
         """
         self._notifier.watch(self.topic(topic))
+
+    def change_topic(
+        self,
+        name: str,
+        *,
+        notify: Iterable[str] | None = None,
+        max_latency_ms: int | None = None,
+    ) -> Topic:
+        """Change where the notifications of a topic go, or how often they come; returns the topic.
+
+        ``notify`` are all URLs that it has from now on, none if empty. What is not given stays. A
+        process that appends to the topic notices within ten seconds. Raises ``NotFoundError``.
+
+        >>> home.change_topic("orders", notify=["https://example.com/woken"]).notify
+        ('https://example.com/woken',)
+        """
+        self.topic(name)  # raises unless the home is open
+        targets = None if notify is None else tuple(notify)
+        for url in targets or ():
+            check_target(url)
+        return change_topic(self.context, name, notify=targets, max_latency_ms=max_latency_ms)
 
     def notify(self, topic: str, partition: int) -> int | None:
         """Notify a topic's targets of a partition's newest event now, whether they know it or not.

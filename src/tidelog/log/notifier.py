@@ -36,7 +36,9 @@ moment, a notification row may stay behind: a few bytes, in an incarnation that 
 :class:`Notifier` is the thread of a process. A commit to a topic with targets only records its
 offset and, if no check is due, schedules one. So no producer ever waits for a target. One thread
 serves all topics: a target that hangs delays others of this process by its timeout, and is tried
-less and less often. :func:`repair` does what a process leaves undone when it dies.
+less and less often. Before a check it reads the topic's row again, at most once in ten seconds, for
+targets that were changed. A process that opened the topic while it had no targets sends and records
+nothing. :func:`repair` does that, and what a process leaves undone when it dies.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.log.topics import read_head
+from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.partition_rows import decode_row, encode_row
@@ -303,6 +305,7 @@ def _deferral_ms(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
 
 
 _ERRORS_KEPT = 100  # the newest; all are counted
+_TARGETS_S = 10.0  # between looks at the topic's targets
 _RETRY_S = 5.0  # after the catalog, which has its own retries, was unreachable
 _PASSING = (ConflictError, UnavailableError, UnknownOutcomeError)
 
@@ -340,6 +343,7 @@ class Notifier:
         self._open_target = open_target
         self._waiter = context.ids.new()
         self._topics: dict[str, Debounce] = {}
+        self._looked_s: dict[str, float] = {}  # when their rows were read
         self._known: dict[_Key, _PartitionState] = {}
         self._due: list[tuple[float, int, _Key]] = []  # a heap; rescheduled checks stay in it
         self._order = itertools.count()
@@ -374,13 +378,17 @@ class Notifier:
             return
         if not self._context.standing.owns(topic.home):
             return
-        targets = [_Once(self._open_target(url)) for url in topic.notify]
+        debounce = self._debounce(topic)
         with self._changed:
-            debounce = Debounce(self._context, topic, targets, self._waiter)
             self._topics.setdefault(topic.incarnation, debounce)
+            self._looked_s[topic.incarnation] = self._context.clock.monotonic_s()
             if not self._listening:
                 self._listening = True
                 self._context.wakeups.listen(self._committed)
+
+    def _debounce(self, topic: Topic) -> Debounce:
+        targets = [_Once(self._open_target(url)) for url in topic.notify]
+        return Debounce(self._context, topic, targets, self._waiter)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Sends what is due and ends the thread; returns whether all commits are covered.
@@ -467,16 +475,13 @@ class Notifier:
 
     def _check(self, task: _CheckTask) -> None:
         incarnation, partition = task.key
-        debounce = self._topics.get(incarnation)
-        if debounce is None:  # a commit arrived while the topic was forgotten
-            self._forget(incarnation)
-            return
         checked: CheckResult | None = None
         error: Exception | None = None
         try:
-            checked = debounce.check(partition, task.committed, hurry=task.hurry)
+            checked = self._current(incarnation).check(partition, task.committed, hurry=task.hurry)
         except NotFoundError:
-            self._forget(incarnation)  # deleted: there is nothing to notify about
+            # Deleted, also if a commit arrived while it was forgotten: nothing to notify about.
+            self._forget(incarnation)
             return
         except Exception as exc:  # noqa: BLE001 - kept in ``errors``; the thread must go on
             error = exc
@@ -489,6 +494,25 @@ class Notifier:
                 self._keep(error)
                 if isinstance(error, _PASSING):
                     self._plan(task.key, self._context.clock.monotonic_s() + _RETRY_S)
+
+    def _current(self, incarnation: str) -> Debounce:
+        """Returns the protocol of a topic, with the targets that it has now.
+
+        Raises ``NotFoundError`` if the topic was deleted.
+        """
+        known, now_s = self._topics.get(incarnation), self._context.clock.monotonic_s()
+        if known is None:
+            raise NotFoundError(f"topic of incarnation {incarnation}: is deleted: stop notifying")
+        if now_s - self._looked_s[incarnation] < _TARGETS_S:
+            return known
+        found = find_topic(self._context, known.topic.name)
+        if found.incarnation != incarnation:
+            raise NotFoundError(f"topic `{found.name}`: is another one now: stop notifying")
+        before = (known.topic.notify, known.topic.max_latency_ms)
+        if (found.notify, found.max_latency_ms) != before:
+            known = self._topics[incarnation] = self._debounce(found)
+        self._looked_s[incarnation] = now_s
+        return known
 
     def _settle(self, task: _CheckTask, known: _PartitionState, checked: CheckResult) -> None:
         known.notified = max(known.notified, checked.notified)

@@ -45,7 +45,7 @@ stalled producer could append.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -67,6 +67,7 @@ from tidelog.model.topic import Topic, check_topic_name
 from tidelog.tasks import Pool
 
 __all__ = [
+    "change_topic",
     "check_exists",
     "create_topic",
     "delete_topic",
@@ -118,6 +119,35 @@ def create_topic(
         if found.incarnation != topic.incarnation:
             raise
     return ready
+
+
+def change_topic(
+    context: Context,
+    name: str,
+    *,
+    notify: Sequence[str] | None = None,
+    max_latency_ms: int | None = None,
+) -> Topic:
+    """Changes where notifications go, and how often; None leaves a setting as it is.
+
+    Processes that notify read the row again (``notifier``). Raises ``NotFoundError``.
+    """
+    found = find_topic(context, name)
+
+    def decide(rows: Rows) -> Decision[Topic]:
+        row = rows[layout.topic_row(name)]
+        now = find_topic(context, name) if row is None else _decode(row)  # which raises
+        if now.incarnation != found.incarnation or now.state != "ready":
+            raise NotFoundError(f"topic `{name}`: was deleted meanwhile: nothing was changed")
+        changed = msgspec.structs.replace(
+            now,
+            notify=now.notify if notify is None else tuple(notify),
+            max_latency_ms=now.max_latency_ms if max_latency_ms is None else max_latency_ms,
+        )
+        _check_settings(changed)
+        return Decision(changed, [] if row is None else [rows.put(row.row, encode_row(changed))])
+
+    return update(context, layout.REGISTRY, [layout.topic_row(name)], decide, f"topic `{name}`")
 
 
 def find_topic(context: Context, name: str) -> Topic:

@@ -10,7 +10,7 @@ import click
 
 from tidelog.cli.output import FAILED, CommandGroup, Output, counted, json_option
 from tidelog.cli.terminal import ask_first, open_home, past_of, past_options, yes_option
-from tidelog.errors import NotFoundError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.recover import RecoverReport
 from tidelog.log.notify_targets import shown_target
@@ -126,6 +126,53 @@ def show(home_text: str | None, output: Output, name: str) -> None:
         output.record({**values, "notify": ", ".join(map(shown_target, found.notify)) or None})
         output.say("")
         output.records(rows[0], rows)
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--notify",
+    multiple=True,
+    metavar="URL",
+    help="A URL to notify of new events, instead of those that the topic has. Repeatable.",
+)
+@click.option("--no-notify", is_flag=True, help="Send no notifications from now on.")
+@click.option(
+    "--max-latency-ms",
+    type=int,
+    metavar="N",
+    help="The shortest time between two notifications of a busy partition.",
+)
+@json_option
+@click.pass_obj
+def change(
+    home_text: str | None,
+    output: Output,
+    name: str,
+    notify: tuple[str, ...],
+    no_notify: bool,
+    max_latency_ms: int | None,
+) -> None:
+    """Change where the notifications of a topic go, or how often they come.
+
+    Processes that append to the topic notice within ten seconds. Partitions and the resolution of
+    the time index stay as they are.
+
+    \b
+    Examples:
+      tidelog topic change orders --notify https://example.com/woken
+      tidelog topic change orders --no-notify
+    """
+    if bool(notify) + no_notify + (max_latency_ms is not None) == 0:
+        raise InvalidError("topic change: say what: give --notify, --no-notify or --max-latency-ms")
+    if notify and no_notify:
+        raise InvalidError("topic change: --notify and --no-notify contradict: give one")
+    with open_home(home_text) as home:
+        targets = notify if notify or no_notify else None
+        changed = home.change_topic(name, notify=targets, max_latency_ms=max_latency_ms)
+        output.say(f"Changed topic `{name}`.")
+        if output.as_json:
+            output.record(_settings(changed))
 
 
 @topic.command()

@@ -132,8 +132,9 @@ class FilesSink:
         if staged.dead >= _LEAST and staged.dead > share_max * events:
             raise InvalidError(
                 f"source partition `{partition}`: {staged.dead} of {events} events are dead "
-                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: fix the "
-                "parser, or allow a larger share of them",
+                f"letters, the allowed share is {share_max}; the first: {staged.why_dead}: build "
+                "it with another parser (`tidelog archive backfill --parser`), or allow a larger "
+                "share (--dead-share)",
                 offset=staged.first_dead,
             )
 
