@@ -454,6 +454,20 @@ def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home)
         forget_table(home.context, archive, "delta")
 
 
+def test_column_named_like_a_folder_in_capital_letters_is_the_one_that_tables_have(
+    home: Home, table: str
+) -> None:
+    archive = an_archive(
+        home, parser="json:at", format_settings={"schema": "n BIGINT, `DT` STRING"}
+    )
+    drive(home, archive)
+    home.archives.get("daily").tables.register(table)
+    assert numbers(archive, table) == Counter(range(EVENTS))
+    read = delta_of(archive) if table == "delta" else iceberg_of(table)
+    names = [field.name for field in read.schema().fields]
+    assert [name for name in names if name.lower() == "dt"] == ["DT"]
+
+
 def test_path_of_a_catalog_is_recorded_whole_for_drivers_in_other_folders(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

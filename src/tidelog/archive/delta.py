@@ -27,7 +27,7 @@ from tidelog.archive.table_files import (
     object_url,
 )
 from tidelog.clock import Clock
-from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.errors import ConflictError, InvalidError, TidelogError, UnavailableError
 from tidelog.model.event import to_iso
 
 try:
@@ -183,7 +183,9 @@ class DeltaLog:
             yield
         except CommitFailedError as exc:
             raise ConflictError(f"delta table `{self.where}`: another commit came first") from exc
-        except (DeltaError, OSError) as exc:
+        except TidelogError:
+            raise
+        except Exception as exc:  # the library also raises errors without a type of their own
             raise UnavailableError(
                 f"delta table `{self.where}`: {_gist(exc)}: try again, and check its store"
             ) from exc

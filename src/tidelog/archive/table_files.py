@@ -64,13 +64,17 @@ class TablePlan:
     names: Mapping[str, str]  # the names of event columns in them, if kept
 
     def partition_fields(self, files: list[TableFile]) -> list[pa.Field]:
-        """Returns columns for folder names that all these files have, but do not contain."""
+        """Returns columns for folder names that all these files have, but do not contain.
+
+        Delta, Hive and many readers of Iceberg do not distinguish capital letters in names.
+        """
+        known = {name.lower() for name in self.columns.names}
         layout = LayoutSettings(**self.archive.making().layout)
         dates = [part.removesuffix("=%Y-%m-%d") for part in layout.path_format.split("/")]
         return [
             pa.field(name, pa.date32() if name in dates else pa.string())
             for name in files[0].values
-            if all(name in file.values for file in files) and name not in self.columns.names
+            if all(name in file.values for file in files) and name.lower() not in known
         ]
 
     def read_through(self, said: str, what: str) -> Through:
