@@ -74,7 +74,9 @@ from tidelog.server.http.metrics import (
 from tidelog.server.http.request import (
     Bodies,
     WholeRoute,
+    check_conditions,
     check_host,
+    check_length,
     check_path,
     check_query,
     headers_of,
@@ -367,6 +369,8 @@ class ServerApp:
         """``POST /topics/{topic}/events``"""
         topic = scope["path"][len("/topics/") : -len("/events")]
         admission = scope[ADMISSION] = await self.gate.admit(scope, headers, "append", topic)
+        check_length(headers)
+        check_conditions(headers)
         with self._bodies.place(admission.client) as place:
             body = await place.read(receive, headers)
             if is_encoded(headers):
@@ -404,6 +408,8 @@ class ServerApp:
             scope[WHO] = admission.who
         elif operation.name not in _UNCOUNTED:
             self.gate.count_visit(scope, headers)
+        if operation.method in ("PUT", "DELETE"):
+            check_conditions(headers)
         response = await handler(request)
         if operation.right == "read":  # only now, as a topic that is not there is not read
             self._usage.read(scope[WHO], operation.name, topic or "")

@@ -1,8 +1,9 @@
-"""Headers that a request has twice: refused where one value counts, joined where many do."""
+"""Headers that contradict each other, or that the server cannot honor; and where requests end."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
 
@@ -91,3 +92,66 @@ def test_body_is_not_lost_to_a_wish_for_another_protocol(shared: Served, protoco
         shared.address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n"
     )
     assert (status(answer), b"connection: close" in answer) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("later", "refusal"),
+    [
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 100_000, b"431"),
+        (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGARBAGE\r\n\r\n", b"200 400"),
+    ],
+    ids=["malformed", "large", "coding", "third"],
+)
+def test_append_has_its_own_answer_whatever_follows(
+    shared: Served, later: bytes, refusal: bytes
+) -> None:
+    before = shared.values()
+    with socket.create_connection(shared.address, timeout=30) as raw, contextlib.ExitStack() as end:
+        end.enter_context(contextlib.suppress(ConnectionError))
+        raw.sendall(HEAD + b"Content-Length: 5\r\n\r\nhello" + later)
+        found = b""
+        while piece := raw.recv(65_536):
+            found += piece
+    assert b" ".join(re.findall(rb"HTTP/1.1 (\d+)", found)) == b"201 " + refusal
+    assert shared.values() == [*before, b"hello"]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        HEAD.replace(b"/1.1", b"/1.0")
+        + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        HEAD.replace(b"/1.1", b"/2.0") + b"Content-Length: 5\r\n\r\nhello",
+        HEAD.replace(b"/1.1", b"/1.0") + b"\r\nhello",
+        HEAD + b"\r\n",
+        HEAD + b"If-None-Match: *\r\nContent-Length: 5\r\n\r\nhello",
+        HEAD + b"Content-Range: bytes 0-4/9\r\nContent-Length: 5\r\n\r\nhello",
+        b"GET /track/t.gif?x=1\r\n\r\n",
+    ],
+)
+def test_body_that_cannot_be_known_is_refused(shared: Served, request_bytes: bytes) -> None:
+    before = shared.values()
+    assert (status(ask(shared.address, request_bytes)), shared.values()) == (400, before)
+
+
+def test_changes_on_a_condition_are_refused(shared: Served) -> None:
+    shared.post({"value": "first", "id": "c"})
+    for method, name in (("PUT", "If-Match"), ("DELETE", "If-Unmodified-Since")):
+        answer = shared.client.request(method, "/topics/t/ids/c", headers={name: "x"}, content=b"y")
+        assert (answer.status_code, f"`{name}`" in error(answer)["message"]) == (400, True)
+    assert shared.client.get("/topics/t/ids/c").json()["value"] == "first"
+
+
+def test_host_of_an_absolute_url_counts(shared: Served) -> None:
+    asked = b"GET http://%s/topics HTTP/1.1\r\nHost: %s\r\n\r\n"
+    assert status(ask(shared.address, asked % (b"localhost", b"elsewhere.example"))) == 200
+    assert status(ask(shared.address, asked % (b"elsewhere.example", b"localhost"))) == 403
+    assert status(ask(shared.address, asked % (b"a:b@localhost", b"localhost"))) == 400
+
+
+def test_client_of_http_1_0_is_not_told_to_continue(shared: Served) -> None:
+    expects = b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\nhello"
+    assert status(ask(shared.address, HEAD.replace(b"/1.1", b"/1.0") + expects)) == 201

@@ -46,7 +46,7 @@ from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import BusyError, DisconnectedError, SlowError, encode
 from tidelog.server.http.limits import client_of
-from tidelog.server.http.request import PIECE_BYTES, Bodies
+from tidelog.server.http.request import PIECE_BYTES, Bodies, framing_problem, with_authority
 
 __all__ = [
     "HEAD_TOO_LARGE",
@@ -60,7 +60,6 @@ __all__ = [
 
 
 _HEALTH = (b"/healthz", b"/readyz")
-_OF_BODY = (b"content-length", b"transfer-encoding")
 _QUERIES = ("/sql", "/console/sql")
 _SLICE = 4_096  # bytes that are parsed at a time: some hundred requests at most
 _FULL = "server: too many connections: try again"
@@ -97,6 +96,7 @@ class Connection(HttpToolsProtocol):
     _body_bytes = 0  # of the body that comes now
     _framing_bytes = 0  # that came last in a body, and are not of it
     _refused = False  # answered without the app, and only read until it ends
+    _late: tuple[int, str, str] | None = None  # a refusal that waits for the answers before it
     _surplus = False  # beyond the number of connections: only a health check is answered
     _address: str | None = None  # that is counted
     _waiting = memoryview(b"")  # bytes that are parsed once the requests before are answered
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused or self.transport.is_closing():
+        if self._is_over() or self.transport.is_closing():
             return
         if len(data) <= _SLICE and not self._waiting and not self.pipeline:
             self._parse(data)
@@ -142,16 +142,18 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._waiting:
+        if self._late is not None and not self._is_busy():
+            self._refuse(*self._late)
+        elif self._waiting:
             self._parse_waiting()
 
     def _parse_waiting(self) -> None:
         """Parses what waits, until a request has to wait for the one before it."""
-        while self._waiting and not (self.pipeline or self._refused or self.transport.is_closing()):
+        while self._waiting and not (self.pipeline or self._is_over()):
             size = max(_SLICE, self._body_left())
             data, self._waiting = bytes(self._waiting[:size]), self._waiting[size:]
             self._parse(data)
-        if self._refused or self.transport.is_closing():
+        if self._is_over() or self.transport.is_closing():
             self._waiting = memoryview(b"")
             return
         self.flow.is_held = bool(self._waiting)
@@ -173,7 +175,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._refused:
+        if self._is_over():
             return
         is_framing = in_body and not self._in_head and self._body_bytes == before
         self._framing_bytes = self._framing_bytes + len(data) if is_framing else 0
@@ -196,6 +198,10 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
         return True
 
+    def _is_over(self) -> bool:
+        """Returns whether nothing that comes now is read: a request was refused, or will be."""
+        return self._refused or self._late is not None
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._complete = True, False
@@ -212,28 +218,32 @@ class Connection(HttpToolsProtocol):
         if self._surplus and self.url.partition(b"?")[0] not in _HEALTH:
             self._refuse(503, "unavailable", _FULL)
             return
-        if self.parser.should_upgrade() and any(name in _OF_BODY for name, _ in self.headers):
-            self._refuse(
-                400,
-                InvalidError.kind,
-                "request: has a body and asks for another protocol: drop Upgrade",
-            )
+        version = self.parser.get_http_version()
+        problem = framing_problem(version, self.headers, self.parser.should_upgrade())
+        if problem:
+            self._refuse(400, InvalidError.kind, problem)
             return
+        self.headers[:] = with_authority(self.url, self.headers)
+        if version == "1.0":
+            self.expect_100_continue = False  # it would take that for the answer
         super().on_headers_complete()  # raises for a URL that is none: still in the head then
         # After a wish for another protocol, the parser reads nothing more.
         if (self._surplus or self.parser.should_upgrade()) and self.cycle is not None:
             self.cycle.keep_alive = False
-        elif self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
+        elif version == "1.0" and self.parser.should_keep_alive():
             self.cycle.keep_alive = True  # uvicorn never does; `ab -k` and old proxies ask for it
             self.scope["state"][OLD_CYCLE] = self.cycle
         self._head_bytes = self._body_bytes = 0
         self._in_head = False
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        super().on_body(body)
+        if not self._is_over():  # else it has no request of its own
+            self._body_bytes += len(body)
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_over():
+            return
         self._complete = self._in_head = True
         self._relax()
         super().on_message_complete()
@@ -295,11 +305,18 @@ class Connection(HttpToolsProtocol):
         self._refuse(431, "headers_too_large", "request: its headers are too large")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Answers without the app, unless it has begun to answer this request, and ends."""
+        """Answers without the app, unless it has begun to answer this request, and ends.
+
+        While the app answers an earlier request, that is answered first: it may have stored events.
+        """
         if self._refused or self.transport.is_closing():
             return
-        self._refused = True
         busy = self._is_busy()
+        if busy and self._in_head:  # of a later request: those before are answered first
+            self._late = self._late or (status, kind, message)
+            self._relax()
+            return
+        self._refused = True
         if not self.cycle.response_started if busy else self._in_head:
             body = encode({"error": {"kind": kind, "message": message, "context": {}}})
             retry = b"retry-after: 1\r\n" if status == 503 else b""

@@ -53,13 +53,17 @@ __all__ = [
     "Bodies",
     "Place",
     "WholeRoute",
+    "check_conditions",
     "check_host",
+    "check_length",
     "check_parameters",
     "check_path",
     "check_query",
+    "framing_problem",
     "headers_of",
     "inflate",
     "is_encoded",
+    "with_authority",
 ]
 
 BODIES_BYTES_MAX = 256 << 20  # of all requests together, until their events are stored
@@ -292,6 +296,8 @@ def _joined(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
 _REPLACED = "\ufffd"
+_CONDITIONS = (b"if-match", b"if-none-match", b"if-unmodified-since", b"content-range")
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _HOST = re.compile(rb"(\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
@@ -306,6 +312,27 @@ class WholeRoute(Route):
         self.path_regex = _pattern(path)
 
 
+def framing_problem(version: str, headers: Sequence[Pair], upgrades: bool) -> str:
+    """Returns why nobody can know where a request ends, or what its body is; else an empty text."""
+    if version not in ("1.0", "1.1"):
+        return f"request: is HTTP/{version[:8]}: send HTTP/1.1"
+    for name, value in headers:
+        if name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
+            return "header `Transfer-Encoding`: only `chunked` is known, and only in HTTP/1.1"
+        if upgrades and name in (b"content-length", b"transfer-encoding"):
+            return "request: has a body and asks for another protocol: drop Upgrade"
+    return ""
+
+
+def with_authority(url: bytes, headers: Sequence[Pair]) -> list[Pair]:
+    """Returns headers whose ``Host`` is that of an absolute URL, as HTTP asks for."""
+    authority = _AUTHORITY.match(url)
+    if authority is None or sum(name == b"host" for name, _ in headers) > 1:
+        return list(headers)
+    rest = [pair for pair in headers if pair[0] != b"host"]
+    return [(b"host", authority[1]), *rest]
+
+
 def check_host(scope: Scope) -> None:
     """Raises ``InvalidError`` for HTTP/1.1 without a ``Host``, and for one that is not a host."""
     given = [value for name, value in scope["headers"] if name == b"host"]
@@ -313,6 +340,23 @@ def check_host(scope: Scope) -> None:
         raise InvalidError("request: HTTP/1.1 without a Host header: give one")
     if not all(map(_HOST.fullmatch, given)):
         raise InvalidError("header `Host`: is not a host with or without a port: fix it")
+
+
+def check_length(headers: Mapping[bytes, bytes]) -> None:
+    """Raises ``InvalidError`` for an append without a length: HTTP ignores the bytes after it."""
+    if b"content-length" not in headers and b"transfer-encoding" not in headers:
+        raise InvalidError(
+            "request: has neither Content-Length nor Transfer-Encoding, so its body is ignored: "
+            "send one of them, `Content-Length: 0` for an empty value"
+        )
+
+
+def check_conditions(headers: Mapping[bytes, bytes]) -> None:
+    """Raises ``InvalidError`` for a change that is asked for on a condition, or for a part."""
+    for name in _CONDITIONS:
+        if name in headers:
+            shown = name.decode().title()
+            raise InvalidError(f"header `{shown}`: is not supported for changes: leave it out")
 
 
 def check_path(scope: Scope) -> None:
