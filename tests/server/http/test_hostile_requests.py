@@ -1,7 +1,9 @@
 """Thousands of hostile requests against a real server: each gets an answer, and none gets a 5xx.
 
 Every route of the interface and of the console, with wrong methods, paths, parameters, headers,
-types and bodies, on an open server and on one that asks for tokens. Slow answers count as failures.
+types and bodies, on an open server and on one that asks for tokens. One answer that takes a second
+fails the test, without a second try. A control beside the requests measures that second, and leaves
+out the time in which the machine itself stalls (``tests/support/machine_clock.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import random
 import re
 import socket
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.test_processes import running
+from tests.support.machine_clock import MachineClock
 from tidelog.coordination.tokens import create_token
 from tidelog.home import create_home
 from tidelog.model.token import SCOPES
@@ -24,7 +26,7 @@ from tidelog.server.app import OPERATIONS
 from tidelog.server.console.site import PLACES
 from tidelog.settings import Settings
 
-SLOW_S = 5.0  # on a machine with other work
+SLOW_S = 1.0
 METHODS = (b"GET", b"GET", b"GET", b"POST", b"POST", b"PUT", b"DELETE", b"HEAD", b"PATCH")
 FILLED = {
     "topic": "t",
@@ -112,11 +114,6 @@ class Attacker:
                 found += piece
         return found.split(b" ", 2)[1][:3].decode() if found.startswith(b"HTTP/") else "none"
 
-    def timed(self, request: bytes) -> tuple[str, float]:
-        """The status, and the seconds until it came."""
-        began = time.monotonic()
-        return self.send(request), time.monotonic() - began
-
 
 PATHS = paths()
 
@@ -133,16 +130,16 @@ def test_every_request_is_answered_and_none_breaks_the_server(
         home = made.config
     statuses: Counter[str] = Counter()
     slowest_s = 0.0
-    with running(home) as (process, url):
+    with running(home) as (process, url), MachineClock(tmp_path) as clock:
         attacker = Attacker(url, texts, random.Random(4711))
         for _ in range(count):
             request = attacker.request()
-            status, took_s = attacker.timed(request)
+            began_s = clock.now_s
+            status = attacker.send(request)
+            took_s = clock.now_s - began_s
             statuses[status] += 1
             assert status != "none", request
             assert not status.startswith("5"), (status, request)
-            if took_s >= SLOW_S:  # the machine may have stalled once
-                took_s = attacker.timed(request)[1]
             assert took_s < SLOW_S, request
             slowest_s = max(slowest_s, took_s)
         assert process.poll() is None
