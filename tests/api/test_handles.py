@@ -153,6 +153,13 @@ def test_every_function_with_open_options_checks_them() -> None:
             assert passed or "check_options(" in body, f"{path.name}: {node.name}"
 
 
+@pytest.mark.parametrize("time_ms", [-(2**62), -1, 2**62])
+def test_playback_from_a_time_that_no_event_has_is_refused(home: Home, time_ms: int) -> None:
+    for times in ((time_ms, None), (0, time_ms)):
+        with pytest.raises(InvalidError, match="the years 1970 to 9999"):
+            home.playback("orders", *times, to="topic:copies")
+
+
 def test_playback_resumes_by_its_name(home: Home) -> None:
     home.create_topic("copies", 2)
     stop = threading.Event()

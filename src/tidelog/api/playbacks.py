@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import TypedDict
 
 from tidelog.api.spark_workers import open_session
@@ -22,6 +21,7 @@ from tidelog.connectors.sink import (
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
 from tidelog.errors import InvalidError
+from tidelog.model import limits
 from tidelog.model.address import parse_address
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Pin, Time
@@ -129,10 +129,12 @@ def _record(context: Context, asked: PlaybackRequest, who: str) -> None:
 
 
 def time_text(time: Time) -> str | None:
-    """Returns a time as a request has it."""
+    """Returns a time as a request has it. Raises ``InvalidError`` for one that no event has."""
     if time is None or isinstance(time, str):
         return time
-    return to_iso(check_timestamp(time) if isinstance(time, datetime) else time)
+    if time == limits.TIMESTAMP_MS_END:  # the end of all times
+        return to_iso(limits.TIMESTAMP_MS_END)
+    return to_iso(check_timestamp(time))
 
 
 def _resume(
