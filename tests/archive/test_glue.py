@@ -222,6 +222,9 @@ def test_promote_to_folders_that_no_partition_shows_is_refused_before_it_begins(
     add(home, range(3, 4))
     assert archive.run().events == 1, "the live one goes on"
     archive.drop(2)
+    archive.backfill(date_format="dt=%Y-%m")
+    with pytest.raises(InvalidError, match="column `dt` has dates, and a folder is named"):
+        archive.promote()
 
 
 def test_capital_letters_in_names_of_dates_are_found(home: Home, glue: Any, database: str) -> None:

@@ -468,6 +468,41 @@ def test_column_named_like_a_folder_in_capital_letters_is_the_one_that_tables_ha
     assert [name for name in names if name.lower() == "dt"] == ["DT"]
 
 
+def test_promote_to_folders_that_are_not_dates_is_refused_before_it_begins(
+    home: Home, tmp_path: Path
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    table = f"iceberg:sqlite:///{tmp_path}/ice.db#ns.t"
+    register_table(home.context, archive, table)
+    build(home, ArchiveFormat(parser="json:at", layout={"date_format": "dt=%Y-%m"}))
+    with pytest.raises(InvalidError, match=r"a folder is named `2026-11`.*--forget"):
+        promote(home.context, "daily")
+    assert find_archive(home.context, "daily").generation == 1
+    erase_gone(home)
+    assert numbers(archive, table) == left()
+
+
+def test_table_with_an_error_does_not_keep_a_promote_from_the_others(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    for name in (f"iceberg:sqlite:///{tmp_path}/ice.db#ns.t", "delta"):
+        register_table(home.context, find_archive(home.context, "daily"), name)
+    build(home, ArchiveFormat(parser="json:at"))
+
+    def failing(*_: object) -> None:
+        raise InvalidError("no rights")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergTable, "add", failing)
+        with pytest.raises(InvalidError, match="no rights"):
+            promote(home.context, "daily")
+    present = find_archive(home.context, "daily")
+    assert (present.generation, numbers(present, "delta")) == (2, Counter(range(EVENTS)))
+
+
 def test_path_of_a_catalog_is_recorded_whole_for_drivers_in_other_folders(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

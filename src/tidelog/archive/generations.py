@@ -265,10 +265,10 @@ class _Promote:
         self._events = LackingEvents(context, archive, archive.generation, generation)
 
     def run(self, force: bool) -> Archive:
-        check_tables(self._context, self._archive, self._generation)
         lacking = self._catch_up(force)  # step 1
         if lacking and not force:
             raise self._refusal(lacking)
+        check_tables(self._context, self._archive, self._generation)
         self._begin()
         context, live = self._context, self._live()
         try:
@@ -277,7 +277,6 @@ class _Promote:
             lacking = self._catch_up(force)
             if lacking and not force:
                 raise self._refusal(lacking)
-            check_tables(context, self._archive, self._generation)  # with all of its files
             archive, now_ms = self._archive, context.clock.now_ms()
             before, after = archive.generation, archive.pipeline(self._generation)
             reason = "--force" if force else ""

@@ -39,6 +39,7 @@ from tidelog.archive.table_files import (
     TableFile,
     TablePlan,
     Through,
+    date_of,
 )
 from tidelog.archive.table_files import object_url as url_of
 from tidelog.codec.formats.raw_columns import count_rows
@@ -94,7 +95,9 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             self._table = self._read()
             self._root(every)
             if every:
-                self._wanted(self._keys(every), [file for file in every if file.entry.events])
+                self._check_dates(
+                    self._wanted(self._keys(every), [file for file in every if file.entry.events])
+                )
 
     def add(self, addition: TableAddition) -> None:
         same = self._through is not None and not self.holds_another
@@ -302,6 +305,11 @@ class GlueTable(CatalogTable[dict[str, Any]]):
                 raise
             return None
         return found
+
+    def _check_dates(self, wanted: _Partitions) -> None:
+        for number, key in enumerate((self._table or {}).get("PartitionKeys", ())):
+            for values in wanted if key["Type"] == "date" else ():
+                date_of(values[number], f"table `glue:{self.where}`", key["Name"])
 
     def _check_database(self) -> None:
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 
 import msgspec
@@ -33,6 +33,7 @@ from tidelog.archive.table_files import (
     TableFile,
     TablePlan,
     Through,
+    date_of,
     iceberg_properties,
     object_url,
 )
@@ -85,6 +86,13 @@ class IcebergTable(CatalogTable[Snapshot]):
         self._properties = {**_catalog_properties(uri), **iceberg_properties(self._store, environ)}
         self._uri = uri
         self._known: Catalog | None = None
+
+    def check(self, files: Iterable[TableFile]) -> None:
+        """Raises ``InvalidError`` for a folder whose name is not a date where the table has one."""
+        with self._translate_errors():
+            table = self._read()
+            for file in files if table is not None else ():
+                self._partition(table.metadata, file)
 
     def add(self, addition: TableAddition) -> None:
         with self._translate_errors():
@@ -258,7 +266,7 @@ class IcebergTable(CatalogTable[Snapshot]):
             content=DataFileContent.DATA,
             file_path=path,
             file_format=FileFormat.PARQUET,
-            partition=_partition(metadata, file),
+            partition=self._partition(metadata, file),
             file_size_in_bytes=file.entry.size,
             spec_id=metadata.default_spec_id,
             sort_order_id=None,
@@ -266,6 +274,20 @@ class IcebergTable(CatalogTable[Snapshot]):
             key_metadata=None,
             **statistics.to_serialized_dict(),
         )
+
+    def _partition(self, metadata: TableMetadata, file: TableFile) -> Record:
+        """Returns the values of the partition columns."""
+        schema = metadata.schema()
+        values: list[str | int | None] = []
+        for field in metadata.spec().fields:
+            name = schema.find_column_name(field.source_id) or ""
+            text = file.values.get(name)
+            if text is not None and str(schema.find_type(field.source_id)) == "date":
+                day = date_of(text, f"iceberg table `{self._name}`", name)
+                values.append((day - _EPOCH_DAY).days)
+            else:
+                values.append(text)
+        return Record(*values)
 
     def _bounds_properties(self, footer: pq.FileMetaData) -> dict[str, str]:
         """Returns table properties that ask for bounds of offsets and times only.
@@ -309,20 +331,6 @@ def _catalog_properties(uri: str) -> dict[str, str]:
     address = parse_address(uri)
     options = address.take_options(("warehouse",))
     return {"uri": uri.partition("?")[0], **options}
-
-
-def _partition(metadata: TableMetadata, file: TableFile) -> Record:
-    """Returns the values of the partition columns."""
-    schema = metadata.schema()
-    values: list[str | int | None] = []
-    for field in metadata.spec().fields:
-        text = file.values.get(schema.find_column_name(field.source_id) or "")
-        kind = str(schema.find_type(field.source_id))
-        if text is not None and kind == "date":
-            values.append((date.fromisoformat(text) - _EPOCH_DAY).days)
-        else:
-            values.append(text)
-    return Record(*values)
 
 
 def _objects(table: Snapshot, snapshot: Version) -> list[str]:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ __all__ = [
     "TableFile",
     "TablePlan",
     "Through",
+    "date_of",
     "delta_options",
     "iceberg_properties",
     "object_url",
@@ -219,6 +221,17 @@ def object_url(store: str, key: str) -> str:
     return f"{address.scheme}://{'/'.join(parts)}"
 
 
+def date_of(text: str, table: str, column: str) -> date:
+    """Returns the date in a folder's name. Raises ``InvalidError`` for any other text."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidError(
+            f"{table}: its column `{column}` has dates, and a folder is named `{text}`: name "
+            "folders by dates again, or register the archive under another name"
+        ) from exc
+
+
 def delta_options(store: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the storage options of deltalake."""
     address = _address(store)
@@ -290,9 +303,6 @@ class CatalogTable(ABC, Generic[T]):
     @property
     def holds_another(self) -> bool:
         return self._plan.is_of_another(self._through)
-
-    def check(self, files: Iterable[TableFile]) -> None:
-        """Accepts all files."""
 
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
         with self._translate_errors():

@@ -188,9 +188,16 @@ def register(context: Context, archive: Archive) -> list[RegisterResult]:
 
 
 def replace_files(context: Context, archive: Archive) -> None:
-    """Brings every recorded table to the live generation, before older files are deleted."""
+    """Brings every recorded table to the live generation, before older files are deleted.
+
+    A table with an error does not stop the others; the first error is raised at the end.
+    """
+    errors: list[TidelogError] = []
     for name in archive.tables:
-        register_table(context, archive, name)
+        with contained(f"table `{name}`", errors.append):
+            register_table(context, archive, name)
+    for error in errors:
+        raise error
 
 
 def forget_files(context: Context, archive: Archive, generation: int) -> None:
