@@ -106,9 +106,13 @@ def test_partitions_follow_folders_promotes_and_erasures(
     archive.run()
     assert sorted(partitions(glue, database)) == DAYS[:5]
     # A promote moves all partitions, and drops those that the new generation does not have.
-    archive.backfill(parser="timestamp")
+    archive.backfill(parser="timestamp", schema="at BIGINT")
     archive.promote()
     moved = partitions(glue, database)
+    table = glue.get_table(DatabaseName=database, Name="daily")["Table"]
+    (partition,) = glue.get_partitions(DatabaseName=database, TableName="daily")["Partitions"]
+    for each in (table, partition):
+        assert {"Name": "at", "Type": "bigint"} in each["StorageDescriptor"]["Columns"]
     assert all("/g2/" in location for location in moved.values())
     assert list(moved) == ["2026-12-15"]
     archive.drop(1)

@@ -483,6 +483,33 @@ def test_promote_to_folders_that_are_not_dates_is_refused_before_it_begins(
     assert numbers(archive, table) == left()
 
 
+@pytest.mark.parametrize(
+    ("columns", "trouble"),
+    [
+        ("n BIGINT, at BIGINT, more STRING", ""),
+        ("n BIGINT", ""),
+        ("n INT, dt STRING", "date -> string"),
+    ],
+    ids=["more and wider", "less", "another type"],
+)
+def test_iceberg_table_gets_the_columns_of_a_promoted_generation(
+    home: Home, tmp_path: Path, columns: str, trouble: str
+) -> None:
+    archive = an_archive(home, parser="json:at", format_settings={"schema": "n INT, at BIGINT"})
+    drive(home, archive)
+    table = f"iceberg:sqlite:///{tmp_path}/ice.db#ns.t"
+    register_table(home.context, archive, table)
+    build(home, ArchiveFormat(parser="json:at", format_settings={"schema": columns}))
+    if trouble:
+        with pytest.raises(InvalidError, match=rf"cannot have the columns .*{trouble}.*--forget"):
+            promote(home.context, "daily")
+    else:
+        promote(home.context, "daily")
+        assert ("more" in iceberg_of(table).schema().column_names) == ("more" in columns)
+    assert numbers(archive, table) == Counter(range(EVENTS))
+    assert iceberg_of(table).scan(row_filter="n >= 30").to_arrow().num_rows == EVENTS - 30
+
+
 def test_table_with_an_error_does_not_keep_a_promote_from_the_others(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

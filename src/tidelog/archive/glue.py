@@ -106,7 +106,7 @@ class GlueTable(CatalogTable[dict[str, Any]]):
             files = [file for file in addition.files if file.entry.events]  # others were erased
             keys = self._keys(addition.files)
             found, root = self._wanted(keys, files), self._root(addition.files)
-            table = self._table or self._create(addition.files)
+            table = self._with_columns(self._table or self._create(addition.files))
             location = table["StorageDescriptor"]["Location"]
             if addition.files:
                 if same and location.startswith(self._url("")) and location != self._url(root):
@@ -362,6 +362,12 @@ class GlueTable(CatalogTable[dict[str, Any]]):
                 raise ConflictError(f"table `glue:{self.where}`: another made it first") from exc
             raise
         return table
+
+    def _with_columns(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Returns a table with the columns of this generation; keys stay as they are."""
+        keys = _keys(table)
+        columns = [_column(each) for each in self._plan.columns if each.name.lower() not in keys]
+        return {**table, "StorageDescriptor": {**table["StorageDescriptor"], "Columns": columns}}
 
     def _update(self, table: dict[str, Any], after: Through, location: str) -> None:
         """Step 3."""

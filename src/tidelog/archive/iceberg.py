@@ -88,20 +88,36 @@ class IcebergTable(CatalogTable[Snapshot]):
         self._known: Catalog | None = None
 
     def check(self, files: Iterable[TableFile]) -> None:
-        """Raises ``InvalidError`` for a folder whose name is not a date where the table has one."""
+        """Raises ``InvalidError`` if a table that is there cannot have the columns or the folders.
+
+        A folder's name must be a date where the table has one.
+        """
         with self._translate_errors():
             table = self._read()
-            for file in files if table is not None else ():
+            if table is None:
+                return
+            try:
+                table.transaction().update_schema().union_by_name(self._plan.columns)
+            except (ValueError, theirs.ValidationError, theirs.ResolveError) as exc:
+                raise InvalidError(
+                    f"iceberg table `{self._name}`: cannot have the columns of the archive's files "
+                    f"({_gist(exc)}): register the archive under another name"
+                ) from exc
+            for file in files:
                 self._partition(table.metadata, file)
 
     def add(self, addition: TableAddition) -> None:
         with self._translate_errors():
             table = self._table or self._create(addition.files)
-            files = self._data_files(table, addition.files)
             known, same = self._through, not self.holds_another
             said = msgspec.json.encode(self._plan.after(known, addition)).decode()
-            mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
+                if not same:
+                    with change.update_schema() as columns:  # a generation may have more of them
+                        columns.union_by_name(self._plan.columns)
+                metadata = change.table_metadata
+                mapping = metadata.schema().name_mapping.model_dump_json()
+                files = self._data_files(table, addition.files, metadata)
                 if not same:
                     # Its manifests name the files of the previous generation.
                     change.delete(AlwaysTrue(), {_STATE: msgspec.json.encode(known).decode()})
@@ -120,7 +136,7 @@ class IcebergTable(CatalogTable[Snapshot]):
             stale = [] if table is None else self._stale(table, files)
             if table is None or not stale:
                 return False
-            fresh = self._data_files(table, [file for _, file in stale])
+            fresh = self._data_files(table, [file for _, file in stale], table.metadata)
             said = {_STATE: table.properties[_STATE]} if _STATE in table.properties else {}
             with (
                 _once(table).transaction() as change,
@@ -241,13 +257,15 @@ class IcebergTable(CatalogTable[Snapshot]):
                 spec.add_identity(column.name)
         return self._catalog.load_table(self._name)
 
-    def _data_files(self, table: Snapshot, files: list[TableFile]) -> list[DataFile]:
+    def _data_files(
+        self, table: Snapshot, files: list[TableFile], metadata: TableMetadata
+    ) -> list[DataFile]:
         with Pool(_FOOTERS_AT_ONCE) as pool:
-            return list(pool.map(lambda file: self._data_file(table, file), files))
+            return list(pool.map(lambda file: self._data_file(table, file, metadata), files))
 
-    def _data_file(self, table: Snapshot, file: TableFile) -> DataFile:
+    def _data_file(self, table: Snapshot, file: TableFile, metadata: TableMetadata) -> DataFile:
         """Returns a file as the table lists it, with the statistics of its footer."""
-        path, metadata = _url(f"{self._root}/{file.path}"), table.metadata
+        path = _url(f"{self._root}/{file.path}")
         with table.io.new_input(path).open() as data:
             footer = pq.read_metadata(data)
         if footer.num_rows != file.entry.events:
