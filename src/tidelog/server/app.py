@@ -52,6 +52,7 @@ from tidelog.server.http.connection import (
     OldCycle,
 )
 from tidelog.server.http.errors import (
+    EVERY_ANSWER,
     DisconnectedError,
     HeadError,
     MethodError,
@@ -93,10 +94,6 @@ _GONE = 499  # counted for clients that left before they were answered
 _GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
 _UNCOUNTED = ("health", "ready")  # monitors ask as often as they like
 _JSON_TYPE = (b"content-type", b"application/json")
-_EVERY_ANSWER = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
 _ID_ROUTE = "/topics/{topic}/ids/{id:path}"  # an id may hold slashes
 
 
@@ -273,9 +270,9 @@ class ServerApp:
         began_s = self._now_s()
         metrics = self.metrics
         metrics.in_flight += 1
-        self._count += 1
-        own = b"%s-%d" % (self._prefix, self._count)
-        request_id = request_id_of(scope["headers"], self._options.behind_proxy, own)
+        request_id = request_id_of(
+            scope["headers"], self._options.behind_proxy, self.new_request_id()
+        )
         old = scope["state"].get(OLD_CYCLE)
         send = self._deliveries.bound(scope, _with_headers(send, request_id, old))
         name, status = "none", _GONE
@@ -301,6 +298,11 @@ class ServerApp:
             metrics.answered(name, status, took_s)
             if self._access is not None:
                 self._note(scope, name, status, took_s, request_id)
+
+    def new_request_id(self) -> bytes:
+        """Returns an id that no other request has."""
+        self._count += 1
+        return b"%s-%d" % (self._prefix, self._count)
 
     def _note(self, scope: Scope, name: str, status: int, took_s: float, request_id: bytes) -> None:
         """Adds a request to the access log."""
@@ -471,7 +473,7 @@ def _with_headers(send: Send, request_id: bytes, old: OldCycle | None) -> Send:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
             names = {name for name, _ in headers}
-            headers += [pair for pair in _EVERY_ANSWER if pair[0] not in names]
+            headers += [pair for pair in EVERY_ANSWER if pair[0] not in names]
             headers.append((b"x-request-id", request_id))
             if old is not None and b"connection" not in names:
                 kept = old.keep_alive and b"content-length" in names

@@ -27,7 +27,7 @@ from typing import cast
 import uvicorn
 import uvloop
 
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.home import Home
 from tidelog.server.app import ServerApp
 from tidelog.server.http import limits
@@ -109,7 +109,10 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=cast("type[asyncio.Protocol]", functools.partial(Connection, counts)),
+                http=cast(
+                    "type[asyncio.Protocol]",
+                    functools.partial(Connection, counts, app.new_request_id),
+                ),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -139,7 +142,8 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     def _new_connection(self) -> Connection:
-        return Connection(self._counts, self.config, self.server_state, self.lifespan.state)
+        given = (self.config, self.server_state, self.lifespan.state)
+        return Connection(self._counts, self._app.new_request_id, *given)
 
     async def on_tick(self, counter: int) -> bool:
         stopped = self._stop is not None and self._stop.is_set()
@@ -199,6 +203,8 @@ def _bound_to_path(path: str) -> Iterator[socket.socket]:
             _remove_stale(path, where)
             listener.bind(path)
             os.chmod(path, _SOCKET_MODE)  # before it listens, so no other user gets in
+        except TidelogError:
+            raise  # says already what is wrong
         except (OSError, ValueError) as exc:  # ValueError: a path with a NUL
             reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
             raise InvalidError(f"{where}: {reason}: choose another path") from exc

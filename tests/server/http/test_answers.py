@@ -43,7 +43,10 @@ def test_every_answer_has_an_id_and_forbids_guesses(served: Served) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff", path
         wanted = "cross-origin" if path.startswith("/track") else "same-origin"
         assert answer.headers["cross-origin-resource-policy"] == wanted, path
-    assert len(ids) == len(PATHS)
+    refused = ask(served.address, b"GARBAGE\r\n\r\n")  # without the app
+    assert b"\r\nx-content-type-options: nosniff\r\n" in refused
+    ids.add(refused.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode())
+    assert len(ids - {""}) == len(PATHS) + 1
     forged = served.client.get("/topics", headers={"x-request-id": "mine"})
     assert forged.headers["x-request-id"] != "mine", "only a proxy may choose"
 

@@ -378,3 +378,28 @@ def test_tails_of_a_topic_share_their_reads(served: Served, monkeypatch: Any) ->
             values = [json.loads(next(lines)[5:])["value"] for _ in range(events)]
             assert values == [str(number) for number in range(events)]
     assert pages[0] < tails * events / 4, "each tail has read for itself"
+
+
+def test_large_pages_of_tails_are_written_in_threads(served: Served, monkeypatch: Any) -> None:
+    import tidelog.server.api.tail as tail
+
+    makers: list[str] = []
+    make = tail._frames_of
+
+    def noted(*given: Any) -> Any:
+        makers.append(threading.current_thread().name)
+        return make(*given)
+
+    monkeypatch.setattr(tail, "_frames_of", noted)
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for _ in range(10):
+            answer = stack.enter_context(served.client.stream("GET", "/topics/t/tail"))
+            streams.append(line for line in answer.iter_lines() if line.startswith("data"))
+        for letter in "ab":
+            assert served.post({"value": letter * 200_000}).status_code == 201
+        for lines in streams:
+            values = [json.loads(next(lines)[5:])["value"] for _ in range(2)]
+            assert values == ["a" * 200_000, "b" * 200_000]
+    assert makers
+    assert all(name.startswith("tidelog-serve") for name in makers), "it would hold the loop"

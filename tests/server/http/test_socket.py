@@ -65,7 +65,9 @@ def test_a_unix_socket_is_never_open_and_replaces_no_file(tmp_path: Path) -> Non
     assert not path.exists()
     path.write_text("kept")
     with (
-        pytest.raises(InvalidError, match="is a file"),
+        pytest.raises(
+            InvalidError, match=r"^serve: socket `[^`]*`: is a file, not a socket: choose"
+        ),
         serving(tmp_path / "b", socket=str(path)),
     ):
         pass

@@ -27,7 +27,7 @@ from tidelog.server.api.read import EventHandlers, Waiter, offset_of, partition_
 from tidelog.server.http.auth import ADMISSION, Admission
 from tidelog.server.http.errors import encode, shape
 from tidelog.server.http.limits import PARTITIONS_TAILED_MAX, ServerThreads
-from tidelog.server.http.request import check_parameters
+from tidelog.server.http.request import PIECE_BYTES, check_parameters
 
 __all__ = ["Tails", "parse_cursors"]
 
@@ -35,6 +35,7 @@ _KEEP_ALIVE_S = 15.0  # after which a quiet stream says that it lives
 _CHECK_S = 1.0  # in which a quiet stream sees that its token was revoked
 _AT_ONCE = 500  # events of a partition before the next one has its turn
 Ends = dict[int, tuple[int, int]]  # by partition, its start and next offset
+Frames = tuple[bytes, int, int]  # of a page: its events as text, how many, and the next offset
 _CURSORS = re.compile(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*")
 
 
@@ -88,14 +89,8 @@ class Tails(EventHandlers):
                 ends = await self._shared.ends(topic, frozenset(cursors))
                 changed = _changed(ends, cursors)
             for partition in changed:
-                page = await self._shared.page(topic, partition, cursors[partition])
+                frames, count, following = await self._shared.frames(topic, partition, cursors)
                 self._check(admission)
-                frames, count, following = (
-                    _frames_of(cursors, partition, page),
-                    page.count,
-                    page.next,
-                )
-                del page  # a slow client keeps the frames alone
                 if count:
                     yield frames
                     spoke_s = context.clock.monotonic_s()
@@ -120,6 +115,7 @@ class _SharedReads:
         self._threads = threads
         self._ends: dict[object, asyncio.Task[Ends]] = {}  # that have not begun
         self._pages: dict[object, asyncio.Task[Page]] = {}  # under way
+        self._frames: dict[object, asyncio.Task[Frames]] = {}  # the same
 
     async def ends(self, topic: Topic, partitions: frozenset[int]) -> Ends:
         """Reads the ends after this call: a read that has begun may miss what woke a tail."""
@@ -150,6 +146,29 @@ class _SharedReads:
         task = self._pages.get(key)
         if task is None:
             task = self._pages[key] = asyncio.create_task(read())
+            task.add_done_callback(_note_failure)
+        return await asyncio.shield(task)
+
+    async def frames(self, topic: Topic, partition: int, cursors: dict[int, int]) -> Frames:
+        """Returns the frames of the next page.
+
+        Tails that share a large page and are at the same place share its frames, which a thread
+        makes: a hundred of them would take memory and hold the loop.
+        """
+        page = await self.page(topic, partition, cursors[partition])
+        if len(page.lines) <= PIECE_BYTES:
+            return _frames_of(cursors, partition, page)
+        key = (id(page), _spell(cursors))
+
+        async def make() -> Frames:
+            try:
+                return await self._threads.run(_frames_of, dict(cursors), partition, page)
+            finally:
+                self._frames.pop(key, None)
+
+        task = self._frames.get(key)
+        if task is None:
+            task = self._frames[key] = asyncio.create_task(make())
             task.add_done_callback(_note_failure)
         return await asyncio.shield(task)
 
@@ -200,14 +219,14 @@ def _changed(ends: Ends, cursors: dict[int, int]) -> list[int]:
     ]
 
 
-def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:
+def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> Frames:
     """Returns the events of a page, each with the id from which to resume after it."""
     before, _, after = _spell(cursors | {partition: -1}).encode().partition(b"-1")
     frames = [
         b"id: %s%d%s\ndata: %s\n\n" % (before, at + 1, after, line)
         for at, line in zip(page.offsets, page.lines.splitlines(), strict=True)
     ]
-    return b"".join(frames)
+    return b"".join(frames), page.count, page.next
 
 
 def _spell(cursors: dict[int, int]) -> str:

@@ -44,7 +44,13 @@ from tidelog.clock import Clock
 from tidelog.errors import InvalidError
 from tidelog.server.http import limits
 from tidelog.server.http.auth import ADMISSION, Admission
-from tidelog.server.http.errors import BusyError, DisconnectedError, SlowError, encode
+from tidelog.server.http.errors import (
+    EVERY_ANSWER,
+    BusyError,
+    DisconnectedError,
+    SlowError,
+    encode,
+)
 from tidelog.server.http.limits import client_of
 from tidelog.server.http.request import PIECE_BYTES, Bodies, framing_problem, with_authority
 
@@ -101,9 +107,16 @@ class Connection(HttpToolsProtocol):
     _address: str | None = None  # that is counted
     _waiting = memoryview(b"")  # bytes that are parsed once the requests before are answered
 
-    def __init__(self, counts: limits.ConnectionCounts, *given: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        counts: limits.ConnectionCounts,
+        new_id: Callable[[], bytes],
+        *given: Any,
+        **named: Any,
+    ) -> None:
         super().__init__(*given, **named)
         self._counts = counts
+        self._new_id = new_id  # of a request that the app does not see
         self.before_made: Callable[[], None] = lambda: None  # called when it can be used
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -319,11 +332,16 @@ class Connection(HttpToolsProtocol):
         self._refused = True
         if not self.cycle.response_started if busy else self._in_head:
             body = encode({"error": {"kind": kind, "message": message, "context": {}}})
-            retry = b"retry-after: 1\r\n" if status == 503 else b""
-            head = (
-                b"content-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n"
-                % (len(body), retry)
-            )
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+                *EVERY_ANSWER,
+                (b"x-request-id", self._new_id()),
+            ]
+            if status == 503:
+                headers.append((b"retry-after", b"1"))
+            head = b"".join(b"%s: %s\r\n" % pair for pair in headers)
             self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
         if busy:
             self.cycle.disconnected = True

@@ -20,6 +20,7 @@ from tidelog.errors import (
 )
 
 __all__ = [
+    "EVERY_ANSWER",
     "STATUSES",
     "BusyError",
     "DisconnectedError",
@@ -43,6 +44,12 @@ __all__ = [
 _RETRY_AFTER_S = 1  # where nothing better is known
 
 Pair = tuple[bytes, bytes]
+
+EVERY_ANSWER: tuple[Pair, ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Headers that an answer has unless it has its own."""
 
 
 class HttpError(TidelogError):
