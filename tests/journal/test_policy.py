@@ -189,3 +189,11 @@ def test_an_event_is_rewritten_a_few_times_however_small_the_turns_are() -> None
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidError, match=next(iter(wrong))):
         CompilePolicy(**wrong)
+
+
+def test_wait_that_began_by_a_clock_far_ahead_is_over() -> None:
+    year_ms = 365 * 86_400_000
+    assert Rows().journal(600, 1, NOW_MS + 1_000).groups() == []
+    assert Rows().journal(600, 1, NOW_MS + year_ms).groups() == [[600]]
+    assert Rows().run(5, NOW_MS + 1_000).groups() == []
+    assert Rows().run(5, NOW_MS + year_ms).groups() == [[5]]

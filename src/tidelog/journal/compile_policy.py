@@ -170,7 +170,7 @@ def _ready(parts: list[_Neighbours], policy: CompilePolicy, now_ms: int) -> list
     is_due = (
         last.events >= policy.min_events
         or last.bytes >= policy.min_bytes
-        or (policy.older_than_ms is not None and now_ms - oldest_ms >= policy.older_than_ms)
+        or _is_over(policy.older_than_ms, oldest_ms, now_ms)
         or _is_amended(last, policy, now_ms)
     )
     return parts if is_due else parts[:-1]
@@ -180,8 +180,15 @@ def _is_amended(part: _Neighbours, policy: CompilePolicy, now_ms: int) -> bool:
     if sum(each.amendments for each in part.candidates) >= policy.min_amendments:
         return True
     times = [each.amended_ms for each in part.candidates if each.amended_ms is not None]
-    before_ms = policy.amended_before_ms
-    return bool(times) and before_ms is not None and now_ms - min(times) >= before_ms
+    return bool(times) and _is_over(policy.amended_before_ms, min(times), now_ms)
+
+
+def _is_over(wait_ms: int | None, since_ms: int, now_ms: int) -> bool:
+    """Returns whether a wait is over; also one that a clock which was far ahead has begun.
+
+    Otherwise a delete by a machine whose clock is a year ahead would be carried out in a year.
+    """
+    return wait_ms is not None and abs(now_ms - since_ms) >= wait_ms
 
 
 def _is_cut(part: _Neighbours, policy: CompilePolicy) -> bool:
