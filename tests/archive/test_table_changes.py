@@ -404,10 +404,10 @@ def test_sweep_corrects_what_a_register_left_that_died_beside_an_erasure(
     real = kind.add
 
     def dying(self: Any, addition: Any) -> None:
-        before = self._data_files(self._table, addition.files) if table != "delta" else []
-        erase_gone(home, [65])
         if table != "delta":
+            before = self._data_files(self._table, addition.files, self._table.metadata)
             self._data_files = lambda *_: before
+        erase_gone(home, [65])
         real(self, addition)
         raise Crash
 
