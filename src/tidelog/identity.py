@@ -70,6 +70,7 @@ from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.decoding import Persisted, decode_json, open_json, remedy, seal_json
 from tidelog.store import Store
+from tidelog.store.wrappers import reread
 
 __all__ = [
     "HomeIdentity",
@@ -366,15 +367,19 @@ def _known_format(found: _Formats) -> None:
 
 
 def read_store(store: Store) -> Identity | None:
-    try:
+    what = f"object `{layout.HOME_OBJECT}` of `{store.url}`"
+
+    def read(_: bool) -> Identity:
         data = store.get(layout.HOME_OBJECT)
+        _check_format(data)
+        return open_json(data, Identity, what)
+
+    try:
+        return reread(store, layout.HOME_OBJECT, read)
     except NotFoundError as exc:
         if exc.context.get("key") == layout.HOME_OBJECT:
             return None
         raise  # the bucket itself is missing
-    what = f"object `{layout.HOME_OBJECT}` of `{store.url}`"
-    _check_format(data)
-    return open_json(data, Identity, what)
 
 
 def read_catalog(catalog: Catalog) -> tuple[Identity, str] | None:

@@ -9,10 +9,15 @@ import pytest
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.catalog.checksums import CheckedCatalog, open_row, seal
 from tidelog.catalog.memory import MemoryCatalog
+from tidelog.coordination.manifests import load_manifest
 from tidelog.errors import ConflictError, CorruptError, InvalidError
-from tidelog.model import limits
+from tidelog.identity import Identity, read_store
+from tidelog.model import layout, limits
 from tidelog.model.decoding import seal_json
 from tidelog.model.pipeline import Manifest, read_manifest
+from tidelog.store.memory import MemoryStore
+from tidelog.store.wrappers import CachedStore
+from tidelog.testing.scheduler import FakeClock
 
 
 def flips(data: bytes) -> list[bytes]:
@@ -97,3 +102,29 @@ def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
 def test_row_whose_stored_types_are_damaged_is_corrupt(row: Any, value: Any, version: Any) -> None:
     with pytest.raises(CorruptError, match="its checksum does not match"):
         open_row("p", Row(row, value, version))
+
+
+class _DamagedOnce(MemoryStore):
+    """Damages the first reply for each key."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeClock())
+        self.damaged: set[str] = set()
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = super().get(key, start, end)
+        if key in self.damaged:
+            return data
+        self.damaged.add(key)
+        return data[: len(data) // 2]
+
+
+def test_reply_that_is_damaged_on_its_way_is_read_again_and_not_kept() -> None:
+    store = _DamagedOnce()
+    cached = CachedStore(store, 1 << 20)
+    manifest = Manifest("p", "0", "0", "9", 0, 9, 9)
+    identity = Identity(id="0" * 32)
+    store.put("manifest", seal_json(manifest))
+    store.put(layout.HOME_OBJECT, seal_json(identity))
+    assert load_manifest(cached, "manifest") == load_manifest(cached, "manifest") == manifest
+    assert read_store(cached) == read_store(cached) == identity

@@ -45,6 +45,7 @@ from tidelog.codec.parsers import LayoutSettings
 from tidelog.connectors.archive.staging import is_published
 from tidelog.connectors.by_url import source_at, store_at
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     Manifests,
     ReplayedRange,
@@ -59,7 +60,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogErr
 from tidelog.model import layout
 from tidelog.model.archive import Account, Archive, DateFolder, encode_success
 from tidelog.model.partition_rows import decode_row
-from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import Commit, FileEntry, Intent, Manifest, Progress
 from tidelog.pipeline.date_folders import DateFolders, FolderCounter, FolderFiles
 from tidelog.pipeline.source_partitions import track
 from tidelog.store.base import Store
@@ -456,7 +457,7 @@ class _VerifyLook:
         self.tally.note("intent", partition, what, do)
         key = intent.manifest
         try:
-            files = read_manifest(self.context.store.get(key), key).files if key else ()
+            files = load_manifest(self.context.store, key).files if key else ()
         except (NotFoundError, CorruptError) as exc:
             self._unreadable(key, partition, exc)
             files = ()
@@ -573,5 +574,5 @@ class _VerifyLook:
         for committed in read_commits(self.context, pipeline, partition):
             for key in {committed.manifest, committed.rewrite} - {""}:
                 with contextlib.suppress(NotFoundError, CorruptError):
-                    for part in read_manifest(self.context.store.get(key), key).parts:
+                    for part in load_manifest(self.context.store, key).parts:
                         yield from part.files

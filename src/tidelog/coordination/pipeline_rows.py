@@ -30,6 +30,7 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.catalog.update import Decision, Rows, update
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -47,7 +48,6 @@ from tidelog.model.pipeline import (
     ListedPartition,
     Manifest,
     Progress,
-    read_manifest,
 )
 from tidelog.store.base import Store, check_mark
 
@@ -338,7 +338,7 @@ class Manifests:
     def _read(self, committed: Commit) -> Manifest:
         key, held = committed.manifest, self._held
         if held is None or held[0] != key:
-            held = self._held = (key, read_manifest(self._context.store.get(key), key))
+            held = self._held = (key, load_manifest(self._context.store, key))
         return manifest_of_range(held[1], committed)
 
 

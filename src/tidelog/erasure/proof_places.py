@@ -45,6 +45,7 @@ from tidelog.connectors.source import SourcePartition
 from tidelog.context import Context
 from tidelog.coordination.audit import Owner, put_record, read_records
 from tidelog.coordination.jobs import Keeper, read_jobs
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     counting_files,
     generation_pipeline,
@@ -60,7 +61,7 @@ from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.partition_rows import decode_row
-from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.pipeline.failures import read_failures, remove_failures
 from tidelog.pipeline.registry import list_pipelines
@@ -140,7 +141,7 @@ class ManifestNames:
         if not key.startswith(_MANIFESTS):
             return None
         try:
-            manifest = read_manifest(store.get(key), key)
+            manifest = load_manifest(store, key)
         except NotFoundError:
             return False
         except CorruptError:

@@ -53,6 +53,7 @@ from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.archive.staging import discard_files
 from tidelog.connectors.by_url import files_at
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_commit_rows,
@@ -90,7 +91,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.decoding import seal_json
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest, read_manifest
+from tidelog.model.pipeline import Commit, ErasedEvents, FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 from tidelog.tasks import TaskRunner
@@ -345,7 +346,7 @@ class EraseLane:
         with contextlib.suppress(NotFoundError, CorruptError):
             committed = self._committed(each.row)
             if committed is not None and not committed.rewrite:
-                parts = self._manifest(committed.manifest).parts
+                parts = load_manifest(self._context.store, committed.manifest).parts
                 if self.values is not None and any(part.as_is for part in parts):
                     return None  # its files are to be noted here
                 where = (self._archive.store, self._archive.making(self._generation))
@@ -361,7 +362,7 @@ class EraseLane:
             committed = None if row is None else self._decode(row)
             if row is None or committed is None or committed.rewrite:
                 return None
-            if tuple(self._manifest(committed.manifest).parts) != work.parts:
+            if tuple(load_manifest(self._context.store, committed.manifest).parts) != work.parts:
                 return None
             if not holds_some:
                 self._no_longer.add(committed.manifest)
@@ -380,7 +381,7 @@ class EraseLane:
             committed = self._committed(each.row)
             changed: list[tuple[FileEntry, FileEntry]] = []
             if committed is not None and committed.rewrite not in ("", committed.manifest):
-                old = self._manifest(committed.manifest)
+                old = load_manifest(self._context.store, committed.manifest)
                 if tuple(old.parts) == work.parts:  # else others have erased more of them since
                     self._staged[committed.rewrite] = entries
                     changed = _changed_files(old, self._decide_or_read(committed, old, each.wanted))
@@ -425,7 +426,8 @@ class EraseLane:
         if committed.manifest in self._no_longer:
             self._no_longer.discard(committed.manifest)
             return False
-        return self._ranges.holds_some(self._manifest(committed.manifest).parts, wanted)
+        manifest = load_manifest(self._context.store, committed.manifest)
+        return self._ranges.holds_some(manifest.parts, wanted)
 
     def _has_moved(self, row: Row) -> bool:
         """Returns whether another erasure has written the row since: then the files differ too."""
@@ -444,7 +446,7 @@ class EraseLane:
         self, row: Row, committed: Commit, wanted: Offsets, report: ArchiveErasure
     ) -> None:
         """Steps 2 to 4."""
-        old = self._manifest(committed.manifest)
+        old = load_manifest(self._context.store, committed.manifest)
         new = self._decide_or_read(committed, old, wanted)
         changed = _changed_files(old, new)
         if self._is_lost([each for each in changed if self._ranges.is_there(each[1])]):
@@ -481,12 +483,12 @@ class EraseLane:
 
     def _decide_or_read(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
         with contextlib.suppress(NotFoundError):
-            return self._manifest(committed.rewrite)
+            return load_manifest(self._context.store, committed.rewrite)
         try:
             return self._decide(committed, old, wanted)
         except CorruptError:  # another erasure may have decided, and may be replacing files
             with contextlib.suppress(NotFoundError):
-                return self._manifest(committed.rewrite)
+                return load_manifest(self._context.store, committed.rewrite)
             raise
 
     def _decide(self, committed: Commit, old: Manifest, wanted: Offsets) -> Manifest:
@@ -500,7 +502,7 @@ class EraseLane:
             self._context.store.put(committed.rewrite, seal_json(new))
         except AlreadyExistsError:
             discard_files(self._store, list(staged.values()))
-            return self._manifest(committed.rewrite)
+            return load_manifest(self._context.store, committed.rewrite)
         return new
 
     def _staging(self, committed: Commit) -> str:
@@ -541,7 +543,7 @@ class EraseLane:
 
     def _correct_tables(self, row: Row, committed: Commit, report: ArchiveErasure) -> bool:
         """Steps 5 to 7. Returns whether every table could be corrected."""
-        files = _files(self._manifest(committed.manifest))
+        files = _files(load_manifest(self._context.store, committed.manifest))
         discard_files(self._store, files)
         correct_entries(self._context, self._archive, self._generation, files, report.failed)
         if report.failed:
@@ -552,9 +554,6 @@ class EraseLane:
     def _write(self, row: Row, committed: Commit, *more: Put) -> None:
         change = Put(row.row, encode_row(committed), expect=row.version)
         self._context.catalog.write(self._where, change, *more, write_id=self._context.ids.new())
-
-    def _manifest(self, key: str) -> Manifest:
-        return read_manifest(self._context.store.get(key), key)
 
     def _decode(self, row: Row) -> Commit:
         return decode_row(row.value, Commit, f"commit `{row.row}`")

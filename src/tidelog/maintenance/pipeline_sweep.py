@@ -81,6 +81,7 @@ from tidelog.archive.tables import settle_tables
 from tidelog.catalog.base import Change, Check, Delete, Put, Row
 from tidelog.connectors.by_url import files_at, pipelines_behind, pipelines_of, source_at
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     CommitRow,
     Manifests,
@@ -111,7 +112,6 @@ from tidelog.model.pipeline import (
     MergedRange,
     NamedPipeline,
     Progress,
-    read_manifest,
 )
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import ObjectInfo, Store, put_same
@@ -552,7 +552,7 @@ def _read_named(context: Context, pipeline: str) -> _NamedObjects:
             if is_read and head is not None and not head.frozen and head.owner:
                 named.under_way.add((folder, head.epoch))
             if key:
-                manifest = read_manifest(context.store.get(key), key)
+                manifest = load_manifest(context.store, key)
                 staged = [file.staged for file in manifest.files]
                 named.keys.update([key, *staged, *map(layout.sending, staged)])
         for found in read_commit_rows(context, pipeline, partition):

@@ -63,6 +63,7 @@ from tidelog.connectors.source import (
     TrackingSource,
 )
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.ownership import put_held
 from tidelog.coordination.pipeline_rows import list_partitions
 from tidelog.errors import (
@@ -85,7 +86,6 @@ from tidelog.model.pipeline import (
     ListedPartition,
     Manifest,
     Progress,
-    read_manifest,
 )
 from tidelog.model.times import Backoff
 from tidelog.pipeline import base
@@ -563,7 +563,7 @@ class Cycle:
             track.intent_version = row.version
 
     def _manifest(self, key: str) -> Manifest:
-        return read_manifest(self._context.store.get(key), key)
+        return load_manifest(self._context.store, key)
 
     @contextlib.contextmanager
     def _contain_errors(self, track: Track, report: CycleReport) -> Iterator[None]:

@@ -48,6 +48,7 @@ from typing import NamedTuple
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.connectors.sink import AsideSink
 from tidelog.context import Context
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     generation_pipeline,
     read_commit_rows,
@@ -56,7 +57,7 @@ from tidelog.coordination.pipeline_rows import (
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model import layout, limits
 from tidelog.model.partition_rows import decode_row, encode_row
-from tidelog.model.pipeline import Aside, FileEntry, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import Aside, FileEntry, Manifest, Progress
 from tidelog.pipeline.date_folders import DateFolders, Span, reopen
 
 __all__ = [
@@ -203,5 +204,5 @@ def _lost_manifests(
 def _read(context: Context, key: str) -> Manifest | None:
     """Reads a manifest; None if a sweep deleted it or it is damaged."""
     with contextlib.suppress(NotFoundError, CorruptError):
-        return read_manifest(context.store.get(key), key)
+        return load_manifest(context.store, key)
     return None

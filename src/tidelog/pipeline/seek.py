@@ -46,6 +46,7 @@ from tidelog.connectors.source import (
 )
 from tidelog.context import Context
 from tidelog.coordination.audit import record_action
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     read_archive,
     read_intent,
@@ -72,7 +73,6 @@ from tidelog.model.pipeline import (
     Progress,
     joined_gaps,
     offsets_between,
-    read_manifest,
 )
 from tidelog.model.times import Backoff
 from tidelog.pipeline.base import CycleReport, Pipeline, Track
@@ -346,7 +346,7 @@ class _Skips:
         for row in rows:
             commit = decode_row(row.value, Commit, f"commit `{row.row}`")
             if commit.end == end and commit.start != end and not (commit.events or commit.ranges):
-                manifest = read_manifest(self._context.store.get(commit.manifest), commit.manifest)
+                manifest = load_manifest(self._context.store, commit.manifest)
                 if _is_gap(manifest):
                     return row.row, manifest.lost[0]
         return None

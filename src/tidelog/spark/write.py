@@ -99,6 +99,7 @@ from tidelog.spark.failures import one_line
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import ExecutorContext, open_executor, open_shared, settings_of
 from tidelog.store.base import put_fresh
+from tidelog.store.wrappers import reread
 from tidelog.tasks import Pool
 
 __all__ = [
@@ -234,8 +235,9 @@ class SparkSink:
             self._remove_staged(state.batch)
 
     def _manifest(self, state: SinkState) -> BatchManifest:
-        data = self._context.store.get(state.manifest)
-        return open_json(data, BatchManifest, f"manifest `{state.manifest}`")
+        store, key = self._context.store, state.manifest
+        what = f"manifest `{key}`"
+        return reread(store, key, lambda _: open_json(store.get(key), BatchManifest, what))
 
     def _read(self) -> tuple[SinkState, str] | tuple[None, None]:
         row = self._context.catalog.get(self._where, layout.sink_row(self._name))

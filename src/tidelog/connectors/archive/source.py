@@ -33,6 +33,7 @@ from tidelog.connectors.source import (
     check_incarnation,
 )
 from tidelog.context import Context, OpenContext
+from tidelog.coordination.manifests import load_manifest
 from tidelog.coordination.pipeline_rows import (
     Replays,
     manifest_of_range,
@@ -54,7 +55,6 @@ from tidelog.model.pipeline import (
     Progress,
     joined_gaps,
     offsets_between,
-    read_manifest,
 )
 from tidelog.tasks import Pool
 
@@ -367,7 +367,7 @@ def _read_again(
 
 def _manifest(context: Context, key: str) -> Manifest:
     try:
-        return read_manifest(context.store.get(key), key)
+        return load_manifest(context.store, key)
     except NotFoundError as exc:
         raise CorruptError(
             f"manifest `{key}`: is not there: find out who deleted it, and restore it from a copy",

@@ -26,8 +26,8 @@ from tidelog.connectors.scylla.session import WIDTH_MS_MAX, ScyllaOptions, Scyll
 from tidelog.connectors.scylla.streams import ChangePosition, Streams
 from tidelog.connectors.scylla.types import to_json
 from tidelog.connectors.source import Chunk, SourceRange
+from tidelog.coordination.manifests import load_manifest
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
-from tidelog.model.pipeline import read_manifest
 from tidelog.store import open_store_here
 
 __all__ = [
@@ -335,7 +335,7 @@ class _KnownChanges:
         kept = {}
         for each in wanted:
             kept[each.manifest] = self._loaded.get(each.manifest) or _identities(
-                read_manifest(store.get(each.manifest), each.manifest).note
+                load_manifest(store, each.manifest).note
             )
         self._loaded = kept
         return frozenset().union(*kept.values())

@@ -22,6 +22,7 @@ A witness counts only for a stray. A sweep deletes it when no copy of its segmen
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -39,7 +40,8 @@ from tidelog.model.decoding import Persisted, open_json, seal_json
 from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.partition_rows import Piece, Run, decode_row, recovery_producer
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo, put_fresh
+from tidelog.store.base import ObjectInfo, Store, put_fresh
+from tidelog.store.wrappers import reread
 
 __all__ = [
     "Collector",
@@ -163,11 +165,12 @@ def is_over(info: ObjectInfo, origins: Collection[str]) -> bool:
 
 def _partitions(context: Context, topic: Topic, origin: str) -> Iterator[int]:
     for info in context.store.list(layout.witness(topic.incarnation, origin, "")):
-        try:
-            data = context.store.get(info.key)
-        except NotFoundError:
-            continue  # a sweep has deleted it in the meantime
-        yield from open_json(data, Witness, f"witness `{info.key}`").partitions
+        with contextlib.suppress(NotFoundError):  # a sweep may have deleted it in the meantime
+            yield from _read_witness(context.store, info.key).partitions
+
+
+def _read_witness(store: Store, key: str) -> Witness:
+    return reread(store, key, lambda _: open_json(store.get(key), Witness, f"witness `{key}`"))
 
 
 def _is_mentioned(context: Context, topic: Topic, origin: str, partition: int) -> bool:
