@@ -153,6 +153,28 @@ def test_a_hanging_target_holds_up_no_producer() -> None:
     assert took_s < 60
 
 
+def test_hanging_targets_delay_no_other_topic_and_each_topic_has_one_check_at_a_time() -> None:
+    context, released = a_log(), threading.Event()
+    hanging = Recorder(lambda _: released.wait(600) and None)
+    target = Recorder()
+    notifier = Notifier(context, lambda url: hanging if url == "hangs" else target)
+    topics = [
+        create_topic(context, Topic(f"t{number}", context.ids.new(), 2, 0, notify=(url,)))
+        for number, url in enumerate(("hangs", "hangs", "hangs", "works"))
+    ]
+    for topic in topics:
+        notifier.watch(topic)
+        with Producer(context, topic) as producer:
+            for partition in range(2):
+                producer.append([Event(b"x")], partition=partition)
+    until(lambda: len(target.told) == 2)
+    until(lambda: hanging.tries == 3)  # the other partitions of these topics wait
+    assert hanging.told == []
+    released.set()
+    assert notifier.close(60)
+    assert (len(hanging.told), hanging.tries) == (6, 6)
+
+
 def test_close_waits_for_its_turn_where_there_is_time() -> None:
     context = a_log()
     told_ms: list[int] = []

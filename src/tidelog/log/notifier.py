@@ -33,12 +33,13 @@ than the longest promise.
 :class:`Debounce` is the protocol, without threads and locks. If a topic is deleted at the same
 moment, a notification row may stay behind: a few bytes, in an incarnation that is never read again.
 
-:class:`Notifier` is the thread of a process. A commit to a topic with targets only records its
-offset and, if no check is due, schedules one. So no producer ever waits for a target. One thread
-serves all topics: a target that hangs delays others of this process by its timeout, and is tried
-less and less often. Before a check it reads the topic's row again, at most once in ten seconds, for
-targets that were changed. A process that opened the topic while it had no targets sends and records
-nothing. :func:`repair` does that, and what a process leaves undone when it dies.
+:class:`Notifier` has the threads of a process. A commit to a topic with targets only records its
+offset and, if no check is due, schedules one. So no producer ever waits for a target. A topic is
+checked by one thread at a time, and another thread starts while all are in use: a target that hangs
+delays only its own topic, and is tried less and less often. Before a check it reads the topic's row
+again, at most once in ten seconds, for targets that were changed. A process that opened the topic
+while it had no targets sends and records nothing. :func:`repair` does that, and what a process
+leaves undone when it dies.
 """
 
 from __future__ import annotations
@@ -306,6 +307,7 @@ def _deferral_ms(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
 
 _ERRORS_KEPT = 100  # the newest; all are counted
 _TARGETS_S = 10.0  # between looks at the topic's targets
+_THREADS_MAX = 8  # for topics whose targets hang; one serves all that do not
 _RETRY_S = 5.0  # after the catalog, which has its own retries, was unreachable
 _PASSING = (ConflictError, UnavailableError, UnknownOutcomeError)
 
@@ -349,7 +351,9 @@ class Notifier:
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._listening = False
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._idle = 0  # threads that wait for something to do
+        self._busy: set[str] = set()  # incarnations that a thread checks now
         self._closing_s: float | None = None  # when :meth:`close` stops waiting
         self._errors: deque[Exception] = deque(maxlen=_ERRORS_KEPT)
         self._error_count = 0
@@ -391,7 +395,7 @@ class Notifier:
         return Debounce(self._context, topic, targets, self._waiter)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Sends what is due and ends the thread; returns whether all commits are covered.
+        """Sends what is due and ends the threads; returns whether all commits are covered.
 
         Waits for promises of others and for our own next turn if that fits into ``timeout_s``;
         otherwise notifies at once. Failing targets are left to ``repair``.
@@ -400,9 +404,10 @@ class Notifier:
             if self._closing_s is None:
                 self._closing_s = self._context.clock.monotonic_s() + timeout_s
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
+            threads = list(self._threads)
+        until_s = self._context.clock.monotonic_s() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until_s - self._context.clock.monotonic_s()))
         with self._changed:
             return all(known.covered for known in self._known.values())
 
@@ -421,7 +426,7 @@ class Notifier:
             if known.due_s is None and not known.running:
                 self._plan(key, self._context.clock.monotonic_s())
                 self._changed.notify_all()
-            if self._thread is None:
+            if not self._idle and len(self._threads) < _THREADS_MAX:
                 self._start()
 
     def _start(self) -> None:
@@ -431,13 +436,13 @@ class Notifier:
         except RuntimeError as exc:  # no more threads: the next commit tries again
             self._keep(exc)
         else:
-            self._thread = thread
+            self._threads.append(thread)
 
     def _plan(self, key: _Key, due_s: float) -> None:
         self._known[key].due_s = due_s
         heapq.heappush(self._due, (due_s, next(self._order), key))
 
-    # In the notifier's own thread.
+    # In the notifier's own threads.
 
     def _run(self) -> None:
         while True:
@@ -452,28 +457,57 @@ class Notifier:
         while True:
             now_s = self._context.clock.monotonic_s()
             end_s = self._closing_s
+            key = self._first()
             if end_s is not None and (now_s >= end_s or not self._due):
                 return None
-            if not self._due:
-                self._changed.wait()
+            if key is None:
+                self._wait(None if end_s is None else end_s - now_s)
                 continue
+            known = self._known[key]
+            due_s = known.due_s or 0.0
+            too_late = end_s is not None and due_s > end_s
+            if end_s is not None and (known.covered or (known.failing and too_late)):
+                known.due_s = None
+            elif due_s <= now_s or too_late:
+                known.due_s, known.running = None, True
+                self._busy.add(key[0])
+                return _CheckTask(key, known.committed, too_late)
+            else:
+                self._wait(due_s - now_s)
+
+    def _first(self) -> _Key | None:
+        """Returns the check that is due first, of the topics that no thread checks now."""
+        later = []
+        found = None
+        while self._due and found is None:
             due_s, _, key = self._due[0]
             known = self._known.get(key)
             if known is None or known.due_s != due_s:
-                heapq.heappop(self._due)  # rescheduled since, or the topic is deleted
-                continue
-            too_late = end_s is not None and due_s > end_s
-            if end_s is not None and (known.covered or (known.failing and too_late)):
-                heapq.heappop(self._due)
-                known.due_s = None
-            elif due_s <= now_s or too_late:
-                heapq.heappop(self._due)
-                known.due_s, known.running = None, True
-                return _CheckTask(key, known.committed, too_late)
+                heapq.heappop(self._due)  # rescheduled or begun since, or the topic is deleted
+            elif key[0] in self._busy:
+                later.append(heapq.heappop(self._due))
             else:
-                self._changed.wait(due_s - now_s)
+                found = key
+        for each in later:
+            heapq.heappush(self._due, each)
+        return found
+
+    def _wait(self, seconds: float | None) -> None:
+        self._idle += 1
+        try:
+            self._changed.wait(seconds)
+        finally:
+            self._idle -= 1
 
     def _check(self, task: _CheckTask) -> None:
+        try:
+            self._check_now(task)
+        finally:
+            with self._changed:
+                self._busy.discard(task.key[0])
+                self._changed.notify_all()
+
+    def _check_now(self, task: _CheckTask) -> None:
         incarnation, partition = task.key
         checked: CheckResult | None = None
         error: Exception | None = None
