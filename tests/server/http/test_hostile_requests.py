@@ -27,7 +27,7 @@ from tidelog.server.console.site import PLACES
 from tidelog.settings import Settings
 
 SLOW_S = 1.0
-METHODS = (b"GET", b"GET", b"GET", b"POST", b"POST", b"PUT", b"DELETE", b"HEAD", b"PATCH")
+METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"HEAD", b"PATCH", b"OPTIONS", b"TRACE")
 FILLED = {
     "topic": "t",
     "partition": "0",
@@ -69,10 +69,13 @@ HEADERS = (
 )
 
 
-def paths() -> list[str]:
-    """Every route, with names that are there."""
-    routes = sorted({each.path for each in (*OPERATIONS, *PLACES)})
-    return [re.sub(r"\{(\w+)\}", lambda match: FILLED[match[1]], path) for path in routes]
+def fill(path: str, source: random.Random) -> str:
+    """A route with names that are there, or with junk in place of one."""
+
+    def name(match: re.Match[str]) -> str:
+        return FILLED[match[1]] if source.random() < 0.8 else source.choice(JUNK)
+
+    return re.sub(r"\{(\w+)\}", name, path)
 
 
 @dataclass
@@ -85,11 +88,13 @@ class Attacker:
 
     def request(self) -> bytes:
         choose, chance = self.source.choice, self.source.random
-        method, path = choose(METHODS), choose(PATHS)
-        if chance() < 0.2:
+        own, route = choose(ROUTES)
+        method = own.encode() if chance() < 0.8 else choose(METHODS)
+        path = fill(route, self.source)
+        if chance() < 0.1:
             path += f"/{choose(JUNK)}"
         query = [f"{choose(PARAMETERS)}={choose(JUNK)}" for _ in range(choose((0, 0, 1, 1, 2, 3)))]
-        if path.endswith("/tail"):
+        if "/tail" in path:
             query.append("partition=7")  # a stream would not end
         target = path + ("?" + "&".join(query) if query else "")
         body = choose(BODIES) if method in (b"POST", b"PUT", b"PATCH") else b""
@@ -115,7 +120,7 @@ class Attacker:
         return found.split(b" ", 2)[1][:3].decode() if found.startswith(b"HTTP/") else "none"
 
 
-PATHS = paths()
+ROUTES = sorted({(each.method, each.path) for each in (*OPERATIONS, *PLACES)})
 
 
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.long)])
