@@ -169,7 +169,7 @@ class ServerApp:
         self._error_log = ErrorLog(self._clock)
         self._usage = ClientUsage(home.context, options.audit_reads)
         self.gate = Gate(options, lambda: read_tokens(home.context), self._clock)
-        self._forwards = Forwards(home, options, self._ingest)
+        self._forwards = Forwards(home, options, self._ingest, self._error_log.add)
         self._pixels = Pixels(
             options, self.gate, self._topics, self._ingest, self._forwards, self.metrics
         )

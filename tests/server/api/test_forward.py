@@ -12,12 +12,14 @@ import pytest
 
 from tests.connectors.kafka.test_sink import Target
 from tests.connectors.kinesis.test_source import Stream
+from tests.connectors.test_forward import Target as FakeTarget
 from tests.servers.base import free_port
 from tests.servers.kafka import Kafka
 from tests.servers.moto import KEYS, Moto
 from tests.support.serving import error, serving
+from tidelog import Forwarder
 from tidelog.coordination.tokens import create_token
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.model.token import Grant
 from tidelog.server.api.pixel_event import GIF
@@ -140,6 +142,22 @@ def test_targets_that_hang_delay_no_start(tmp_path: Path, monkeypatch: pytest.Mo
             silent.accept()
         for each in tries:
             each.close()
+
+
+def test_lost_event_that_no_request_waits_for_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = FakeTarget()
+    monkeypatch.setattr(
+        "tidelog.server.api.forward.open_forwarder",
+        lambda url, environ: Forwarder(url, target.open),
+    )
+    with serving(tmp_path, forward=("a=kinesis://clicks",)) as served:
+        target.fails = UnavailableError("no \x1b[2J reply")
+        assert served.client.get("/track/a.gif?ack=0").status_code == 200
+    said = capfd.readouterr().err
+    assert "some events may be there" in said
+    assert r"no \x1b[2J reply" in said, "it does not steer a terminal"
 
 
 def bearer(token: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 
 from tidelog.connectors.forward import Forwarder, open_forwarder
 from tidelog.errors import (
@@ -34,9 +34,16 @@ _OF_TOPICS = (IDEMPOTENCY_KEY, IF_ABSENT)
 class Forwards:
     """The names whose events go elsewhere."""
 
-    def __init__(self, home: Home, options: ServeOptions, ingest: Ingest) -> None:
+    def __init__(
+        self,
+        home: Home,
+        options: ServeOptions,
+        ingest: Ingest,
+        on_error: Callable[[TidelogError], None],
+    ) -> None:
         self._home = home
         self._ingest = ingest
+        self._on_error = on_error  # of events that no request waits for
         self._open = {
             name: open_forwarder(url, environ=home.context.environ)
             for name, url in options.forwards.items()
@@ -86,6 +93,15 @@ class Forwards:
             return await asyncio.wait_for(asyncio.wrap_future(call), limits.FORWARD_S)
         except TimeoutError:
             raise forwarder.late_error(call, limits.FORWARD_S) from None
+
+    def send_unconfirmed(self, forwarder: Forwarder, event: Event) -> None:
+        """Sends an event that no request waits for. The operator is told if it fails."""
+        forwarder.send_soon([event]).add_done_callback(self._report)
+
+    def _report(self, call: Future[int]) -> None:
+        error = None if call.cancelled() else call.exception()
+        if isinstance(error, TidelogError):
+            self._on_error(error)
 
     def answer(self, name: str, events: int) -> bytes:
         """Returns the body of a success."""

@@ -94,7 +94,7 @@ class Pixels:
         if durable:
             await self._forwards.send(forwarder, [event])
         else:
-            forwarder.send_soon([event])
+            self._forwards.send_unconfirmed(forwarder, event)
 
     async def _admit(
         self, scope: Scope, headers: dict[bytes, bytes], topic: str, params: Params

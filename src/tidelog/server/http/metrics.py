@@ -207,10 +207,15 @@ class ErrorLog:
             self._unsaid += 1
             return
         more = f" (and {self._unsaid} more before)" if self._unsaid else ""
-        line = " ".join(error.message.split())
+        line = "".join(map(_visible, " ".join(error.message.split())))
         line += f" (request {request_id})" if request_id else ""
         print(f"error: {error.kind}: {line}{more}", file=sys.stderr, flush=True)
         self._said_s, self._unsaid = now_s, 0
+
+
+def _visible(char: str) -> str:
+    """Returns a character that does not steer the operator's terminal."""
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
 _LINES_MAX = 20_000  # that wait to be written
