@@ -354,3 +354,30 @@ def _metric(text: str, name: str, partition: str = "") -> float:
         if line.startswith(f"tidelog_archive_{name}{{") and partition in line:
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"{name} of {partition}: not in\n{text}")
+
+
+def test_follower_outlasts_a_catalog_that_is_away(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, seen = threading.Event(), threading.Event()
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            if away.is_set():
+                raise UnavailableError("the catalog is away")
+            return call(*args, **options)
+
+        return called
+
+    catalog = home.context.catalog
+    for name in ("get", "scan", "write"):
+        monkeypatch.setattr(catalog, name, failing(getattr(catalog, name)))
+    with following(home, on_outage=lambda *_: seen.set()) as raised:
+        until(lambda: len(listed(home.store)) == sum(map(len, home.source.events.values())))
+        away.set()
+        grow(home, 80)
+        assert seen.wait(60)
+        away.clear()
+        until(lambda: "0:79" in listed(home.store))
+    assert raised == []
+    home.check()

@@ -14,8 +14,10 @@ from cassandra.pool import Host
 from tests.servers.scylla_play import Play, Row
 from tests.support.scylla_reads import START_MS, at, opened, order_ticks, read_all
 from tidelog.connectors.scylla import reader as reading
-from tidelog.connectors.scylla.session import StreamAwarePolicy
+from tidelog.connectors.scylla import session as sessions
+from tidelog.connectors.scylla.session import StreamAwarePolicy, parse_scylla
 from tidelog.errors import InvalidError
+from tidelog.model.address import parse_address
 
 pytestmark = pytest.mark.usefixtures("no_session_outlives_its_server")
 
@@ -69,6 +71,18 @@ def test_base_row_of_a_change_is_fetched_by_its_key(play: Play) -> None:
     for key in (part.key or b"", b"r", b"[1]", b""):
         with pytest.raises(InvalidError, match="primary key"):
             source.fetch_row(key)
+
+
+def test_readers_of_a_process_share_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ScyllaSession", lambda place: SimpleNamespace(place=place))
+    monkeypatch.setattr(sessions, "_sessions", {})
+    url = "scylla://host:9042/shop.{}?window={}s"
+    orders, again, clicks = (
+        parse_scylla(parse_address(url.format(*each)), {}, 0)[0]
+        for each in (("orders", 1), ("orders", 10), ("clicks", 1))
+    )
+    assert sessions.session_of(orders) is sessions.session_of(again)
+    assert sessions.session_of(orders) is not sessions.session_of(clicks)
 
 
 def test_statement_goes_to_a_server_that_holds_its_streams() -> None:
